@@ -177,76 +177,66 @@ def test_plain_work_sees_a_load_of_any_length(loaded: range):
     assert apart([1.0]) is None
 
 
-def test_a_change_counts_beyond_the_spread_of_both():
-    def time(*rounds: float) -> Row:
-        return Row("time", "ms").measured(rounds, plain=STEADY_S)
-
-    quiet, loud = time(10, 10, 10.2), time(10.5, 11, 12.5)
-    assert verdicts([quiet], [loud]) == {"time": "equal"}
-    assert verdicts([loud], [quiet]) == {"time": "equal"}
-    slower, faster = time(11, 11, 11.3), time(9, 9.1, 9.2)
-    assert verdicts([quiet], [slower]) == {"time": "WORSE"}
-    assert verdicts([quiet], [faster]) == {"time": "better"}
-    score = Row("score", better=MORE)
-    assert verdicts([score.measured([5, 5])], [score.measured([4, 4])]) == {"score": "WORSE"}
+def time_of(*rounds: float, plain: list[float] | None = STEADY_S, unit: str = "ms") -> Row:
+    return Row("time", unit).measured(rounds, plain=plain)
 
 
-def test_a_row_without_a_better_direction_is_not_judged():
-    ratio = Row("ratio", better="", exact=True)
-    assert verdicts([ratio.measured([4], [2])], [ratio.measured([2], [2])]) == {"ratio": "changed"}
+def beside(*rounds: float, plain: float) -> Row:
+    return Row("time", "ms", LESS).measured(rounds, [plain] * 3)
 
 
-def test_a_row_with_another_unit_is_not_compared():
-    milliseconds, seconds = (
-        Row("time", unit).measured([each, each], plain=STEADY_S) for unit, each in (("s", 1), ("ms", 900))
-    )
-    assert verdicts([milliseconds], [seconds]) == {"time": "not comparable"}
+def count(number: int) -> Row:
+    return Row("time", better="", exact=True).measured([number])
 
 
-def test_a_time_is_not_judged_where_plain_work_took_another():
-    """Equal code on a machine that is busy all through the second record."""
-    row = Row("time", "ms")
-    before, after = row.measured([10, 10], plain=STEADY_S), row.measured([12, 12], plain=[1.2, 1.2])
-    assert verdicts([before], [after]) == {"time": "another pace"}
-    assert verdicts([before], [row.measured([12, 12], plain=[1.02, 1.02])]) == {"time": "WORSE"}
-    printed = compare.line(compare.Change("some", "time", compare.PACE, before, after))
-    assert "plain work took +20%" in printed
+QUIET, LOUD = time_of(10, 10, 10.2), time_of(10.5, 11, 12.5)
 
 
-def test_an_exact_figure_changes_by_any_difference():
-    count = Row("count", better="", exact=True)
-    assert verdicts([count.measured([3])], [count.measured([4])]) == {"count": "changed"}
-    assert verdicts([count.measured([3])], [count.measured([3])]) == {"count": "equal"}
+@pytest.mark.parametrize(
+    ("before", "after", "machine", "verdict"),
+    [
+        # A change counts beyond the spread of both.
+        (QUIET, LOUD, "here", "equal"),
+        (LOUD, QUIET, "here", "equal"),
+        (QUIET, time_of(11, 11, 11.3), "here", "WORSE"),
+        (QUIET, time_of(9, 9.1, 9.2), "here", "better"),
+        (
+            Row("time", better=MORE).measured([5, 5]),
+            Row("time", better=MORE).measured([4, 4]),
+            "here",
+            "WORSE",
+        ),
+        # Exact figures change by any difference, and neither direction is better.
+        (count(3), count(4), "here", "changed"),
+        (count(3), count(3), "here", "equal"),
+        (time_of(1, 1, unit="s"), time_of(900, 900), "here", "not comparable"),
+        # A machine that is busy all through the second record shows it in plain work.
+        (time_of(10, 10), time_of(12, 12, plain=[1.2, 1.2]), "here", "another pace"),
+        (time_of(10, 10), time_of(12, 12, plain=[1.02, 1.02]), "here", "WORSE"),
+        # Beside plain work, it counts how many times better a row is, on any machine.
+        (beside(10, 10, 10.1, plain=20), beside(20, 20, 20, plain=40), "elsewhere", "equal"),
+        (beside(10, 10, 10.1, plain=20), beside(13, 13, 13, plain=20), "elsewhere", "WORSE"),
+        # Nothing is said where nothing can be told.
+        (time_of(10, 10), time_of(5, 5, plain=[1, 1.05]), "here", "unsteady"),
+        (time_of(10, 10), time_of(5, 5, plain=None), "here", "unsteady"),
+        (time_of(10, 10), time_of(5), "here", "measured once"),
+        (time_of(10, 10), time_of(5, 5), "there", "another machine"),
+        # A part of a difference may come from plain work, which differed from itself.
+        (time_of(10, 10, plain=[1, 1.025]), time_of(9.8, 9.8), "here", "equal"),
+    ],
+)
+def test_rows_of_two_records_are_compared(before: Row, after: Row, machine: str, verdict: str):
+    assert verdicts([before], [after], machine) == {"time": verdict}
 
 
-def test_a_row_beside_plain_work_is_compared_by_how_many_times_better_it_was():
-    row = Row("epoch", "ms", LESS)
-    before, slow_machine = (
-        row.measured([10, 10, 10.1], [20, 20, 20]),
-        row.measured([20, 20, 20], [40, 40, 40.4]),
-    )
-    assert (before.times, slow_machine.times) == (2, 2)
-    assert verdicts([before], [slow_machine], machine="elsewhere") == {"epoch": "equal"}
-    worse = row.measured([13, 13, 13], [20, 20, 20])
-    assert verdicts([before], [worse], machine="elsewhere") == {"epoch": "WORSE"}
-
-
-def test_nothing_is_said_of_what_can_not_be_told():
-    row = Row("time", "ms")
-    steady, unsteady = row.measured([10, 10], plain=STEADY_S), row.measured([5, 5], plain=[1, 1.05])
-    assert (
-        verdicts([steady], [unsteady]) == verdicts([steady], [row.measured([5, 5])]) == {"time": "unsteady"}
-    )
-    assert verdicts([steady], [row.measured([5], plain=STEADY_S)]) == {"time": "measured once"}
-    assert verdicts([steady], [row.measured([5, 5], plain=STEADY_S)], "there") == {"time": "another machine"}
-    # A part of what differs may be what plain work was from itself.
-    assert verdicts(
-        [row.measured([10, 10], plain=[1, 1.025])], [row.measured([9.8, 9.8], plain=STEADY_S)]
-    ) == {"time": "equal"}
+def test_rows_of_one_record_alone_and_another_pace_are_told():
     assert verdicts([Row("old").measured([1])], [Row("fresh").measured([1])]) == {
         "old": "gone",
         "fresh": "new",
     }
+    before, after = time_of(10, 10), time_of(12, 12, plain=[1.2, 1.2])
+    printed = compare.line(compare.Change("some", "time", compare.PACE, before, after))
+    assert "plain work took +20%" in printed
 
 
 def test_an_aim_is_judged_where_plain_work_stays_near_itself():
@@ -337,17 +327,13 @@ print(held.pid, flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("then", "error"),
-    [("time.sleep(60)", "was ended, as no time was left"), ("sys.exit(3)", "ended with code 3")],
-)
 def test_nobody_waits_for_what_a_benchmark_left_behind(
-    then: str, error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """The daemon holds the pipe open."""
     monkeypatch.setattr(together, "REST_S", 0.1)
     start = time.monotonic()
-    assert told([sys.executable, "-c", DAEMON + then], 3) == {"error": error}
+    assert told([sys.executable, "-c", DAEMON + "sys.exit(3)"], 30) == {"error": "ended with code 3"}
     assert time.monotonic() - start < 30
     os.kill(int(capsys.readouterr().out), signal.SIGKILL)
 
