@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
@@ -72,72 +71,57 @@ def lines(output: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in output.glob("search-*/*/result.json"))
 
 
-class Demo(NamedTuple):
-    """A short run whose program was killed in the middle, and then run again with --resume."""
-
-    output: Path
-    before: list[tuple[str, int, float]]
-    printed: str
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    output = tmp_path_factory.mktemp("demo")
+def test_it_resumes_after_a_kill_and_leaves_what_it_prints(tmp_path: Path):
     options = ("--data", "digits", "--trials", "4", "--epochs", "3")
-    process = start(output, *options)
+    process = start(tmp_path, *options)
     try:
-        wait_until(lambda: lines(output) >= 3, timeout_s=300, what="three reports")
+        wait_until(lambda: lines(tmp_path) >= 3, timeout_s=300, what="three reports")
         family = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.kill()
         process.communicate(timeout=60)
     wait_until(lambda: not any(is_running(each.pid) for each in family), timeout_s=60, what="no process left")
-    before = reports(output)
-    return Demo(output, before, finish(start(output, *options, "--resume")))
+    before = reports(tmp_path)
+    printed = finish(start(tmp_path, *options, "--resume"))
 
-
-def test_what_was_reported_before_the_kill_is_there_once(demo: Demo):
-    after = reports(demo.output)
-    assert len(demo.before) >= 3
-    assert set(demo.before) <= set(after)
+    after = reports(tmp_path)
+    assert len(before) >= 3
+    assert set(before) <= set(after)
     assert len({(trial_id, iteration) for trial_id, iteration, _ in after}) == len(after)
-    assert len(trials(demo.output)) == 4
+    assert len(trials(tmp_path)) == 4
 
-
-def test_the_best_configuration_is_the_best_in_the_store(demo: Demo):
-    output, _, printed = demo
     found = BEST.search(printed)
     assert found is not None, printed
     best_of = {
-        trial.trial_id: max(report["val_accuracy"] for report in trial.history) for trial in trials(output)
+        trial.trial_id: max(report["val_accuracy"] for report in trial.history) for trial in trials(tmp_path)
     }
     chosen = [
         trial.trial_id
-        for trial in trials(output)
+        for trial in trials(tmp_path)
         if all(f"{trial.config[name]:.4g}" == text for name, text in found.groupdict().items())
     ]
     assert [best_of[trial_id] for trial_id in chosen] == [max(best_of.values())]
 
+    promised = re.search(r"final validation accuracy: ([\d.]+)", printed)
+    assert promised is not None, printed
+    assert accuracy_by_the_printed_lines(printed, tmp_path) == pytest.approx(float(promised[1]), abs=1e-4)
+    assert float(promised[1]) > 0.9
 
-def test_the_printed_lines_load_the_checkpoint(demo: Demo):
-    output, _, printed = demo
+    picture = (tmp_path / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])
+    assert (width, height) == (1500, 630)
+
+
+def accuracy_by_the_printed_lines(printed: str, output: Path) -> float:
+    """Return the accuracy of the model that the printed lines of code load."""
     lines = [line.strip() for line in printed.splitlines() if line.startswith("    model")]
     scope = {"torch": torch, "recipes": recipes}
     exec("\n".join(lines), scope)
     model = scope["model"].eval()
     images, labels = data.load(output / "data.pt")[1].tensors
     with torch.no_grad():
-        accuracy = (model(images).argmax(1) == labels).double().mean().item()
-    promised = re.search(r"final validation accuracy: ([\d.]+)", printed)[1]
-    assert accuracy == pytest.approx(float(promised), abs=1e-4)
-    assert accuracy > 0.9
-
-
-def test_the_picture_is_drawn(demo: Demo):
-    picture = (demo.output / "curves.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    width, height = int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])
-    assert (width, height) == (1500, 630)
+        return (model(images).argmax(1) == labels).double().mean().item()
 
 
 def test_runs_on_the_files_of_mnist(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

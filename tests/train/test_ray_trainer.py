@@ -123,9 +123,3 @@ def test_a_gang_through_its_losses(tmp_path: Path, ray_cluster: Any, monkeypatch
         with pytest.raises(GangError, match="have ended"):
             trainer.train()
     assert eventually(lambda: not any(process.exists(pid) for pid in {*pids, *after, *last}))
-    once.unlink()
-    with make_trainer(Dies, num_workers=1) as single, pytest.raises(GangError, match="worker 0 of 1 died"):
-        single.train(info={"once": str(once)}, max_retries=0)
-    with make_trainer(num_workers=1, use_local=True) as alone:
-        alone.load(where)
-        assert alone.validate()["val_loss"] == pytest.approx(validation["val_loss"], abs=1e-9)
