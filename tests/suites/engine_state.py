@@ -76,12 +76,6 @@ class StateSuite(Suite):
         (row,) = rows_of(trainkit.list_actors(), name="listed")
         assert "kill" in row["death_cause"]
 
-    def test_an_actor_without_a_name_is_listed_with_none(self) -> None:
-        actor = trainkit.remote(Keeper).remote()
-        actor_id = trainkit.get(actor.context.remote())["actor_id"]
-        (row,) = rows_of(trainkit.list_actors(), actor_id=actor_id)
-        assert row["name"] is None
-
     def test_a_detached_actor_is_listed_as_one(self) -> None:
         actor = trainkit.remote(Keeper).options(name="detached", lifetime="detached").remote()
         trainkit.get(actor.get.remote())
