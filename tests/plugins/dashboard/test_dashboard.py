@@ -413,16 +413,6 @@ def go_on_with_all(folder: Path) -> None:
     connection.close()
 
 
-def test_a_table_of_many_trials_is_read_in_one_pass(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = TrialTable(three)
-    assert [row["config"]["x"] for row in table.page(sort="best")[1]] == [1, 2, 3]
-    go_on_with_all(three)
-    monkeypatch.setattr(board, "FEW", 2)
-    table.refresh()
-    assert {row["reason"] for row in table.page()[1]} == {"changed"}
-    assert {row["ended"] for row in table.page()[1]} == {None}
-
-
 def test_a_page_of_an_experiment_that_has_replaced_another(three: Path, tmp_path: Path) -> None:
     table = TrialTable(three)
     assert table.page(sort="best")[0] == 3, "all of them are known"
@@ -528,25 +518,6 @@ def test_texts_of_any_length_are_short_in_a_row_and_whole_in_a_trial(tmp_path: P
         assert one["nested"]["x"] == long and one["failure"]["message"] == long
         (report,) = ask.get(f"/experiments/e/trials/{row['trial_id']}/history")
         assert report["text"] == long and report["nested"]["more"] == [long]
-
-
-def test_another_experiment_under_the_same_name_is_read_anew(tmp_path: Path) -> None:
-    def run(values: list[int]) -> None:
-        tune.Tuner(
-            lambda config: {"loss": config["x"]},
-            param_space={"x": tune.grid_search(values)},
-            run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0),
-        ).fit()
-
-    run([1, 2, 3])
-    table = TrialTable(tmp_path / "e")
-    generation = table.refresh()
-    assert table.page()[0] == 3
-    (tmp_path / "e").rename(tmp_path / "gone")
-    run([4])
-    assert table.refresh() > generation
-    assert table.changed_since(generation, 10)[1], "who shows a page asks for it again"
-    assert [row["config"]["x"] for row in table.page()[1]] == [4]
 
 
 def test_folders_of_experiments(root: Path, tmp_path: Path) -> None:

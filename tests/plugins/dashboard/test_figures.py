@@ -17,9 +17,7 @@ from trainkit.errors import ConfigError, MetricError
 from trainkit.plugins.dashboard import charts
 from trainkit.plugins.dashboard.board import Board
 from trainkit.plugins.dashboard.charts import (
-    DRAWN,
     KINDS,
-    Options,
     available,
     chart,
     figures,
@@ -56,14 +54,6 @@ def test_best_curves_have_names_and_the_others_are_one_trace_with_gaps() -> None
     assert figure["layout"]["yaxis"]["type"] == "log"
 
 
-def test_a_long_curve_is_thinned_to_points_of_its_own_with_both_ends() -> None:
-    points = [(float(n), float(n)) for n in range(10_000)]
-    thin = figures.thinned(points)
-    assert len(thin) == figures.MAX_POINTS
-    assert (thin[0], thin[-1]) == (points[0], points[-1])
-    assert set(thin) <= set(points) and thin == sorted(thin)
-
-
 def test_a_thinned_curve_has_each_peak() -> None:
     points = [(float(n), {4321: 50.0, 4322: -50.0, 7000: 70.0}.get(n, n % 3 / 10)) for n in range(10_000)]
     thin = figures.thinned(points)
@@ -77,11 +67,6 @@ def test_history_follows_the_best_so_far() -> None:
     assert dots["y"] == [3.0, 2.0, 2.5, 1.0, 1.5]
     assert xy(best) == [(0, 3.0), (1, 2.0), (2, 2.0), (3, 1.0), (5, 1.0)]
     assert plain(figures.history(TRIALS, metric="loss", mode="max"))["data"][1]["y"] == [3.0] * 5
-
-
-def test_the_best_so_far_goes_on_from_trials_that_are_not_shown() -> None:
-    _, best = plain(figures.history(TRIALS, metric="loss", mode="min", before=1.2))["data"]
-    assert xy(best) == [(0, 1.2), (1, 1.2), (2, 1.2), (3, 1.0), (5, 1.0)]
 
 
 def test_parallel_coordinates_cross_each_axis_where_the_value_is() -> None:
@@ -229,10 +214,6 @@ def root(tmp_path_factory: pytest.TempPathFactory, session: None) -> Path:
     return folder
 
 
-def test_every_kind_has_words_and_is_drawn() -> None:
-    assert DRAWN.keys() == KINDS.keys()
-
-
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"lineage", "compare", "pareto"}))
 def test_each_kind_of_chart_names_trials_of_the_experiment(root: Path, kind: str) -> None:
     figure = plain(chart(root / "digits", kind, {}))
@@ -363,18 +344,6 @@ def test_without_a_mode_nothing_is_the_best(root: Path) -> None:
     assert remarks(chart(root / "no mode", "history", {})) == [
         "no mode is given for loss: smaller is taken as better"
     ]
-
-
-def test_a_metric_that_nobody_reported_is_named(root: Path) -> None:
-    with pytest.raises(MetricError, match="'los'"):
-        chart(root / "digits", "history", {"metric": "los"})
-
-
-def test_options_are_read_from_a_query() -> None:
-    options = Options.of({"log_y": "1", "best": "3", "trials": "a,b", "bracket": "2", "metric": "eval/loss"})
-    assert (options.log_y, options.best, options.trials, options.bracket) == (True, 3, ("a", "b"), 2)
-    assert options.metric == "eval/loss"
-    assert Options.of({"params": "a,b,a", "more": "c,c"}) == Options(params=("a", "b"), more=("c",))
 
 
 @pytest.mark.parametrize("method", ["forest", "ped_anova"])

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,35 +79,17 @@ HEADS: list[tuple[str, int, str, dict[str, str], tuple[str, ...]]] = [
     # name, status, line, what differs, further headers
     ("no token", 403, GET, {"token": ""}, ()),
     ("a wrong token", 403, GET, {"token": "x" * 32}, ()),
-    ("a token that begins right", 403, GET, {"token": "PREFIX"}, ()),
-    ("a token with more behind it", 403, GET, {"token": "LONGER"}, ()),
-    ("a token that is not ASCII", 403, GET, {"token": "\xff\xfe"}, ()),
-    ("a token as a password", 403, GET, {"token": ""}, ("Authorization: Basic dTpw",)),
     ("two tokens, one of them right", 403, GET, {}, ("Authorization: Bearer wrong",)),
-    ("a token in a cookie", 403, GET, {"token": ""}, ("Cookie: token=TOKEN",)),
     ("a token in the address", 403, "GET /api/experiments?token=TOKEN HTTP/1.1", {"token": ""}, ()),
-    ("a token of 20,000 characters", 403, GET, {"token": "x" * 20_000}, ()),
-    ("a post without a token", 403, POST, {"token": ""}, ("Content-Length: 0",)),
-    ("a description without a token", 403, "GET /api/openapi.json HTTP/1.1", {"token": ""}, ()),
     ("a stream without a token", 403, "GET /api/stream HTTP/1.1", {"token": ""}, ()),
     ("a name that was made to lead here", 403, GET, {"host": "Host: evil.example"}, ()),
-    ("such a name with the port", 403, GET, {"host": "Host: evil.example:8000"}, ()),
     ("a name that ends like ours", 403, GET, {"host": "Host: localhost.evil.example"}, ()),
-    ("a name that begins like ours", 403, GET, {"host": "Host: 127.0.0.1.evil.example"}, ()),
-    ("another address", 403, GET, {"host": "Host: 192.168.0.1"}, ()),
     ("a name and a password", 403, GET, {"host": "Host: localhost@evil.example"}, ()),
-    ("an empty name", 403, GET, {"host": "Host: "}, ()),
     ("no name", 400, GET, {"host": ""}, ()),
-    ("no name in an old request", 403, "GET /api/experiments HTTP/1.0", {"host": ""}, ()),
     ("two names", 400, GET, {}, ("Host: evil.example",)),
-    ("a page by a foreign name", 403, "GET / HTTP/1.1", {"host": "Host: evil.example"}, ()),
     ("another site's page", 403, GET, {}, ("Origin: http://evil.example",)),
     ("another site's post", 403, POST, {}, ("Origin: http://evil.example", "Content-Length: 0")),
-    ("a page without a site", 403, POST, {}, ("Origin: null", "Content-Length: 0")),
-    ("a page of another port", 403, POST, {}, ("Origin: http://127.0.0.1:1", "Content-Length: 0")),
-    ("two sites, one of them right", 403, GET, {}, ("Origin: http://HOST", "Origin: http://evil.example")),
     ("a fetch by another site", 403, GET, {}, ("Sec-Fetch-Site: cross-site",)),
-    ("a fetch by a neighbour", 403, GET, {}, ("Sec-Fetch-Site: same-site",)),
     (
         "what a browser asks first",
         403,
@@ -118,22 +99,12 @@ HEADS: list[tuple[str, int, str, dict[str, str], tuple[str, ...]]] = [
     ),
     ("a path out of the root", 404, "GET /api/experiments/..%2f..%2fetc HTTP/1.1", {}, ()),
     ("a path out of the static files", 404, "GET /static/..%2f..%2fserver.py HTTP/1.1", {}, ()),
-    ("such a path with dots alone", 404, "GET /static/../server.py HTTP/1.1", {}, ()),
-    ("a path that is encoded twice", 404, "GET /static/%252e%252e%252fserver.py HTTP/1.1", {}, ()),
-    ("a backslash", 404, "GET /static/..%5cserver.py HTTP/1.1", {}, ()),
-    ("a zero byte", 404, "GET /static/app.js%00.html HTTP/1.1", {}, ()),
     ("a file above the trial", 404, f"{FILES}/..%2f..%2fexperiment.sqlite HTTP/1.1", {}, ()),
-    ("a file of the system", 404, f"{FILES}/%2fetc%2fpasswd HTTP/1.1", {}, ()),
-    ("two slashes", 404, f"{FILES}//etc/passwd HTTP/1.1", {}, ()),
     ("a link that leads out", 404, f"{FILES}/file-link HTTP/1.1", {}, ()),
     ("a folder that leads out", 404, f"{FILES}/folder-link/secret.txt HTTP/1.1", {}, ()),
-    ("a link to itself", 404, f"{FILES}/loop HTTP/1.1", {}, ()),
     ("a pipe that nobody writes", 404, f"{FILES}/pipe HTTP/1.1", {}, ()),
-    ("a zero byte in a file's name", 404, f"{FILES}/a%00b HTTP/1.1", {}, ()),
-    ("a name of 5,000 characters", 404, f"{FILES}/{'a' * 5000} HTTP/1.1", {}, ()),
     ("SQL in a name", 404, "GET /api/experiments/first%20one/trials/'%20OR%201=1-- HTTP/1.1", {}, ()),
     ("SQL in a column", 404, "GET /api/experiments/first%20one/trials?sort=last;DROP HTTP/1.1", {}, ()),
-    ("a column that is none", 404, "GET /api/experiments/first%20one/trials?sort=config HTTP/1.1", {}, ()),
     (
         "a number without end",
         400,
@@ -141,7 +112,6 @@ HEADS: list[tuple[str, int, str, dict[str, str], tuple[str, ...]]] = [
         {},
         (),
     ),
-    ("a digit that is none", 400, "GET /api/experiments/first%20one/trials?limit=%C2%B2 HTTP/1.1", {}, ()),
     (
         "a text of 20,000 characters",
         400,
@@ -149,14 +119,9 @@ HEADS: list[tuple[str, int, str, dict[str, str], tuple[str, ...]]] = [
         {},
         (),
     ),
-    ("an address of another server", 404, "GET http://evil.example/api/experiments HTTP/1.1", {}, ()),
-    ("a method that is none", 405, "BREW /api/experiments HTTP/1.1", {}, ()),
     ("a method that removes", 405, "DELETE /api/experiments/first%20one HTTP/1.1", {}, ()),
-    ("a post by a read", 405, "GET /api/experiments/first%20one/stop HTTP/1.1", {}, ()),
     ("headers of 40,000 bytes", 431, GET, {}, (f"X-Long: {'a' * 40_000}",)),
     ("a length that is none", 400, POST, {}, ("Content-Length: \xb2",)),
-    ("a length below nothing", 400, POST, {}, ("Content-Length: -5",)),
-    ("two lengths", 400, POST, {}, ("Content-Length: 0", "Content-Length: 5")),
     ("a length of a gigabyte", 413, NOTE, {}, ("Content-Length: 1000000000",)),
     ("a coding that is unknown", 400, NOTE, {}, ("Transfer-Encoding: gzip",)),
 ]
@@ -175,8 +140,6 @@ def test_a_hostile_head(
     more: tuple[str, ...],
 ) -> None:
     token = ask.server.token
-    words = {"PREFIX": token[:-1], "LONGER": f"{token}x"}
-    given = {name: words.get(value, value) for name, value in differs.items()}
     trial_id = "_".join(place.name.split("_")[-2:])
 
     def filled(text: str) -> str:
@@ -187,7 +150,7 @@ def test_a_hostile_head(
         )
 
     before = fingerprint(root)
-    reply = said(ask, head(ask, filled(line), *map(filled, more), **given))
+    reply = said(ask, head(ask, filled(line), *map(filled, more), **differs))
     first, _, rest = reply.partition(b"\r\n")
     assert int(first.split()[1]) == status, reply[:500]
     body = rest.partition(b"\r\n\r\n")[2]
@@ -266,9 +229,8 @@ def test_a_refusal_names_no_origin_and_sets_no_cookie(ask: Asker) -> None:
         assert b"cache-control: no-store" in reply.lower()
 
 
-def test_who_sends_or_reads_too_slowly_is_cut_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_sends_too_slowly_is_cut_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "REQUEST_S", 0.5)
-    monkeypatch.setattr(security, "READ_S", 0.5)
     with served(root) as ask:
         assert said(ask, b"") == b""
         assert said(ask, b"GET /api/exp") == b""
@@ -277,48 +239,7 @@ def test_who_sends_or_reads_too_slowly_is_cut_off(root: Path, monkeypatch: pytes
         # After an answer, the next request has as long.
         first = head(ask, "GET /api/status HTTP/1.1", "Connection: keep-alive")
         assert said(ask, first + b"GET /api").count(b"HTTP/1.1 200") == 1
-        with socket.socket() as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.connect(ask.address)
-            slow.sendall(head(ask, "GET /static/plotly.min.js HTTP/1.1", "Connection: keep-alive") * 5)
-            time.sleep(3)
-            size = 0
-            try:
-                while part := slow.recv(65536):
-                    size += len(part)
-            except ConnectionResetError:
-                pass
-            assert 0 < size < 5 * 1_000_000
         assert ask.get("/status")
-
-
-def opened(ask: Asker, count: int) -> list[socket.socket]:
-    return [socket.create_connection(ask.address, timeout=60) for _ in range(count)]
-
-
-def test_many_connections_that_say_nothing_are_cut_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "REQUEST_S", 0.5)
-    with served(root) as ask:
-        for each in opened(ask, 100):
-            with each, contextlib.suppress(ConnectionResetError):
-                assert each.recv(1) == b""
-        assert ask.get("/status")
-
-
-@pytest.mark.parametrize("begun", [False, True], ids=["silent", "without-their-body"])
-def test_slow_connections_keep_nobody_out(root: Path, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
-    monkeypatch.setattr(security, "REQUEST_S", 600.0)
-    with served(root) as ask, contextlib.ExitStack() as stack:
-        held = []
-        for _ in range(300):
-            (each,) = opened(ask, 1)
-            held.append(stack.enter_context(each))
-            if begun:
-                with contextlib.suppress(OSError):
-                    each.sendall(head(ask, "GET / HTTP/1.1", "Content-Length: 5"))
-        assert said(ask, head(ask, GET)).startswith(b"HTTP/1.1 200 ")
-        with contextlib.suppress(ConnectionResetError):
-            assert held[0].recv(1) == b"", "the oldest were cut off"
 
 
 def test_it_listens_where_it_was_told(root: Path) -> None:

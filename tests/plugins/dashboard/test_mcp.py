@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import trainkit
-from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
 from trainkit import tune
 from trainkit.client import Experiment
@@ -50,6 +49,11 @@ RUNNING = """
 """
 
 Call = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> None:
+    """Start none for the module: what needs one starts its own."""
 
 
 @pytest.fixture(scope="module")
@@ -198,35 +202,3 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
     several = Programs(tmp_path)
     yield several
     several.end()
-
-
-def test_an_agent_steers_a_running_experiment_and_its_history_says_so(programs: Programs):
-    program = programs.begin(RUNNING)
-    folder = programs.folder / "e"
-    assert eventually(lambda: (folder / "experiment.sqlite").exists())
-    assert eventually(lambda: any(trial.iteration > 1 for trial in Experiment(folder).trials()))
-
-    async def to(client: Any, call: Call) -> None:
-        first = (await call("list_trials", experiment="e"))["trials"][0]["trial_id"]
-        answer = await call("stop", experiment="e", trial=first)
-        assert (answer["verb"], answer["arguments"], answer["done"]) == ("stop", {"trial": first}, True)
-        assert "refused" in await call("stop", experiment="e", trial=first)
-        await call("pause", experiment="e", trial="1")
-        assert eventually(lambda: str(Experiment(folder).trials()[1].status) == "PAUSED")
-        await call("prioritise", experiment="e", trial="3")
-        await call("resume", experiment="e", trial="1")
-        answer = await call("add", experiment="e", config={"x": 0.5})
-        assert answer["outcome"] == '{"x":0.5} is tried next'
-        assert "outside" in await call("add", experiment="e", config={"x": 7})
-        answer = await call("set", experiment="e", num_samples=-1, max_concurrent_trials=1)
-        assert answer["arguments"] == {"num_samples": -1, "max_concurrent_trials": 1}
-        assert "the settings are" in await call("set", experiment="e")
-        assert (await call("show_experiment", experiment="e"))["total"] is None
-        assert (await call("stop", experiment="e"))["done"]
-
-    talk(programs.folder, "--allow-steering", to=to)
-    program.communicate(timeout=60)
-    given = Experiment(folder).commands()
-    verbs = [each.verb for each in given]
-    assert verbs == ["stop", "stop", "pause", "prioritise", "resume", "add", "add", "set", "set", "stop"]
-    assert all(each.by.startswith("an agent of ") for each in given)

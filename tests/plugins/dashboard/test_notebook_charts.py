@@ -110,30 +110,11 @@ def test_a_chart_follows_the_experiment_and_a_picture_stays(kernel: Run):
     assert contents(messages, "comm_close"), "no widget is left behind"
 
 
-@pytest.mark.parametrize("kind", ["parallel", "timeline"])
-def test_other_kinds(kernel: Run, kind: str):
-    messages = kernel(cell(kind, f"LiveChart({kind!r})"))
-    (left,) = contents(messages, "update_display_data")
-    assert left["data"]["text/plain"] == f"{kind} of {kind}"
-    assert left["data"][PLOTLY]["data"]
-
-
-def test_two_objectives(kernel: Run):
-    messages = kernel(cell("two", "LiveChart('pareto')", ["loss", "size"], ["min", "max"]))
-    (left,) = contents(messages, "update_display_data")
-    assert {"image/png", PLOTLY} < set(left["data"])
-
-
 def test_what_can_never_be_drawn_is_said_and_a_table_stays(kernel: Run):
     messages = kernel(cell("none", "LiveChart('rungs')"))
     (left,) = contents(messages, "update_display_data")
     assert "ResultGrid(3 trials" in left["data"]["text/plain"]
     assert figures(messages)[-1]["layout"]["title"]["text"]
-
-
-def test_a_name_that_is_a_tag_is_text(kernel: Run):
-    messages = kernel(cell("marked", "LiveChart()", "<b>loss").replace('"loss"', '"<b>loss"'))
-    assert "'&lt;b&gt;loss'" in figures(messages)[0]["layout"]["title"]["text"]
 
 
 def test_elsewhere_than_in_a_notebook_it_is_refused():

@@ -143,16 +143,6 @@ def test_a_session_shows_its_processes_and_their_stacks(sight: Sight, live: Path
     assert sight.complaints == []
 
 
-def test_a_setting_that_is_none_is_shown_as_such(sight: Sight) -> None:
-    for route, region in (
-        ("#/experiments/digits?tab=settings", "Settings"),
-        ("#/compare/digits/second", "Experiments"),
-    ):
-        sight.go(route)
-        row = sight.page.get_by_role("region", name=region).locator("tr", has_text="time_budget_s")
-        expect(row.locator("td").first).to_have_text("none")
-
-
 def test_the_ranks_of_a_trainer_and_a_trace_of_one_by_mouse(sight: Sight, tmp_path: Path) -> None:
     page = sight.page
     with training(tmp_path, steps=1) as pids:
@@ -348,16 +338,6 @@ def test_chosen_experiments_are_compared(sight: Sight) -> None:
     assert sight.complaints == []
 
 
-def test_experiments_without_a_common_metric_are_compared_by_their_settings(sight: Sight) -> None:
-    page = sight.page
-    sight.go(f"#/compare/population/{quote(samples.HOSTILE, safe='')}")
-    expect(page.get_by_text("no number of the same name")).to_be_visible()
-    expect(page.locator("thead")).to_contain_text(samples.HOSTILE)
-    expect(page.locator("tr.differs").filter(has_text=re.compile("^objective"))).to_contain_text("max score")
-    assert serious(page) == []
-    assert sight.complaints == []
-
-
 def test_tables_and_pictures_are_downloaded(sight: Sight, tmp_path: Path) -> None:
     page = sight.page
     sight.go("#/experiments/digits?tab=trials")
@@ -495,16 +475,6 @@ def test_a_filter_holds_for_what_changes(sight: Sight, live: Path) -> None:
     assert sight.complaints == []
 
 
-def test_charts_are_drawn_once_their_library_can_be_loaded(sight: Sight) -> None:
-    page = sight.page
-    page.route("**/plotly.min.js", lambda route: route.abort())
-    sight.go("#/experiments/digits?tab=charts&chart=history")
-    expect(page.get_by_text("The chart library can't be loaded")).to_be_visible()
-    page.unroute("**/plotly.min.js")
-    sight.go("#/experiments/digits?tab=charts&chart=edf")
-    expect(page.locator("[data-kind=edf]")).to_have_attribute("data-state", "drawn")
-
-
 def test_a_hidden_page_has_no_stream_and_is_up_to_date_when_it_is_seen_again(
     sight: Sight, live: Path
 ) -> None:
@@ -518,16 +488,6 @@ def test_a_hidden_page_has_no_stream_and_is_up_to_date_when_it_is_seen_again(
     sight.hide(False)
     expect(sight.page.locator("h1 + span .badge")).to_have_text("stopped")
     assert sight.complaints == []
-
-
-def test_more_tabs_than_a_browser_opens_connections(sight: Sight, server: str) -> None:
-    tabs = [sight]
-    while len(tabs) < 8:
-        expect(tabs[-1].page.locator("#live")).to_have_attribute("data-state", "on")
-        tabs[-1].hide()
-        tabs.append(Sight.in_tab(sight.page.context, server))
-    expect(tabs[-1].page.locator("tbody a").first).to_be_visible()
-    assert [each.complaints for each in tabs] == [[]] * len(tabs)
 
 
 def test_an_experiment_that_is_removed_is_said(sight: Sight, root: Path) -> None:

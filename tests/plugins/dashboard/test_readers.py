@@ -1,36 +1,27 @@
-"""Readers of an experiment's file: what they read again, what they share, and that they hold up nobody."""
+"""Readers of an experiment's file: what they read again, and that they hold up nobody."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import os
-import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import trainkit
 from tests.conftest import eventually
-from tests.plugins.dashboard.conftest import Asker
 from trainkit import tune
-from trainkit.plugins.dashboard import reading
 from trainkit.plugins.dashboard.board import TrialTable
-from trainkit.plugins.dashboard.reading import ChartReader, RowReader
-from trainkit.plugins.dashboard.security import BoundedConnection
-from trainkit.plugins.dashboard.threads import NICE, Threads
-from trainkit.tune.results.overview import LogReader, Overview
+from trainkit.plugins.dashboard.reading import ChartReader
+from trainkit.tune.results.overview import Overview
 from trainkit.tune.store.schema import FILENAME, VERSION
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[2])}
@@ -106,23 +97,6 @@ def test_of_a_curve_only_new_reports_are_read_until_another_attempt_takes_some_b
     assert curve(five, trial_id) == [(1, 5), (2, 5)], "another experiment"
 
 
-def test_so_many_points_are_kept_and_curves_are_whole_without(
-    five: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "MAX_POINTS", 3)
-    ids = [row["trial_id"] for row in TrialTable(five).page()[1]]
-    for _ in range(2):
-        found = [curve(five, trial_id) for trial_id in ids]
-        assert found == [[(1, 2.0)], [(1, 1.0)], [], [(1, 1.0)], [(1, 3.0)]]
-    with written(five) as file:
-        for iteration in range(2, 7):
-            report(file, ids[0], 0, iteration, iteration)
-    for _ in range(2):
-        assert curve(five, ids[0]) == [(1, 2.0), *((float(n), float(n)) for n in range(2, 7))]
-    (kept,) = (curves for key, curves in ChartReader._drawn.items() if five in key)
-    assert kept.size == sum(map(len, kept.of.values())) <= 3
-
-
 @pytest.mark.parametrize("descending", [False, True])
 def test_a_page_by_last_values_is_that_of_the_table_in_memory(five: Path, descending: bool) -> None:
     whole = TrialTable(five)
@@ -133,78 +107,6 @@ def test_a_page_by_last_values_is_that_of_the_table_in_memory(five: Path, descen
         for limit in (1, 2, 5):
             page = TrialTable(five).page(offset=offset, limit=limit, sort="last", descending=descending)
             assert page == (5, rows[offset : offset + limit])
-
-
-def test_last_values_are_shared_until_the_file_changes(five: Path) -> None:
-    def values() -> dict[str, float]:
-        with RowReader(five) as reader:
-            return reader.last_values("loss")
-
-    new = values()
-    assert values() is not new, "it may change again with the same date"
-    os.utime(five / FILENAME, (1.0, 1.0))
-    settled = values()
-    assert settled == new and values() is settled
-    assert Overview.of(five, 0.0, open_reader=RowReader).best == (min(settled, key=settled.__getitem__), 1.0)
-    with written(five) as file:
-        file.execute("UPDATE results SET metrics = '{\"loss\": 0.5}'")
-    assert set(values().values()) == {0.5}
-    os.utime(five / FILENAME, (2.0, 2.0))
-    assert set(values().values()) == {0.5}
-
-
-def test_who_reads_one_experiment_holds_up_no_reader_of_another(
-    five: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = Path(shutil.copytree(five, tmp_path / "other"))
-    for folder in (five, other):
-        os.utime(folder / FILENAME, (1.0, 1.0))
-    begun, go_on, read = threading.Event(), threading.Event(), LogReader.last_values
-
-    def slow(reader: LogReader, metric: str) -> dict[str, float]:
-        if reader.folder == five:
-            begun.set()
-            assert go_on.wait(60)
-        return read(reader, metric)
-
-    monkeypatch.setattr(LogReader, "last_values", slow)
-
-    def values(folder: Path) -> dict[str, float]:
-        with RowReader(folder) as reader:
-            return reader.last_values("loss")
-
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(values, five)
-        try:
-            assert begun.wait(60)
-            found = threads.submit(values, other).result(60)
-        finally:
-            go_on.set()
-        assert first.result(60) == found
-
-
-def test_no_part_of_an_answer_waits_for_the_clients_word(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[int] = []
-    made = BoundedConnection.connection_made
-
-    def noted(connection: BoundedConnection, transport: Any) -> None:
-        accepted = transport.get_extra_info("socket")
-        found.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-        made(connection, transport)
-
-    monkeypatch.setattr(BoundedConnection, "connection_made", noted)
-    ask.get("/status")
-    assert found and all(found)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the whole process that has a priority")
-def test_looks_stand_back_for_the_programs_that_they_look_at() -> None:
-    def priority() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    threads = Threads()
-    assert asyncio.run(threads.look(priority, "priorities")) == max(NICE, priority())
-    threads.close()
 
 
 WRITES = """

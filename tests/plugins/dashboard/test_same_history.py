@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import eventually
-from tests.plugins.dashboard.browser import CHROMIUM, Sight, chromium
 from tests.plugins.dashboard.conftest import served
 from tests.plugins.dashboard.test_mcp import talk
 from tests.tune.experiment.test_steered_from_outside import Driver
@@ -97,41 +96,6 @@ def by_command_line(driver: Driver) -> None:
         assert main([*words, "--json"]) in (0, 1)
 
 
-def by_page(driver: Driver) -> None:
-    """By the buttons and the questions of the pages, in a real browser."""
-    labels = {"pause": "Pause", "resume": "Resume", "stop": "Stop", "prioritise": "Put first"}
-    limits = {"num_samples": "Number of samples", "max_concurrent_trials": "Trials at once"}
-    with chromium() as browser, served(driver.root) as ask:
-        page = Sight.of(browser, ask.server.address)
-        dialog, main_part = page.page.get_by_role("dialog"), page.page.locator("main")
-
-        def press(label: str) -> None:
-            main_part.get_by_role("button", name=label, exact=True).first.click()
-
-        def confirm(label: str) -> None:
-            dialog.get_by_role("button", name=label, exact=True).click()
-
-        for number, (verb, arguments) in enumerate(script(driver), 1):
-            trial = arguments.get("trial")
-            page.go("#/experiments/e" + (f"/trials/{trial}" if trial else ""))
-            if verb == "set":
-                press("Limits…")
-                for name, value in arguments.items():
-                    dialog.get_by_label(limits[name]).fill(str(value))
-                confirm("Change")
-            elif verb == "add":
-                press("Add…")
-                dialog.get_by_label("Configuration, as JSON").fill(json.dumps(arguments["config"]))
-                confirm("Add")
-            else:
-                press(labels[verb])
-                if verb == "stop" or (verb == "pause" and trial is None):
-                    confirm(labels[verb])
-            assert eventually(lambda number=number: len(Experiment(driver.folder).commands()) == number)
-            page.page.keyboard.press("Escape")  # of a question that says what was refused
-        page.close()
-
-
 def by_rest(driver: Driver) -> None:
     with served(driver.root) as ask:
         for verb, arguments in script(driver):
@@ -152,11 +116,6 @@ def by_agent(driver: Driver) -> None:
     [
         (by_client, "{}"),
         (by_command_line, "{}"),
-        pytest.param(
-            by_page,
-            "{}, by the dashboard",
-            marks=pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here"),
-        ),
         (by_rest, "{}, by the dashboard"),
         (by_agent, "an agent of "),  # of another process
     ],

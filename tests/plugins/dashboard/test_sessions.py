@@ -185,17 +185,6 @@ def test_a_process_that_offers_no_stacks_is_left_alone() -> None:
     assert signal.getsignal(process.STACKS) is signal.SIG_DFL  # the user's own program is as it was
 
 
-def test_a_program_that_a_worker_starts_is_left_alone() -> None:
-    @trainkit.remote
-    def starts() -> bool:
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-            offered = process.stacks(child.pid)
-            child.communicate(b"\n")
-        return offered is None and child.returncode == 0
-
-    assert trainkit.get(starts.remote())
-
-
 def test_the_stream_tells_of_sessions(ask: Asker) -> None:
     (seen,) = told(ask, "sessions=1", lambda heard: len(heard) == 1)
     assert seen["changed"] == ["sessions"]
