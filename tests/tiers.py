@@ -84,7 +84,7 @@ OTHERS = {
         tune/trial/test_trial_resources.py
     """,
     "gang": """
-        test_node_losses.py test_notebook.py runtime/local/test_crowds.py
+        test_node_losses.py test_notebook.py
         sklearn/test_boosting_searches.py sklearn/test_copies.py sklearn/test_early_stopping.py
         sklearn/test_faults.py sklearn/test_halving.py sklearn/test_nested_searches.py
         sklearn/test_own_arrays.py
@@ -96,7 +96,7 @@ OTHERS = {
         plugins/dashboard/test_page_steering.py plugins/dashboard/test_pages.py runtime/test_added_engines.py
         plugins/pools/test_originals.py
         runtime/local/test_debugger.py runtime/local/test_detached.py
-        runtime/local/test_neighbours.py runtime/ray/test_patterns.py
+        runtime/local/test_neighbours.py
         runtime/ray/test_ray.py runtime/ray/test_ray_cluster.py runtime/test_types.py
         sklearn/test_optional.py sklearn/test_ray_searches.py sklearn/test_search_kept.py
         sklearn/test_sklearn_suite.py

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import trainkit
-from tests.conftest import eventually
 from tests.runtime.local.performers import Stepper
 from tests.suites.parts import await_file
 from trainkit.errors import ObjectLostError
@@ -95,24 +93,3 @@ def test_a_callback_that_fails_is_told_and_the_next_one_runs(
     (tmp_path / "go").touch()
     assert over.wait(60)
     assert [type(error) for error in told] == [ZeroDivisionError]
-
-
-def test_a_callback_without_a_thread_is_refused(session: None, tmp_path: Path) -> None:
-    future, over = trainkit.remote(await_file).remote(tmp_path / "go").future(), threading.Event()
-    before = threading.stack_size(1 << 46)  # more than any system has
-    try:
-        with pytest.raises(RuntimeError, match="thread"):
-            future.add_done_callback(lambda _: over.set())
-    finally:
-        threading.stack_size(before)
-    future.add_done_callback(lambda _: over.set())
-    (tmp_path / "go").touch()
-    assert over.wait(60)
-
-
-def test_the_threads_of_callbacks_end(session: None) -> None:
-    refs = [trainkit.remote(os.getpid).remote() for _ in range(20)]
-    for ref in refs:
-        ref.future().add_done_callback(lambda _: None)
-    trainkit.get(refs)
-    assert eventually(lambda: all(one.name != "trainkit-callback" for one in threading.enumerate()))

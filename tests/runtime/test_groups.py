@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -22,27 +21,6 @@ def listed() -> list[str]:
 
 def current() -> PlacementGroup | None:
     return trainkit.get_current_placement_group()
-
-
-@pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK"])
-def test_one_machine_is_one_node_for_every_strategy_but_one(strategy: str) -> None:
-    group = trainkit.placement_group([{"CPU": 1}, {"CPU": 1}], strategy=strategy)
-    assert group.wait(60)
-    (row,) = trainkit.list_placement_groups()
-    assert (row["strategy"], row["state"], row["bundles"]) == (strategy, "CREATED", [{"CPU": 1}, {"CPU": 1}])
-    assert int(row["placement_group_id"], 16) == group.id
-    trainkit.remove_placement_group(group)
-    assert trainkit.list_placement_groups() == []
-
-
-def test_bundles_on_different_nodes_are_refused_at_once() -> None:
-    with pytest.raises(
-        InfeasibleError, match="each of the 2 bundles on another node, and this machine is one"
-    ):
-        trainkit.placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
-    alone = trainkit.placement_group([{"CPU": 1}], strategy="STRICT_SPREAD")
-    assert alone.wait(60)
-    trainkit.remove_placement_group(alone)
 
 
 def test_a_named_group_is_found_by_others_and_its_name_is_free_again_afterwards() -> None:
@@ -98,51 +76,6 @@ def test_a_waiting_detached_group_outlives_who_asked_for_it() -> None:
     trainkit.remove_placement_group(later)
 
 
-def test_a_group_can_be_handed_to_a_task() -> None:
-    group = trainkit.placement_group([{"CPU": 1}], name="handed", strategy="SPREAD")
-    copy = pickle.loads(pickle.dumps(group))
-    assert (copy.id, copy.bundle_specs, copy.name, copy.strategy) == (
-        group.id,
-        group.bundle_specs,
-        "handed",
-        "SPREAD",
-    )
-
-    @trainkit.remote(num_cpus=0)
-    def starts_in(given: PlacementGroup) -> int | None:
-        trainkit.get(given.ready())
-        strategy = PlacementGroupSchedulingStrategy(given, 0)
-        found = trainkit.get(trainkit.remote(current).options(scheduling_strategy=strategy).remote())
-        return None if found is None else found.id
-
-    assert trainkit.get(starts_in.remote(group), timeout=60) == group.id
-    trainkit.remove_placement_group(group)
-
-
-def _children() -> list[int | None]:
-    """The groups of a task and of an actor that ask for none."""
-
-    class Looks:
-        def group(self) -> PlacementGroup | None:
-            return current()
-
-    refs: list[Any] = [
-        trainkit.remote(current).remote(),
-        trainkit.remote(Looks).options(num_cpus=1).remote().group.remote(),
-        trainkit.remote(current).options(scheduling_strategy=PlacementGroupSchedulingStrategy(None)).remote(),
-    ]
-    return [None if found is None else found.id for found in trainkit.get(refs, timeout=60)]
-
-
-def test_what_is_started_in_a_capturing_group_goes_to_the_same_group() -> None:
-    group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}])
-    for capture, expected in ((True, [group.id, group.id, None]), (False, [None, None, None])):
-        strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=capture)
-        parent = trainkit.remote(_children).options(scheduling_strategy=strategy)
-        assert trainkit.get(parent.remote(), timeout=60) == expected
-    trainkit.remove_placement_group(group)
-
-
 def test_grandchildren_are_captured_too() -> None:
     def child() -> int | None:
         found = trainkit.get(trainkit.remote(current).options(num_cpus=0).remote(), timeout=60)
@@ -156,21 +89,6 @@ def test_grandchildren_are_captured_too() -> None:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
     ref = trainkit.remote(parent).options(scheduling_strategy=strategy, num_cpus=0).remote()
     assert trainkit.get(ref, timeout=60) == group.id
-    trainkit.remove_placement_group(group)
-
-
-def test_a_captured_child_that_no_bundle_could_hold_is_refused() -> None:
-    def asks_for_too_much() -> str:
-        try:
-            trainkit.get(trainkit.remote(current).options(num_cpus=3).remote())
-        except InfeasibleError as error:
-            return str(error)
-        return "it was taken"
-
-    group = trainkit.placement_group([{"CPU": 1}, {"CPU": 2}])
-    strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
-    ref = trainkit.remote(asks_for_too_much).options(scheduling_strategy=strategy).remote()
-    assert "3 CPU can never be met in this placement group" in trainkit.get(ref, timeout=60)
     trainkit.remove_placement_group(group)
 
 
@@ -202,19 +120,6 @@ def test_bundles_hold_memory_custom_resources_and_parts_of_gpus() -> None:
     finally:
         trainkit.shutdown()
         trainkit.init(num_cpus=4)
-
-
-@pytest.mark.parametrize(
-    ("bundles", "match"),
-    [
-        ([{"CPU": 5}], "not enough CPU"),
-        ([{"CPU": 3}] * 2, "not enough CPU"),
-        ([{"GPU": 1}], "not enough GPU"),
-    ],
-)
-def test_what_can_never_be_is_refused_at_once(bundles: list[dict[str, float]], match: str) -> None:
-    with pytest.raises(InfeasibleError, match=match):
-        trainkit.placement_group(bundles)
 
 
 def test_parts_of_gpus_that_do_not_fit_together_are_refused_at_once() -> None:

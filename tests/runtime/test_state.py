@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import trainkit
@@ -57,44 +54,6 @@ def all_is_free() -> Any:
     assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
 
 
-def test_the_machine_is_one_living_node() -> None:
-    holder = victim(num_cpus=1)
-    trainkit.get(holder.pid.remote())
-    (node,) = trainkit.nodes()
-    assert node["alive"] is True
-    assert node["hostname"] == socket.gethostname()
-    assert node["Resources"] == trainkit.cluster_resources()
-    assert node["available"]["CPU"] == 3
-    assert int(node["node_id"], 16) > 0
-    os.kill(node["pid"], 0)
-
-
-def test_an_actor_waits_lives_and_dies_in_the_list() -> None:
-    before = len(actors("DEAD"))
-    holder = victim(num_cpus=4, label="holder")
-    pid = trainkit.get(holder.pid.remote())
-    waiting = victim(num_cpus=2, resources={})
-    ref = waiting.pid.remote()
-    assert eventually(lambda: len(actors("PENDING")) == 1)
-    (row,) = actors("PENDING")
-    assert row["class_name"] == "Victim"
-    assert (row["pid"], row["resources"], row["detached"], row["restarts"]) == (None, {"CPU": 2}, False, 0)
-    (living,) = actors("ALIVE")
-    assert (living["pid"], living["resources"], living["death_cause"]) == (pid, {"CPU": 4}, None)
-    assert living["namespace"] == "default"
-    os.kill(pid, signal.SIGKILL)
-    second = trainkit.get(ref, timeout=60)
-    # The actor may answer before the node has heard that its process was forked.
-    assert eventually(lambda: [living["pid"] for living in actors("ALIVE")] == [second])
-    assert actors("ALIVE")[0]["actor_id"] == row["actor_id"]
-    dead = actors("DEAD")[before:]
-    assert [(gone["pid"], gone["death_cause"]) for gone in dead] == [
-        (pid, f"Victim (pid {pid}) was killed by SIGKILL")
-    ]
-    trainkit.kill(waiting)
-    assert "was ended: it was killed by trainkit.kill()" in actors("DEAD")[-1]["death_cause"]
-
-
 def test_an_actor_that_never_started_is_among_the_dead() -> None:
     holder = victim(num_cpus=4)
     trainkit.get(holder.pid.remote())
@@ -105,24 +64,6 @@ def test_an_actor_that_never_started_is_among_the_dead() -> None:
         trainkit.get(ref, timeout=60)
     row = actors("DEAD")[-1]
     assert (row["pid"], row["death_cause"]) == (None, "Victim was ended: it was killed before it was started")
-
-
-def test_tasks_that_run_and_tasks_that_wait(tmp_path: Path) -> None:
-    waits = until(tmp_path / "go")
-    refs = [trainkit.remote(waits).options(name=f"task-{index}").remote() for index in range(7)]
-
-    def states() -> list[tuple[str, str]]:
-        return sorted((row["state"], row["name"]) for row in trainkit.list_tasks())
-
-    expected = [("PENDING", f"task-{index}") for index in range(4, 7)]
-    expected += [("RUNNING", f"task-{index}") for index in range(4)]
-    assert eventually(lambda: states() == expected), states()
-    for row in trainkit.list_tasks():
-        assert (row["owner_pid"], row["resources"]) == (os.getpid(), {"CPU": 1})
-        assert (row["pid"] is None) == (row["state"] == "PENDING")
-    (tmp_path / "go").touch()
-    trainkit.get(refs, timeout=60)
-    assert eventually(lambda: trainkit.list_tasks() == [])
 
 
 def test_a_reused_process_shows_the_name_of_what_it_runs_now(tmp_path: Path) -> None:
@@ -146,36 +87,6 @@ def test_tasks_of_a_worker_are_listed_with_their_owner(tmp_path: Path) -> None:
     assert rows["outer"]["owner_pid"] == os.getpid()
     (tmp_path / "go").touch()
     trainkit.get(ref, timeout=60)
-
-
-def test_objects_are_listed_with_who_holds_them() -> None:
-    size = 3_000_000
-    ref = trainkit.put(np.zeros(size, np.uint8))
-    (row,) = [row for row in trainkit.list_objects() if row["size_bytes"] >= size]
-    assert row["pids"] == [os.getpid()]
-    int(row["object_id"], 16)
-
-    class Keeper:
-        def keep(self, refs: list[Any]) -> int:
-            self.kept = trainkit.get(refs[0])
-            return os.getpid()
-
-    keeper = trainkit.remote(Keeper).remote()
-    pid = trainkit.get(keeper.keep.remote([ref]))
-    (again,) = [other for other in trainkit.list_objects() if other["object_id"] == row["object_id"]]
-    assert sorted(again["pids"]) == sorted([os.getpid(), pid])
-
-
-def test_a_group_that_waits_is_pending() -> None:
-    holder = victim(num_cpus=2)
-    trainkit.get(holder.pid.remote())
-    group = trainkit.placement_group([{"CPU": 3}, {"CPU": 1}], strategy="SPREAD", name="big")
-    (row,) = trainkit.list_placement_groups()
-    assert (row["state"], row["name"], row["strategy"]) == ("PENDING", "big", "SPREAD")
-    del holder
-    assert group.wait(60)
-    assert trainkit.list_placement_groups()[0]["state"] == "CREATED"
-    trainkit.remove_placement_group(group)
 
 
 def test_why_something_is_pending(tmp_path: Path) -> None:

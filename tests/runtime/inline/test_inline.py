@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import os
 import pickle
 import subprocess
 import sys
-import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from greenlet import greenlet
 
 import trainkit
-from tests.suites.parts import Courier, Keeper, endless, gpus
+from tests.suites.parts import Keeper, endless, gpus
 from trainkit.errors import (
     ActorDiedError,
     ConfigError,
@@ -89,12 +84,10 @@ class Mourned:
     "program",
     [
         "def work(value):\n    breakpoint()\n    return value\nref = trainkit.remote(work).remote(41 + 1)\n",
-        "class Actor:\n    def work(self, value):\n        breakpoint()\n        return value\n"
-        "ref = trainkit.remote(Actor).remote().work.remote(41 + 1)\n",
         "class Actor:\n    async def work(self, value):\n        breakpoint()\n        return value\n"
         "ref = trainkit.remote(Actor).remote().work.remote(41 + 1)\n",
     ],
-    ids=["task", "actor", "async"],
+    ids=["task", "async"],
 )
 def test_a_breakpoint_takes_its_commands_from_the_terminal(program: str) -> None:
     start = "import trainkit\ntrainkit.init(engine='inline')\n"
@@ -263,58 +256,6 @@ def test_what_outlives_its_session_says_so(tmp_path: Path) -> None:
     trainkit.shutdown()
 
 
-def test_threads_take_turns_at_an_actor(inline: None) -> None:
-    class Busy:
-        def __init__(self) -> None:
-            self.inside = 0
-            self.most = 0
-            self.room = threading.Event()
-
-        def work(self) -> int:
-            self.inside += 1
-            self.most = max(self.most, self.inside)
-            self.room.wait(0.002)
-            self.inside -= 1
-            return self.most
-
-    def seen_by_four_threads(actor: Any) -> list[int]:
-        found: list[int] = []
-
-        def call() -> None:
-            found.extend(trainkit.get([actor.work.remote() for _ in range(5)]))
-
-        threads = [threading.Thread(target=call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
-
-    assert seen_by_four_threads(trainkit.remote(Busy).remote()) == [1] * 20
-    shared = seen_by_four_threads(trainkit.remote(Busy).options(max_concurrency=2).remote())
-    assert len(shared) == 20
-    assert max(shared) <= 2
-
-
-def test_of_many_threads_one_makes_an_actor_and_the_others_find_it(inline: None) -> None:
-    found: list[Any] = []
-    start = threading.Barrier(8)
-
-    def make(number: int) -> None:
-        start.wait(30)
-        options = {"name": "single", "get_if_exists": True, "num_gpus": 0.25}
-        found.append(trainkit.remote(Keeper).options(**options).remote(number))
-
-    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len({context["actor_id"] for context in trainkit.get([a.context.remote() for a in found])}) == 1
-    assert trainkit.available_resources()["GPU"] == 1.75
-
-
 def test_a_constructor_cannot_call_what_it_makes(inline: None) -> None:
     class Eager:
         def __init__(self) -> None:
@@ -328,58 +269,7 @@ def test_a_constructor_cannot_call_what_it_makes(inline: None) -> None:
         trainkit.get(actor.same.remote(1))
 
 
-def test_a_greenlet_is_part_of_the_call_that_switches_to_it(inline: None) -> None:
-    class Stepper:
-        def __init__(self) -> None:
-            self.greenlet = greenlet(self.run)
-
-        def run(self) -> None:
-            while True:
-                self.greenlet.parent.switch(
-                    trainkit.get_gpu_ids(), trainkit.get_runtime_context().get_task_id()
-                )
-
-        def step(self) -> Any:
-            self.greenlet.parent = greenlet.getcurrent()
-            return self.greenlet.switch()
-
-    stepper = trainkit.remote(num_gpus=1)(Stepper).remote()
-    (ids, one), (_, other) = trainkit.get([stepper.step.remote() for _ in range(2)])
-    assert ids == [0]
-    assert None not in (one, other)
-    assert one != other
-
-
 def test_handles_and_generators_are_not_pickled_by_hand(inline: None) -> None:
     for value in (trainkit.remote(Keeper).remote(), trainkit.remote(endless).remote(Path())):
         with pytest.raises(TypeError, match=r"only be sent|stays where"):
             pickle.dumps(value)
-
-
-def test_an_undeclared_group_is_refused(inline: None) -> None:
-    courier = trainkit.remote(Courier).remote()
-    with pytest.raises(ConfigError, match="declares the groups"):
-        courier.plain.options(concurrency_group="io").remote()
-
-
-class Exposed:
-    """Shows the event loop that it runs on to the test, which is in the same process."""
-
-    loops: ClassVar[list[Any]] = []
-
-    async def expose(self) -> None:
-        self.loops.append(asyncio.get_running_loop())
-
-
-def test_an_actor_in_a_cycle_closes_its_loop_before_the_collector_does(inline: None) -> None:
-    actor = trainkit.remote(Exposed).remote()
-    trainkit.get(actor.expose.remote())
-    cycle: list[Any] = [Exposed.loops.pop(), actor]
-    del actor
-    gc.collect()  # puts what the list holds in its order: the loop is the first to be finalized
-    cycle.append(cycle)
-    del cycle
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        gc.collect()
-    assert [warning.message for warning in caught] == []

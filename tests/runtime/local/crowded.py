@@ -48,14 +48,6 @@ class Crowded:
         while not Path(until).exists():
             time.sleep(0.005)
 
-    def look_itself_up(self, times: int) -> int:
-        """Return the number of descriptors that are open more than before."""
-        trainkit.get_runtime_context().current_actor  # noqa: B018 - a property that makes a handle
-        before = len(os.listdir("/proc/self/fd"))
-        for _ in range(times):
-            trainkit.get_runtime_context().current_actor  # noqa: B018
-        return len(os.listdir("/proc/self/fd")) - before
-
     def allow(self, spare: int) -> None:
         """Let this process open as many descriptors more as said, and no others."""
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -69,26 +61,8 @@ class Crowded:
         """Call the actor of that name."""
         return trainkit.get(trainkit.get_actor(name).same.remote(1), timeout=60)
 
-    def call(self, actors: list[Any]) -> Any:
-        return trainkit.get(actors[0].same.remote(1), timeout=60)
-
-    def give(self, what: str) -> list[Any]:
-        if what == "handle":
-            return [trainkit.remote(Crowded).remote() for _ in range(2)]
-        return [trainkit.put(bytes(1 << 20)) for _ in range(2)]
-
-    def run_task(self, cpus: int) -> int:
-        """The pid of a task's process."""
-        return int(trainkit.get(trainkit.remote(num_cpus=cpus)(os.getpid).remote(), timeout=60))
-
 
 def occupy(began: str, until: str, dies: bool = False) -> None:
     Crowded().occupy(began, until)
     if dies:
         os._exit(7)
-
-
-def exhaust() -> int:
-    """Leave this process no descriptor."""
-    Crowded().allow(0)
-    return os.getpid()

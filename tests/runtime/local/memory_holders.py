@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -48,22 +47,6 @@ class MemoryHolder:
 
     def raise_block(self, mib: float) -> None:
         raise ValueError(block(mib))
-
-    def give_without_descriptors(self) -> list[Any]:
-        """What it keeps, when none of its handles and segments can be opened once more."""
-        highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
-        try:
-            while True:
-                self.spare.append(os.dup(0))
-        except OSError:
-            return self.kept
-
-    def give_with_descriptors(self) -> int:
-        while self.spare:
-            os.close(self.spare.pop())
-        return len(self.kept)
 
     def forget(self) -> None:
         self.kept.clear()

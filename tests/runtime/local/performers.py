@@ -50,16 +50,8 @@ class Threaded:
     def orders(self) -> list[int]:
         return self.order
 
-    def nested(self, value: int) -> int:
-        result: int = trainkit.get(trainkit.remote(_plus_one).remote(value))
-        return result
-
     def numbers(self, count: int) -> Iterator[int]:
         yield from range(count)
-
-    @trainkit.method(concurrency_group="io")
-    def in_group(self) -> str:
-        return threading.current_thread().name
 
     def leave(self, how: str) -> None:
         if how == "exit_actor":
@@ -69,29 +61,6 @@ class Threaded:
     def touch(self, path: Path) -> None:
         time.sleep(0.2)
         path.touch()
-
-
-def _plus_one(value: int) -> int:
-    return value + 1
-
-
-class Grouped:
-    """One method blocks its group; another group goes on."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    @trainkit.method(concurrency_group="slow")
-    def wait_for_event(self) -> bool:
-        return self.event.wait(60)
-
-    @trainkit.method(concurrency_group="io")
-    def set_event(self) -> str:
-        self.event.set()
-        return threading.current_thread().name
-
-    def plain(self) -> str:
-        return threading.current_thread().name
 
 
 class Looped:
@@ -127,25 +96,11 @@ class Looped:
     def orders(self) -> list[int]:
         return self.order
 
-    async def fail(self) -> None:
-        await asyncio.sleep(0)
-        raise LookupError("nothing here")
-
-    async def nested(self, value: Any) -> int:
-        first, second = await asyncio.gather(*(trainkit.remote(_plus_one).remote(value) for _ in range(2)))
-        return int(first + second)
-
-    async def same(self, value: Any) -> Any:
-        return value
-
     async def sleep(self, name: str) -> None:
         try:
             await asyncio.sleep(60)
         finally:
             self.ended.append(name)
-
-    def what_ended(self) -> list[str]:
-        return self.ended
 
     async def numbers(self, count: int) -> AsyncIterator[int]:
         try:
@@ -200,10 +155,6 @@ class Stepper:
     def numbers(self, count: int) -> Iterator[int]:
         yield from range(count)
 
-    def failing(self, count: int) -> Iterator[int]:
-        yield from range(count)
-        raise LookupError("no more")
-
     def endless(self, name: str) -> Iterator[int]:
         number = 0
         try:
@@ -230,9 +181,6 @@ class Stepper:
 
     def mark(self, path: Path, _: Any = None) -> None:
         path.touch()
-
-    def no_iterator(self) -> int:
-        return 3
 
     def die_after(self, count: int) -> Iterator[int]:
         yield from range(count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -106,12 +105,6 @@ class Programs:
         )
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
-
-    def stayed(self) -> str:
-        """The id of the only session whose program has gone."""
-        found = json.loads(self.command("status", "--json"))
-        (session,) = [session for session in found if session["driver_pid"] is None]
-        return str(session["session_id"])
 
     def processes(self) -> list[int]:
         """All processes of these programs' sessions."""

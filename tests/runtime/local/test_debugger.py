@@ -33,17 +33,6 @@ run_config = tune.RunConfig(storage_path=tempfile.mkdtemp(), verbose=0)
 grid = tune.Tuner(train, param_space={"x": tune.grid_search([21, 42])}, run_config=run_config).fit()
 print("results", [result.metrics["doubled"] for result in grid])
 """
-STEPS = """
-import trainkit
-@trainkit.remote
-def work(value):
-    breakpoint()
-    tripled = 3 * value
-    breakpoint()
-    return tripled + 1
-trainkit.init(num_cpus=2)
-print("results", trainkit.get([work.remote(21), work.remote(42)]))
-"""
 LINES = """
 import trainkit
 @trainkit.remote
@@ -54,14 +43,6 @@ def work(value):
     return more
 trainkit.init(num_cpus=2)
 print("results", trainkit.get([work.remote(21), work.remote(42)]))
-"""
-LAST = """
-import trainkit
-@trainkit.remote
-def work(value):
-    breakpoint()
-trainkit.init(num_cpus=1)
-print("results", [trainkit.get(work.remote(value)) for value in range(2)])
 """
 CONTINUE = ["continue", "continue"]
 CONTINUES = ["p doubled + 1000", "continue"] * 2
@@ -109,21 +90,13 @@ def test_each_worker_takes_its_commands_from_the_terminal_in_turn(program: str, 
     assert "results [42, 84]" in shown
 
 
-def test_a_second_stop_has_the_terminal_and_the_other_worker_its_turn(tmp_path: Path) -> None:
-    """A `breakpoint()` that is reached step by step."""
-    commands = ["next", "next", "p tripled", "continue"]
-    shown = run_in_terminal(tmp_path / "program.py", STEPS, [*commands, *commands])
-    assert "results [64, 127]" in shown
-
-
 @pytest.mark.parametrize(
     "commands",
     [
         ["break 7", "continue", "p tripled", "continue"],
-        ["tbreak 7", "continue", "p tripled", "continue"],
         ["break 7", "commands 1\np tripled\nend", *CONTINUE],
     ],
-    ids=["breakpoints", "temporary breakpoints", "commands of a breakpoint"],
+    ids=["breakpoints", "commands of a breakpoint"],
 )
 def test_a_breakpoint_of_the_debugger_has_the_terminal_again(commands: list[str], tmp_path: Path) -> None:
     """One worker alone: at `continue` it gives the terminal back, and another one would have its turn."""
@@ -131,12 +104,6 @@ def test_a_breakpoint_of_the_debugger_has_the_terminal_again(commands: list[str]
     shown = run_in_terminal(tmp_path / "program.py", alone, commands)
     assert re.search(r"^63\b", shown, re.MULTILINE), shown
     assert "results [64]" in shown
-
-
-def test_a_breakpoint_at_the_end_of_a_function_stops_at_each_call(tmp_path: Path) -> None:
-    shown = run_in_terminal(tmp_path / "program.py", LAST, ["continue", "continue"])
-    assert shown.count("--Return--") == 2
-    assert "results [None, None]" in shown
 
 
 def test_without_a_terminal_the_error_says_what_to_do() -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import eventually
@@ -64,69 +63,6 @@ def test_another_program_finds_it_and_calls_it(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
-CROWD = """
-    import sys, trainkit
-    from concurrent.futures import ThreadPoolExecutor
-
-    class Counter:
-        count = 0
-
-        def add(self):
-            self.count += 1
-            return self.count
-
-    trainkit.init(num_cpus=1)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    make = trainkit.remote(Counter).options(name="one", lifetime="detached", get_if_exists=True, num_cpus=0)
-    with ThreadPoolExecutor(20) as pool:
-        print(sorted(pool.map(lambda _: trainkit.get(make.remote().add.remote()), range(20))), flush=True)
-"""
-
-
-def test_no_name_is_given_twice_for_want_of_descriptors(programs: Programs) -> None:
-    programs.run(MAKER)
-    told = programs.run(
-        """
-    import os, resource, trainkit
-    from tests.runtime.local.crowded import Crowded, limit_for
-
-    trainkit.init(num_cpus=1)
-    trainkit.get(trainkit.remote(Crowded).remote().pid.remote())
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for spare in range(12):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(os.getpid(), spare), limits[1]))
-        try:
-            trainkit.remote(Crowded).options(name="counter", lifetime="detached").remote()
-        except (trainkit.errors.ObjectLostError, ValueError) as error:
-            last = error
-        else:
-            print("made")
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    print(last)
-    """
-    )
-    assert "made" not in told
-    assert "counter" in told
-
-
-def test_many_programs_at_once_make_one_actor(programs: Programs) -> None:
-    crowd = [programs.begin(CROWD) for _ in range(6)]
-    for program in crowd:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-    for program in crowd:
-        assert program.stdin is not None
-        program.stdin.write("go\n")
-        program.stdin.flush()
-    told = [program.communicate(timeout=60) for program in crowd]
-    assert [err for _, err in told] == [""] * len(crowd)
-    found = [number for out, _ in told for number in json.loads(out)]
-    assert sorted(found) == list(range(1, 121))
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
-
-
 def test_everything_else_ends_with_the_program(programs: Programs) -> None:
     """`run` returns, so nobody holds the program's output open."""
     others = programs.run(
@@ -159,16 +95,6 @@ def test_shutdown_returns_and_the_same_program_finds_it_again(programs: Programs
         flags=("-W", "error"),
     ).split()
     assert told == ["2", "3"]
-    assert programs.nothing_is_left()
-
-
-def test_the_node_that_stayed_is_reaped_by_a_program_that_goes_on(programs: Programs) -> None:
-    program = programs.begin(MAKER + "    trainkit.shutdown(); print('done', flush=True); sys.stdin.read()")
-    assert program.stdout is not None
-    assert program.stdout.readline() == "done\n"
-    (node,) = [child for child in psutil.Process(program.pid).children() if child.name() == "trainkit-node"]
-    programs.command("stop", "--all", "--yes")
-    assert eventually(lambda: not node.is_running())
     assert programs.nothing_is_left()
 
 
@@ -267,17 +193,6 @@ def test_what_it_starts_is_its_own(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
-def test_what_it_holds_stays_held_and_it_sees_its_own_folder(programs: Programs) -> None:
-    programs.run(MAKER)
-    cwd, free = json.loads(
-        programs.run(FINDER + "    import json; print(json.dumps(trainkit.get(counter.place.remote())))")
-    )
-    assert cwd == str(programs.folder)
-    assert free["CPU"] == 1
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
-
-
 def test_one_that_waits_starts_when_its_program_has_gone(programs: Programs) -> None:
     programs.run(
         """
@@ -295,64 +210,6 @@ def test_one_that_waits_starts_when_its_program_has_gone(programs: Programs) -> 
     )
     assert programs.run(FINDER + "    print(trainkit.get(counter.ping.remote(), timeout=60))") == "1"
     programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
-
-
-@pytest.mark.parametrize("cpus", [0, 1])
-def test_one_that_was_just_asked_for_outlives_its_program(programs: Programs, cpus: int) -> None:
-    """Its constructor's arguments are almost all that travels beside shared memory; nobody waits for it."""
-    programs.run(
-        f"""
-    import trainkit
-    trainkit.init(num_cpus=1)
-
-    @trainkit.remote
-    class Big:
-        def __init__(self, payload):
-            self.size = len(payload)
-
-        def length(self):
-            return self.size
-
-    holder = Big.options(num_cpus=1).remote(b"")
-    trainkit.get(holder.length.remote())
-    Big.options(name="counter", lifetime="detached", num_cpus={cpus}).remote(bytes(255_000))
-    """
-    )
-    assert programs.run(FINDER + "    print(trainkit.get(counter.length.remote(), timeout=60))") == "255000"
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
-
-
-def test_calls_go_on_over_the_end_of_its_maker(programs: Programs) -> None:
-    maker = programs.begin(MAKER + "    print(flush=True); sys.stdin.readline()")
-    assert maker.stdout is not None
-    maker.stdout.readline()
-    caller = programs.begin(
-        FINDER
-        + """
-    while sys.stdin.readline().strip():
-        print(trainkit.get(counter.add.remote()), flush=True)
-    pending = counter.wait.remote()
-    print("asked", flush=True)
-    try:
-        trainkit.get(pending)
-    except trainkit.errors.ActorDiedError as error:
-        print(error)
-    """
-    )
-    assert caller.stdin is not None
-    assert caller.stdout is not None
-    print("go", file=caller.stdin, flush=True)
-    assert caller.stdout.readline() == "2\n"
-    maker.communicate("\n", timeout=60)
-    print("go", file=caller.stdin, flush=True)
-    assert caller.stdout.readline() == "3\n"
-    print(file=caller.stdin, flush=True)
-    assert caller.stdout.readline() == "asked\n"
-    programs.command("stop", "--session", programs.stayed())
-    out, err = caller.communicate(timeout=60)
-    assert "has ended" in out, err
     assert programs.nothing_is_left()
 
 
@@ -434,23 +291,6 @@ def test_a_card_that_cannot_be_read_is_in_nobodys_way(programs: Programs) -> Non
         (folder / "node.json").write_text(text)
     assert programs.command("status") == "no session is running\n"
     programs.run("import trainkit; trainkit.init(num_cpus=1)")
-    assert programs.nothing_is_left()
-
-
-def test_without_their_folder_detached_actors_end_with_their_program(programs: Programs) -> None:
-    program = programs.begin(
-        MAKER
-        + """
-    import shutil
-    shutil.rmtree(os.environ["TRAINKIT_RUNTIME_DIR"])
-    trainkit.shutdown()
-    print("done")
-    """
-    )
-    out, err = program.communicate(timeout=60)
-    assert out == "done\n", err
-    assert "detached actors end with this program" in err
-    assert "Traceback" not in err
     assert programs.nothing_is_left()
 
 

@@ -74,7 +74,7 @@ def test_every_step_may_be_interrupted(what: str, stride: int) -> None:
     assert step > 50
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 100])
+@pytest.mark.parametrize("tasks", [1, 100])
 def test_ctrl_c_that_another_thread_is_given_ends_a_wait(tasks: int) -> None:
     refs = [trainkit.remote(time.sleep).remote(600) for _ in range(tasks)]
     # Not to the process, where the main thread would have it: Python acts on it there all the same.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import random
@@ -20,9 +19,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually, shared_memory
 from tests.suites.parts import wait_for
-from trainkit.runtime.local.client.actors import ActorConnection
 from trainkit.runtime.local.system import process
-from trainkit.runtime.serialize import Packed
 from trainkit.settings import SESSION_MARK
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -86,12 +83,6 @@ def environment(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def test_each_actor_has_a_process_of_its_own() -> None:
-    actors = [probe() for _ in range(3)]
-    pids = trainkit.get([actor.pid.remote() for actor in actors])
-    assert len({*pids, os.getpid()}) == 4
-
-
 def test_a_worker_sees_the_drivers_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOME_SETTING", "driver")
     monkeypatch.chdir(tmp_path)
@@ -103,26 +94,6 @@ def test_a_worker_sees_the_drivers_surroundings(monkeypatch: pytest.MonkeyPatch,
     assert trainkit.get(actor.look.remote(lambda: sys.path)) == sys.path
     assert trainkit.get(actor.look.remote(lambda: sys.argv)) == sys.argv
     assert trainkit.get(actor.look.remote(lambda: sys.stdin.read())) == ""
-
-
-def test_the_thread_pools_follow_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        monkeypatch.delenv(variable, raising=False)
-    two = probe(num_cpus=2)
-    assert trainkit.get(two.look.remote(environment, "OMP_NUM_THREADS")) == "2"
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert trainkit.get(probe(num_cpus=2).look.remote(environment, "OMP_NUM_THREADS")) == "7"
-
-
-class PathOfTheProgram(str):
-    """A path that is an object of the program's own."""
-
-
-def test_a_path_that_is_an_object_is_handed_on_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(PathOfTheProgram("/of/the/program"))
-    found = trainkit.get(probe().look.remote(lambda: [type(path).__name__ for path in sys.path]))
-    assert set(found) == {"str"}
-    assert trainkit.get(probe().look.remote(lambda: "/of/the/program" in sys.path))
 
 
 def test_a_workers_own_variables_do_not_move_it_to_another_session() -> None:
@@ -171,17 +142,6 @@ def test_siblings_draw_different_numbers() -> None:
     assert len({second for _, second in drawn}) == 3
 
 
-def test_a_worker_prints_through_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Not pytest's capture: what another thread writes while that is read may be lost.
-    out = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    actor = probe()
-    pid = trainkit.get(actor.pid.remote())
-    trainkit.get(actor.look.remote(print, "good\nmorning"))
-    assert eventually(lambda: f"(Probe pid={pid}) morning\n" in out.getvalue()), out.getvalue()
-    assert f"(Probe pid={pid}) good\n" in out.getvalue()
-
-
 def test_a_large_array_is_mapped_by_every_reader_and_copied_by_none() -> None:
     array = np.ones(8_000_000)  # 64 MB
     ref = trainkit.put(array)
@@ -217,15 +177,6 @@ def test_what_a_dead_process_held_is_free() -> None:
     assert trainkit.get(ref).sum() == 1e6, "a result that was delivered outlives its maker"
 
 
-def test_a_handle_passes_to_another_process() -> None:
-    counter = trainkit.remote(Counter).remote()
-    caller = probe()
-    assert trainkit.get(caller.call.remote(counter, 2)) == 2
-    assert trainkit.get(counter.add.remote(1)) == 3
-    stored = trainkit.put({"counter": counter})
-    assert trainkit.get(trainkit.get(stored)["counter"].add.remote(1)) == 4
-
-
 def test_an_actor_ends_with_its_last_handle() -> None:
     counter = trainkit.remote(Counter).remote()
     keeper = probe()
@@ -240,19 +191,6 @@ def test_an_actor_ends_with_its_last_handle() -> None:
     assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
 
 
-def test_calls_sent_before_the_last_handle_went_are_carried_out(tmp_path: Path) -> None:
-    target = tmp_path / "written"
-    trainkit.remote(Probe).remote().look.remote(target.write_text, "done")
-    assert eventually(target.exists)
-
-
-def test_a_pending_reference_travels_as_a_promise() -> None:
-    slow = probe()
-    ref = slow.sleep.remote(0.2)
-    assert trainkit.get(trainkit.remote(lambda refs: trainkit.get(refs[0]) + 1).remote([ref])) == 1.2
-    assert trainkit.get(ref) == 0.2
-
-
 def test_a_promise_of_a_dead_owner_says_so() -> None:
     def promise() -> list[Any]:
         return [trainkit.remote(Probe).remote().sleep.remote(60)]
@@ -262,20 +200,6 @@ def test_a_promise_of_a_dead_owner_says_so() -> None:
     trainkit.kill(owner)
     with pytest.raises((trainkit.errors.OwnerDiedError, trainkit.errors.ActorDiedError)):
         trainkit.get(pending, timeout=60)
-
-
-def test_nested_tasks_borrow_their_parents_cpu() -> None:
-    @trainkit.remote(num_cpus=4)
-    def outer() -> int:
-        inner = trainkit.remote(num_cpus=4)(lambda: 20)
-        return 1 + trainkit.get(inner.remote())
-
-    assert trainkit.get(outer.remote(), timeout=60) == 21
-
-
-def test_more_tasks_than_cpus_all_run() -> None:
-    work = trainkit.remote(lambda i: i)
-    assert sum(trainkit.get([work.remote(i) for i in range(300)])) == sum(range(300))
 
 
 def test_tasks_run_at_once_but_no_more_than_fit(tmp_path: Path) -> None:
@@ -300,41 +224,6 @@ def test_an_idle_task_worker_gives_way() -> None:
     assert trainkit.get(actor.pid.remote(), timeout=60)
 
 
-def test_a_gang_gets_its_bundles_all_or_none() -> None:
-    first = trainkit.placement_group([{"CPU": 1}] * 3)
-    assert first.wait(60)
-    second = trainkit.placement_group([{"CPU": 1}] * 3)
-    assert not second.wait(0.1)
-    assert trainkit.available_resources()["CPU"] == 1, "it holds nothing while it waits"
-    trainkit.remove_placement_group(first)
-    assert second.wait(60)
-    trainkit.remove_placement_group(second)
-
-
-def test_small_requests_do_not_starve_a_gang() -> None:
-    holder = trainkit.placement_group([{"CPU": 2}])
-    assert holder.wait(60)
-    gang = trainkit.placement_group([{"CPU": 4}])
-    refs = [trainkit.remote(num_cpus=1)(time.sleep).remote(0.1) for _ in range(200)]
-    assert trainkit.wait(refs, timeout=60)[0], "they pass while a group, which may never end, holds CPUs"
-    trainkit.remove_placement_group(holder)
-    assert gang.wait(60)
-    assert trainkit.wait(refs, num_returns=len(refs), timeout=0)[1], "the gang came before the last of them"
-    trainkit.remove_placement_group(gang)
-    trainkit.get(refs, timeout=120)
-
-
-def test_an_actor_of_a_removed_group_says_so() -> None:
-    group = trainkit.placement_group([{"CPU": 1}])
-    actor = trainkit.remote(Probe).options(placement_group=group, num_cpus=1).remote()
-    assert trainkit.get(actor.pid.remote(), timeout=60)
-    trainkit.remove_placement_group(group)
-    with pytest.raises(trainkit.errors.ActorDiedError, match="placement group was removed"):
-        trainkit.get(actor.pid.remote(), timeout=60)
-    with pytest.raises(trainkit.errors.ActorDiedError, match="placement group was removed"):
-        trainkit.get(trainkit.remote(Probe).options(placement_group=group).remote().pid.remote(), timeout=60)
-
-
 def test_waiting_for_the_first_of_many() -> None:
     actors = [probe() for _ in range(3)]
     refs = [actor.sleep.remote(seconds) for actor, seconds in zip(actors, (600, 0.05, 600), strict=True)]
@@ -355,16 +244,6 @@ def test_what_has_not_ended_in_time_is_named() -> None:
     trainkit.cancel(task)
 
 
-def test_what_comes_of_no_call_is_only_not_there_in_time() -> None:
-    groups = [trainkit.placement_group([{"CPU": 4}]) for _ in range(2)]
-    with pytest.raises(
-        trainkit.errors.GetTimeoutError, match=r"get\(timeout=0.01\): the result is not there yet"
-    ):
-        trainkit.get(groups[1].ready(), timeout=0.01)
-    for group in groups:
-        trainkit.remove_placement_group(group)
-
-
 def test_threads_can_share_an_actor() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -372,13 +251,6 @@ def test_threads_can_share_an_actor() -> None:
     with ThreadPoolExecutor(8) as threads:
         seen = list(threads.map(lambda _: trainkit.get(counter.add.remote(1)), range(400)))
     assert sorted(seen) == list(range(1, 401))
-
-
-def test_many_unread_calls_neither_block_nor_get_lost() -> None:
-    counter = trainkit.remote(Counter).remote()
-    refs = [counter.add.remote(1) for _ in range(100_000)]
-    assert trainkit.get(refs[-1]) == 100_000
-    assert trainkit.get(refs[12_345]) == 12_346
 
 
 def test_calls_to_a_busy_actor_return_at_once(tmp_path: Path) -> None:
@@ -396,32 +268,6 @@ def test_init_in_a_worker_has_no_effect() -> None:
     here = trainkit.get(probe().look.remote(lambda: trainkit.init(num_cpus=99)["node_id"]))
     assert here == trainkit.nodes()[0]["node_id"]
     assert trainkit.get(probe().look.remote(trainkit.cluster_resources))["CPU"] == 4
-
-
-def test_answers_to_calls_arrive_though_the_last_handle_is_gone() -> None:
-    actor = probe()
-    refs = [actor.look.remote(bytes, 200_000) for _ in range(20)]
-    del actor
-    assert [len(value) for value in trainkit.get(refs, timeout=60)] == [200_000] * 20
-
-
-def test_an_actor_killed_before_its_start_never_starts(tmp_path: Path) -> None:
-    class Marks:
-        def __init__(self) -> None:
-            (tmp_path / "started").touch()
-
-        def answer(self) -> int:
-            return 1
-
-    holder = probe(num_cpus=4)
-    trainkit.get(holder.pid.remote())
-    queued = trainkit.remote(Marks).options(num_cpus=1).remote()
-    ref = queued.answer.remote()
-    trainkit.kill(queued)
-    del holder
-    with pytest.raises(trainkit.errors.ActorDiedError, match="killed before it was started"):
-        trainkit.get(ref, timeout=60)
-    assert not (tmp_path / "started").exists()
 
 
 def test_a_removed_group_frees_its_bundles_when_its_processes_are_dead() -> None:
@@ -493,65 +339,6 @@ def test_what_the_main_thread_lends_stays_lent_while_other_threads_wait(who: str
         for path in paths:
             path.touch()
     assert trainkit.get(ref, timeout=60) == "done"
-
-
-class Asking:
-    """Asks for a number when the process `pid` rebuilds it."""
-
-    def __init__(self, pid: int, actors: list[Any]) -> None:
-        self.asked = pid, actors
-        self.answer = None
-        if os.getpid() == pid:
-            ask = actors[0].look if actors else trainkit.remote(num_cpus=4)(len)
-            self.answer = trainkit.get(ask.remote(*[len] * len(actors), "four"), timeout=60)
-
-    def __reduce__(self) -> Any:
-        return Asking, self.asked
-
-
-def raise_asking(runs: Path, pid: int, actors: list[Any]) -> None:
-    with runs.open("a") as file:
-        file.write("run\n")
-    error: Any = ValueError("asks")
-    error.asking = Asking(pid, actors)
-    raise error
-
-
-@pytest.mark.parametrize("kind", ["task", "method"])
-def test_an_exception_that_is_retried_may_use_the_verbs_as_it_is_rebuilt(kind: str, tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    if kind == "task":
-        task = trainkit.remote(num_cpus=4, retry_exceptions=True, max_retries=1)(raise_asking)
-        ref = task.remote(runs, os.getpid(), [])
-    else:
-        actor = probe()
-        method = actor.look.options(retry_exceptions=True, max_task_retries=1)
-        ref = method.remote(raise_asking, runs, os.getpid(), [actor])
-    with pytest.raises(ValueError, match="asks") as caught:
-        trainkit.get(ref, timeout=60)
-    assert caught.value.asking.answer == 4  # type: ignore[attr-defined]
-    assert runs.read_text() == "run\n" * 2
-
-
-def test_calls_go_on_after_one_that_there_was_no_memory_to_send(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    send, failed = ActorConnection.call, []
-
-    def send_later(peer: ActorConnection, body: Packed, refs: list[Any], *rest: Any) -> None:
-        if not failed:
-            failed.append(refs)
-            raise MemoryError("no memory")
-        send(peer, body, refs, *rest)
-
-    actor, late = probe(), trainkit.remote(num_cpus=0)(wait_for).remote(tmp_path / "late")
-    monkeypatch.setattr(ActorConnection, "call", send_later)
-    first, second = (actor.look.remote(len, late) for _ in range(2))
-    (tmp_path / "late").touch()
-    with pytest.raises(trainkit.errors.ObjectLostError, match="no memory"):
-        trainkit.get(first, timeout=60)
-    assert trainkit.get(second, timeout=60) == len("waited")
-    assert trainkit.get(actor.look.remote(len, "three"), timeout=60) == 5
 
 
 def test_processes_that_end_one_after_the_other_are_waited_for() -> None:

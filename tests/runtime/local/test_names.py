@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 import enum
-import os
 import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
 
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.local.victims import Victim
 from trainkit.errors import ActorDiedError, ConfigError, TrainkitError, did_you_mean
 from trainkit.runtime.local.client.engine import LocalEngine
-from trainkit.runtime.local.node.named_actors import NameTable
 from trainkit.runtime.session import engine
-
-WORDS = st.sampled_from(["a", "b", "c"])
-
-
-class NamesMachine(RuleBasedStateMachine):
-    """The registry against the plainest model: a list of who has what name."""
-
-    bearers = Bundle("bearers")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names = NameTable()
-        self.model: dict[int, tuple[str, str]] = {}
-
-    @rule(target=bearers, bearer=st.integers(0, 5), namespace=WORDS, name=WORDS)
-    def give(self, bearer: int, namespace: str, name: str) -> int:
-        if bearer in self.model or (namespace, name) in self.model.values():
-            with pytest.raises(ValueError, match="taken"):
-                self.names.give(namespace, name, bearer)
-        else:
-            self.names.give(namespace, name, bearer)
-            self.model[bearer] = (namespace, name)
-        return bearer
-
-    @rule(bearer=bearers)
-    def release(self, bearer: int) -> None:
-        self.names.release(bearer)
-        self.model.pop(bearer, None)
-
-    @rule(namespace=WORDS, name=WORDS)
-    def ask(self, namespace: str, name: str) -> None:
-        expected = next((who for who, key in self.model.items() if key == (namespace, name)), None)
-        assert self.names.bearer(namespace, name) == expected
-        assert self.names.known(namespace) == sorted(
-            word for space, word in self.model.values() if space == namespace
-        )
-
-
-TestNames = NamesMachine.TestCase
 
 
 @given(st.text(min_size=3, max_size=20), st.lists(st.text(min_size=1)))
@@ -75,13 +33,6 @@ def named(name: str, **options: Any) -> Any:
     return trainkit.remote(Victim).options(name=name, **options)
 
 
-def test_the_handle_found_is_the_actor_made() -> None:
-    made = named("one").remote()
-    found = trainkit.get_actor("one")
-    assert trainkit.get(found.pid.remote()) == trainkit.get(made.pid.remote()) != os.getpid()
-    assert trainkit.get(trainkit.get_actor("one", "default").same.remote(3)) == 3
-
-
 def test_a_taken_name_is_refused_at_once() -> None:
     holder = named("taken").remote()
     pid = trainkit.get(holder.pid.remote())
@@ -92,20 +43,6 @@ def test_a_taken_name_is_refused_at_once() -> None:
     assert trainkit.get(holder.same.remote(1)) == 1
 
 
-def test_get_if_exists_makes_one_or_returns_it() -> None:
-    first = named("either", get_if_exists=True).remote()
-    second = named("either", get_if_exists=True).remote()
-    assert trainkit.get(first.pid.remote()) == trainkit.get(second.pid.remote())
-    del first
-    assert trainkit.get(second.same.remote(2)) == 2, "each handle keeps it"
-
-
-def test_namespaces_keep_names_apart() -> None:
-    here, there = named("twin").remote(), named("twin", namespace="other").remote()
-    assert trainkit.get(trainkit.get_actor("twin", "other").pid.remote()) == trainkit.get(there.pid.remote())
-    assert trainkit.get(trainkit.get_actor("twin").pid.remote()) == trainkit.get(here.pid.remote())
-
-
 def test_an_unknown_name_is_told_with_its_nearest() -> None:
     kept = named("evaluator").remote()
     with pytest.raises(ConfigError, match=r"no actor named 'evalutor'.*'default'.*this session.*'evaluator'"):
@@ -113,18 +50,6 @@ def test_an_unknown_name_is_told_with_its_nearest() -> None:
     with pytest.raises(ConfigError, match="no actor named 'evaluator' in the namespace 'empty'"):
         trainkit.get_actor("evaluator", "empty")
     assert trainkit.get(kept.same.remote(1)) == 1
-
-
-def test_a_name_is_free_when_its_actor_is_killed() -> None:
-    first = named("phoenix").remote()
-    pid = trainkit.get(first.pid.remote())
-    trainkit.kill(first)
-    with pytest.raises(ConfigError, match="no actor"):
-        trainkit.get_actor("phoenix")
-    second = named("phoenix").remote()
-    assert trainkit.get(second.pid.remote()) != pid
-    with pytest.raises(ActorDiedError, match=r"trainkit\.kill"):
-        trainkit.get(first.pid.remote())
 
 
 def test_a_name_is_free_when_its_actor_dies() -> None:
@@ -141,17 +66,6 @@ def known(name: str) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def test_a_named_actor_ends_with_its_last_handle() -> None:
-    first = named("fleeting").remote()
-    pid = trainkit.get(first.pid.remote())
-    found = trainkit.get_actor("fleeting")
-    del first
-    assert trainkit.get(found.pid.remote()) == pid
-    del found
-    assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
-    assert eventually(lambda: not known("fleeting"))
 
 
 def test_one_that_still_waits_for_its_process_is_found() -> None:
@@ -229,40 +143,10 @@ def test_names_given_in_a_worker() -> None:
     assert not known("inner")
 
 
-def test_a_constructor_that_raises_is_told_to_who_found_it() -> None:
-    @trainkit.remote
-    class Refuses:
-        def __init__(self) -> None:
-            raise OSError(5, "no such device")
-
-        def method(self) -> None:
-            return
-
-    kept = Refuses.options(name="refuses").remote()
-    with pytest.raises(OSError, match="no such device"):
-        trainkit.get(trainkit.get_actor("refuses").method.remote())
-    del kept
-
-
-def test_a_detached_actor_needs_a_name() -> None:
-    with pytest.raises(ConfigError, match="needs a name"):
-        trainkit.remote(Victim).options(lifetime="detached").remote()
-
-
 class Called(enum.StrEnum):
     """Texts of a class that the node does not have."""
 
     CHIEF = "chief"
-
-
-def test_names_of_an_enum() -> None:
-    made = named(Called.CHIEF, label=Called.CHIEF, namespace=Called.CHIEF).remote()
-    found = trainkit.get_actor("chief", namespace="chief")
-    assert trainkit.get(found.pid.remote()) == trainkit.get(made.pid.remote())
-    group = trainkit.placement_group([{"CPU": 1}], name=Called.CHIEF)
-    assert group.wait(60)
-    assert trainkit.get_placement_group("chief").id == group.id
-    trainkit.remove_placement_group(group)
 
 
 def test_what_the_node_cannot_read_harms_nobody_else() -> None:

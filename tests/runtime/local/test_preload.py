@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import trainkit
 from trainkit.runtime.local.node.workers import choose
 
 
@@ -34,42 +33,6 @@ def test_modules_can_be_imported_beforehand() -> None:
     assert done.stdout == "True\n", done.stderr
 
 
-def test_a_module_that_there_is_not_is_refused() -> None:
-    with pytest.raises(trainkit.errors.ConfigError, match="no module 'no_such_module'"):
-        trainkit.init(preload=["no_such_module"])
-
-
-@pytest.mark.external
-def test_what_a_module_prints_beforehand_is_no_workers_word(tmp_path: Path) -> None:
-    (tmp_path / "wordy.py").write_text("print('imported', end=' ')\n")
-    script = (
-        "import trainkit; trainkit.init(num_cpus=2, preload=['wordy'], log_to_driver=True)\n"
-        "@trainkit.remote\nclass Speaker:\n    def speak(self):\n        print('spoken')\n"
-        "actors = [Speaker.remote() for _ in range(2)]\n"
-        "trainkit.get([actor.speak.remote() for actor in actors]); trainkit.shutdown()"
-    )
-    done = run_beside(tmp_path, script)
-    assert done.stdout.count("imported") <= 1, done.stdout
-    assert done.stdout.count("spoken") == 2, done.stdout + done.stderr
-
-
-@pytest.mark.external
-def test_a_worker_finalizes_what_it_made_and_not_what_its_template_imported(tmp_path: Path) -> None:
-    (tmp_path / "finalized.py").write_text(
-        "import weakref\nclass Kept: pass\nkept = Kept()\nweakref.finalize(kept, print, 'imported')\n"
-    )
-    script = (
-        "import trainkit; trainkit.init(num_cpus=1, preload=['finalized'], log_to_driver=True)\n"
-        "@trainkit.remote\nclass Maker:\n    def make(self):\n        import finalized, weakref\n"
-        "        self.own = weakref.finalize(Maker, print, 'made')\n"
-        "    def end(self):\n        trainkit.exit_actor()\n"
-        "maker = Maker.remote(); trainkit.get(maker.make.remote())\n"
-        "trainkit.wait([maker.end.remote()]); trainkit.shutdown()"
-    )
-    done = run_beside(tmp_path, script)
-    assert ("made" in done.stdout, "imported" in done.stdout) == (True, False), done.stdout + done.stderr
-
-
 @pytest.mark.external
 def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
@@ -83,43 +46,6 @@ def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> Non
     done = run_beside(tmp_path, script)
     assert done.stdout == "True\n", done.stderr
     assert "started a thread" in done.stderr
-
-
-@pytest.mark.external
-def test_a_template_survives_the_end_of_a_process_that_a_module_has_started(tmp_path: Path) -> None:
-    (tmp_path / "starter.py").write_text(
-        "import os, subprocess\n"
-        "child = subprocess.Popen(['true'])\n"
-        "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)\n"
-    )
-    script = (
-        "import os, trainkit; trainkit.init(num_cpus=1, preload=['starter'])\n"
-        "@trainkit.remote(max_restarts=1, max_task_retries=1)\n"
-        "class Worker:\n    def pids(self):\n        return os.getpid(), os.getppid()\n"
-        "worker = Worker.remote(); pid, template = trainkit.get(worker.pids.remote()); os.kill(pid, 9)\n"
-        "again, other = trainkit.get(worker.pids.remote()); print(again != pid, other == template)"
-    )
-    done = run_beside(tmp_path, script)
-    assert done.stdout == "True True\n", done.stderr
-    assert not done.stderr
-
-
-@pytest.mark.external
-def test_a_template_that_cannot_make_another_is_no_end(tmp_path: Path) -> None:
-    """It has a second thread since its first fork."""
-    (tmp_path / "late_thread.py").write_text(
-        "import os, threading, time\n"
-        "def start():\n    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-        "os.register_at_fork(after_in_parent=start)\n"
-    )
-    script = (
-        "import trainkit; from tests.runtime.local.victims import Victim; "
-        "trainkit.init(num_cpus=1, preload=['late_thread']); make = trainkit.remote(Victim).remote\n"
-        "first = make(); trainkit.get(first.pid.remote())\n"
-        "import numpy; trainkit.get(make().pid.remote()); print(trainkit.get(first.same.remote(7)))"
-    )
-    done = run_beside(tmp_path, script)
-    assert done.stdout == "7\n", done.stderr
 
 
 @pytest.mark.external
@@ -163,27 +89,6 @@ def test_what_a_worker_imports_by_itself_the_next_of_its_kind_is_forked_with() -
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[False, True, False]\n", done.stderr
-
-
-@pytest.mark.external
-def test_a_template_that_the_machine_has_no_room_for_waits_and_its_node_goes_on() -> None:
-    script = (
-        "import resource, trainkit; from tests.runtime.local.crowded import limit_for\n"
-        "class Reader:\n"
-        "    def had(self):\n        return 'pandas' in __import__('sys').modules\n"
-        "    def read(self):\n        import pandas\n"
-        "trainkit.init(num_cpus=2); reader = trainkit.remote(Reader)\n"
-        "first = reader.remote(); trainkit.get(first.had.remote())\n"
-        "node = trainkit.util.state.list_nodes()[0]['pid']\n"
-        "limits = resource.prlimit(node, resource.RLIMIT_NOFILE)\n"
-        "resource.prlimit(node, resource.RLIMIT_NOFILE, (limit_for(node, 0), limits[1]))\n"
-        "trainkit.get(first.read.remote()); print(trainkit.get(first.had.remote())); trainkit.kill(first)\n"
-        "resource.prlimit(node, resource.RLIMIT_NOFILE, limits)\n"
-        "print(trainkit.get(reader.remote().had.remote()))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "True\nTrue\n", done.stderr
-    assert done.stderr.count("the machine refuses more processes") == 1
 
 
 @pytest.mark.external

@@ -87,25 +87,6 @@ def test_one_that_dies_in_its_constructor_ends_after_its_restarts(tmp_path: Path
     assert eventually(lambda: len(later.read_text().split()) == 2)
 
 
-def test_an_exit_with_code_0_is_not_a_death(tmp_path: Path) -> None:
-    actor = trainkit.remote(max_restarts=-1)(Restartable).remote(tmp_path / "log")
-    pid = pid_of(actor)
-    del actor
-    assert eventually(lambda: not alive(pid))
-    assert born(tmp_path / "log") == [pid]
-
-
-def test_dropping_all_handles_after_a_restart_ends_it(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    actor = restartable(log)
-    old = pid_of(actor)
-    kill(old)
-    new = stable_pid_after(actor, old)
-    del actor
-    assert eventually(lambda: not alive(new))
-    assert born(log) == [old, new]
-
-
 def test_dropping_all_handles_during_a_restart_ends_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     actor = restartable(log)
@@ -148,19 +129,6 @@ def test_one_that_waits_for_resources_can_be_killed() -> None:
     trainkit.kill(actor)
     with pytest.raises(ActorDiedError, match="killed before it was started"):
         trainkit.get(waiting, timeout=60)
-
-
-def test_what_others_keep_for_a_dead_actor_is_let_go_of() -> None:
-    other = trainkit.remote(Restartable).remote()
-    pid = pid_of(other)
-    actor = restartable(None, other)
-    pid_of(actor)
-    del other
-    assert pid_of(trainkit.get(actor.what_was_given.remote(), timeout=60)[0]) == pid
-    kill(pid_of(actor))
-    trainkit.kill(actor)
-    del actor
-    assert eventually(lambda: not alive(pid))
 
 
 def test_after_the_last_restart_it_stays_dead() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,23 +99,6 @@ def test_a_borrower_keeps_it_when_its_owner_lets_go(tmp_path: Path) -> None:
     assert eventually(lambda: not alive(born(tmp_path / "log")[1]))
 
 
-def test_who_was_given_a_handle_by_the_actor_itself_survives_a_restart() -> None:
-    class Giver:
-        def own(self) -> Any:
-            return trainkit.get_runtime_context().current_actor
-
-        def pid(self) -> int:
-            return os.getpid()
-
-    actor = trainkit.remote(max_restarts=-1, num_cpus=0)(Giver).remote()
-    for restarts in range(2):
-        borrower = trainkit.remote(num_cpus=0)(Borrower).remote(actor.own.remote())
-        old = trainkit.get(borrower.ask_pid.remote(), timeout=60)
-        kill(old)
-        new = stable_pid_after(actor, old)
-        assert trainkit.get(borrower.ask_pid.remote(), timeout=60) == new, f"after {restarts} restarts"
-
-
 def test_a_handle_sent_while_it_is_made_anew_works(tmp_path: Path) -> None:
     actor = restartable(max_task_retries=-1)
     old = pid_of(actor)
@@ -162,56 +143,3 @@ def test_what_it_lent_while_it_waited_is_held_again() -> None:
     assert stable_pid_after(actor, old) != old
     trainkit.kill(actor)
     assert trainkit.available_resources()["CPU"] == 4
-
-
-def test_an_idle_owner_notices(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    actor = restartable(log)
-    kill(pid_of(actor))
-    assert eventually(lambda: len(born(log)) == 2)
-    time.sleep(2.5)
-    assert alive(born(log)[1])
-    assert pid_of(actor) == born(log)[1]
-
-
-def test_what_it_was_given_stays_within_its_reach(tmp_path: Path) -> None:
-    inner = restartable(tmp_path / "log")
-    outer = restartable(None, inner)
-    first = pid_of(inner)
-    del inner  # from here on only the other one has it
-    kill(first)
-    assert eventually(lambda: len(born(tmp_path / "log")) == 2)
-    time.sleep(2.5)  # longer than those who were connected are waited for
-    old = pid_of(outer)
-    kill(old)
-    stable_pid_after(outer, old)
-    (given,) = trainkit.get(outer.what_was_given.remote(), timeout=60)
-    assert pid_of(given) == born(tmp_path / "log")[1]
-    del given, outer
-    assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))
-
-
-def test_an_owner_that_is_stopped_keeps_it(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    owner = trainkit.remote(Borrower).remote()
-    owned, pid = trainkit.get(owner.start.remote(log), timeout=60), pid_of(owner)
-    os.kill(pid, signal.SIGSTOP)
-    kill(owned)
-    assert eventually(lambda: len(born(log)) == 2)
-    time.sleep(2.5)  # longer than those who were connected are waited for
-    os.kill(pid, signal.SIGCONT)
-    assert trainkit.get(owner.ask_pid.remote(), timeout=60) == born(log)[1]
-
-
-def test_an_actor_that_has_its_own_handle_passes_on_one_that_it_was_given() -> None:
-    class Mirror:
-        def __init__(self) -> None:
-            self.own = trainkit.get_runtime_context().current_actor
-
-        def back(self, handles: list[Any]) -> Any:
-            return handles[0]
-
-    actor = trainkit.remote(max_restarts=1, num_cpus=0)(Mirror).remote()
-    again = trainkit.get(actor.back.remote([actor]), timeout=60)
-    assert again == actor
-    assert trainkit.get(again.back.remote([1]), timeout=60) == 1

@@ -25,7 +25,6 @@ from trainkit.errors import ConfigError, ObjectStoreFullError, OutOfDiskError
 from trainkit.runtime.local.memory import spilling, usage
 
 LIMIT_MIB = 32
-SOON_S = 60
 
 
 def on_disk(folder: Path) -> list[str]:
@@ -94,16 +93,6 @@ def test_nothing_goes_to_disk_as_long_as_there_is_room(disk: Path) -> None:
     assert store()["spilled_objects"] == 0
 
 
-def test_results_and_arguments(disk: Path) -> None:
-    keeper = trainkit.remote(MemoryHolder).remote()
-    made = [trainkit.remote(block).remote(10, fill) for fill in range(5)]
-    made += [keeper.make.remote(10, fill) for fill in range(5, 8)]
-    keeper.keep.remote(block(10, 8))
-    assert trainkit.get(keeper.keep.remote(*made)) == sum(range(8))
-    assert trainkit.get(keeper.sums.remote()) == [fill * 10 * MIB for fill in (8, *range(8))]
-    assert [int(value[-1]) for value in trainkit.get(made)] == list(range(8))
-
-
 def test_what_exceeds_the_whole_store(disk: Path) -> None:
     ref = trainkit.put(block(2 * LIMIT_MIB, 3))
     assert trainkit.get(trainkit.remote(lambda value: int(value[-1])).remote(ref)) == 3
@@ -135,16 +124,6 @@ def test_a_reference_outlives_its_maker(disk: Path) -> None:
     refs = trainkit.get(maker.put.remote(10, 6))
     trainkit.kill(maker)
     assert trainkit.get(keeper.keep.remote(*refs)) == sum(range(1, 7))
-
-
-def test_tensors_are_the_readers_own(disk: Path) -> None:
-    import torch
-
-    refs = [trainkit.put(torch.full((10 * MIB // 4,), float(fill))) for fill in range(6)]
-    for fill, tensor in enumerate(trainkit.get(refs)):
-        tensor += 1
-        assert float(tensor[-1]) == fill + 1
-    assert [float(tensor[0]) for tensor in trainkit.get(refs)] == [float(fill) for fill in range(6)]
 
 
 def test_what_was_moved_makes_room_in_memory(disk: Path) -> None:
@@ -213,37 +192,6 @@ def test_threads_put_read_send_and_drop_at_once(disk: Path) -> None:
     assert store()["spilled_objects"] > 0
 
 
-def test_a_finalizer_puts_while_room_is_made(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection may come anywhere, so also while segments are looked at."""
-    kept: list[Any] = []
-
-    class PutsInTheEnd:
-        def __init__(self) -> None:
-            self.itself = self
-
-        def __del__(self) -> None:
-            kept.append(trainkit.put(block(1, 7)))
-
-    look = usage.mapped_by_readers
-
-    def collect_and_look(*args: Any) -> set[int]:
-        gc.collect()
-        return look(*args)
-
-    monkeypatch.setattr(usage, "mapped_by_readers", collect_and_look)
-    held = [trainkit.put(block(10, fill)) for fill in range(3)]
-
-    def work() -> None:
-        PutsInTheEnd()
-        held.append(trainkit.put(block(10, 3)))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(SOON_S)
-    assert not thread.is_alive()
-    assert [int(value[0]) for value in trainkit.get([*held, *kept])] == [0, 1, 2, 3, 7]
-
-
 DRIVER = """
 import os, signal, sys, time
 import trainkit
@@ -306,21 +254,6 @@ def test_a_folder_that_will_not_do(folder: Any) -> None:
     with pytest.raises(ConfigError, match="object_spilling_directory"):
         trainkit.init(object_spilling_directory=folder)
     assert not trainkit.is_initialized()
-
-
-@pytest.mark.external
-def test_the_session_says_once_where_values_go(tmp_path: Path) -> None:
-    script = (
-        "import trainkit\nfrom tests.runtime.local.memory_holders import MIB, block\n"
-        f"trainkit.init(object_store_memory=4 * MIB, object_spilling_directory={str(tmp_path)!r})\n"
-        "held = [trainkit.put(block(3, fill)) for fill in range(4)]\n"
-        "print(sum(int(value[0]) for value in trainkit.get(held)))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "6\n"
-    (line,) = done.stderr.splitlines()
-    assert "the object store is full (4 MiB)" in line
-    assert str(tmp_path) in line
 
 
 def test_a_disk_keeps_a_twentieth() -> None:

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import trainkit
@@ -31,13 +30,6 @@ def numbers(count: int) -> Iterator[int]:
 
 def values(stream: Any) -> list[Any]:
     return [trainkit.get(ref) for ref in stream]
-
-
-def test_a_task_hands_out_what_it_yields() -> None:
-    assert values(numbers.remote(5)) == list(range(5))
-    assert values(numbers.remote(0)) == []
-    streams = [numbers.remote(100) for _ in range(8)]
-    assert [sum(values(stream)) for stream in streams] == [4950] * 8
 
 
 def test_values_come_before_the_generator_ends(tmp_path: Path) -> None:
@@ -87,36 +79,6 @@ def test_a_task_may_be_an_asynchronous_generator() -> None:
     assert values(ticks.remote(4)) == [0, 1, 2, 3]
 
 
-def test_references_are_awaited_without_holding_the_loop() -> None:
-    actor = trainkit.remote(Looped).remote()
-
-    async def collect(stream: Any) -> list[Any]:
-        return [await ref async for ref in stream]
-
-    async def main() -> list[list[Any]]:
-        return list(await asyncio.gather(*(collect(actor.numbers.remote(10)) for _ in range(5))))
-
-    assert asyncio.run(main()) == [list(range(10))] * 5
-    assert asyncio.run(collect(numbers.remote(3))) == [0, 1, 2]
-
-
-def test_a_failure_is_the_last_reference() -> None:
-    stream = trainkit.remote(Stepper).remote().failing.remote(2)
-    one, two, failed = list(stream)
-    assert trainkit.get([one, two]) == [0, 1]
-    with pytest.raises(LookupError, match="no more"):
-        trainkit.get(failed)
-    with pytest.raises(LookupError, match="no more"):
-        trainkit.get(stream.completed())
-    assert list(stream) == []
-
-
-def test_what_is_no_iterator_says_so() -> None:
-    stream = trainkit.remote(Stepper).remote().no_iterator.options(num_returns="streaming").remote()
-    with pytest.raises(trainkit.errors.ConfigError, match="'streaming' but returned a int"):
-        trainkit.get(next(stream))
-
-
 def test_a_dead_actor_ends_its_streams_with_one_failure() -> None:
     actor = trainkit.remote(Stepper).remote()
     *first, last = list(actor.die_after.remote(3))
@@ -144,15 +106,14 @@ class FailsOnce:
 
 @pytest.mark.parametrize("of", ["task", "actor"])
 @pytest.mark.parametrize("how", ["die", "raise"])
-@pytest.mark.parametrize("before", [0, 2])
-def test_a_call_that_is_made_again_repeats_no_value(tmp_path: Path, of: str, how: str, before: int) -> None:
+def test_a_call_that_is_made_again_repeats_no_value(tmp_path: Path, of: str, how: str) -> None:
     if of == "task":
         call = trainkit.remote(max_retries=1, retry_exceptions=True)(fail_once)
     else:
         actor = trainkit.remote(max_restarts=1)(FailsOnce).remote()
         call = actor.fail_once
-    stream = call.remote(tmp_path, before, how)
-    assert [trainkit.get(next(stream), timeout=60) for _ in range(before)] == list(range(before))
+    stream = call.remote(tmp_path, 2, how)
+    assert [trainkit.get(next(stream), timeout=60) for _ in range(2)] == [0, 1]
     (tmp_path / "go").touch()
     assert values(stream) == [100]
     assert trainkit.get(stream.completed(), timeout=60) is None
@@ -206,23 +167,6 @@ def test_a_dropped_task_is_stopped_too(tmp_path: Path) -> None:
     assert values(numbers.remote(2)) == [0, 1]
 
 
-def test_asked_for_its_end_a_dropped_generator_runs_to_it() -> None:
-    completed = numbers.remote(1000).completed()
-    gc.collect()
-    assert trainkit.get(completed, timeout=60) is None
-
-
-def test_large_values_lie_in_shared_memory_and_outlive_the_actor() -> None:
-    @trainkit.remote
-    def arrays() -> Iterator[Any]:
-        for number in range(3):
-            yield np.full(200_000, number)
-
-    refs = list(arrays.remote())
-    assert [float(trainkit.get(ref).mean()) for ref in refs] == [0, 1, 2]
-    assert trainkit.get(trainkit.remote(lambda array: array.sum()).remote(refs[2])) == 400_000
-
-
 def test_ctrl_c_while_waiting_for_the_next_value_loses_nothing(tmp_path: Path) -> None:
     @trainkit.remote
     def slow() -> Iterator[int]:
@@ -241,11 +185,3 @@ def test_ctrl_c_while_waiting_for_the_next_value_loses_nothing(tmp_path: Path) -
 def test_a_generator_of_references_stays_in_its_process() -> None:
     with pytest.raises(trainkit.errors.SerializationError, match="stays in its process"):
         trainkit.remote(lambda stream: None).remote(numbers.remote(1))
-
-
-def test_a_stream_in_a_worker() -> None:
-    @trainkit.remote
-    def total(count: int) -> int:
-        return sum(trainkit.get(ref) for ref in numbers.remote(count))
-
-    assert trainkit.get(total.remote(10), timeout=60) == 45

@@ -76,7 +76,7 @@ def shown(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.external
-@pytest.mark.parametrize("variable", ["", "TRAINKIT_IGNORE_UNHANDLED_ERRORS", "RAY_IGNORE_UNHANDLED_ERRORS"])
+@pytest.mark.parametrize("variable", ["", "RAY_IGNORE_UNHANDLED_ERRORS"])
 def test_they_are_printed_unless_a_variable_turns_it_off(tmp_path: Path, variable: str) -> None:
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_retries import RetrySuite
 from tests.suites.engine_state import StateSuite
-from trainkit.errors import ConfigError, ObjectLostError, SerializationError, TaskError, WorkerDiedError
+from trainkit.errors import ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.plugins.testing.engine import Suite
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
@@ -84,10 +83,6 @@ def remote(target: Any, **options: Any) -> Any:
     return trainkit.remote(target).options(**options) if options else trainkit.remote(target)
 
 
-def same(value: Any) -> Any:
-    return value
-
-
 class TestTasks:
     def test_they_nest_and_init_in_a_worker_has_no_effect(self) -> None:
         assert trainkit.get(remote(ray_actors.nested).remote(2)) == 3
@@ -101,35 +96,8 @@ class TestTasks:
         with pytest.raises(WorkerDiedError):
             trainkit.get(task.remote(str(tmp_path / "mark"), 2))
 
-    def test_the_first_to_be_done_need_not_be_the_first_asked_for(self, tmp_path: Path) -> None:
-        slow = remote(ray_actors.sleep_long).remote(str(tmp_path / "mark"))
-        quick = remote(ray_actors.pid).remote()
-        assert trainkit.wait([slow, quick], timeout=60) == ([quick], [slow])
-        trainkit.cancel(slow)
-
-    def test_a_failure_reaches_those_who_take_its_value(self) -> None:
-        failed = remote(ray_actors.fail_until).remote(os.devnull, 9, LookupError)
-        with pytest.raises(LookupError, match="call") as caught:
-            trainkit.get(remote(same).remote(remote(same).remote(failed)))
-        assert isinstance(caught.value, TaskError)
-
-    def test_the_part_of_an_argument_that_cannot_travel_is_named(self) -> None:
-        lock = threading.Lock()
-        with pytest.raises(SerializationError, match="variable 'lock' of the enclosing scope"):
-            remote(lambda: lock).remote()
-        with pytest.raises(SerializationError, match=r"config\['lock'\]"):
-            trainkit.runtime.api.ensure_serializable({"lock": lock}, "config")
-
 
 class TestActors:
-    def test_a_handle_that_was_found_knows_the_methods(self) -> None:
-        kept = remote(Many, name="many").remote()
-        found = trainkit.get_actor("many")
-        assert [trainkit.get(ref) for ref in found.count.remote(2)] == [0, 1]
-        with pytest.raises(AttributeError, match="no method 'missing'"):
-            found.missing  # noqa: B018
-        assert trainkit.get(kept.note.remote(1)) == [1]
-
     def test_one_that_is_not_ours_is_not_taken_for_one(self) -> None:
         theirs = ray.remote(Loop).options(name="theirs").remote()
         with pytest.raises(ConfigError, match="not made by trainkit"):
