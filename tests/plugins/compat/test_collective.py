@@ -100,14 +100,6 @@ def test_the_program_makes_groups_and_members_leave_them(members: list[Any]) -> 
     assert trainkit.get(members[0].size.remote()) == 3
 
 
-def test_a_member_that_waits_for_a_group_may_join_another() -> None:
-    first, second = [Member.options(num_cpus=0, max_concurrency=3).remote() for _ in range(2)]
-    waiting = first.join.remote(2, 0, "late")
-    assert trainkit.get(first.join.remote(1, 0, "alone")) == 0
-    assert not trainkit.get(first.leave.remote("alone"))
-    assert trainkit.get([waiting, second.join.remote(2, 1, "late")]) == [0, 1]
-
-
 def test_what_is_wrong_is_said(members: list[Any]) -> None:
     with pytest.raises(ConfigError, match="whose workers use NCCL"):
         collective.init_collective_group(2, 0, backend="nccl")

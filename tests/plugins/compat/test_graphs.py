@@ -13,7 +13,7 @@ from trainkit.dag import InputNode, MultiOutputNode
 from trainkit.errors import ActorDiedError, ArgumentTypeError, ConfigError, TaskError
 
 
-@pytest.fixture(params=["local", "inline"])
+@pytest.fixture(scope="module", params=["local", "inline"])
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     trainkit.shutdown()
     trainkit.init(engine=request.param, num_cpus=2)

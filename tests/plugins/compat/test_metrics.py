@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import resource
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -77,16 +76,6 @@ def test_a_histogram_counts_up_to_each_boundary() -> None:
     }
 
 
-def test_a_last_boundary_at_infinity_is_the_one_that_each_has() -> None:
-    Histogram("endless", boundaries=[1.0, float("inf")]).observe(5)
-    assert values("endless_bucket") == {'endless_bucket{le="1.0"}': 0, 'endless_bucket{le="+Inf"}': 1}
-
-
-def test_a_counter_of_the_usual_name_keeps_it() -> None:
-    Counter("requests_total").inc()
-    assert values("requests") == {"requests_total": 1}
-
-
 def test_a_forked_process_counts_too() -> None:
     counter = Counter("by_forks")
     counter.inc()
@@ -100,27 +89,6 @@ def test_a_forked_process_counts_too() -> None:
     fork_and_count()
     trainkit.get(trainkit.remote(fork_and_count).remote())
     assert values("by_forks") == {"by_forks_total": 5}
-
-
-def test_a_signal_handler_counts_while_the_program_does() -> None:
-    counter = Counter("by_handler")
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-        counter.inc(0.5)
-
-    before = signal.signal(signal.SIGALRM, count)
-    signal.setitimer(signal.ITIMER_REAL, 0.000_01, 0.000_5)  # while the first count makes its file, too
-    try:
-        for _ in range(5000):
-            counter.inc()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert calls
-    assert values("by_handler") == {"by_handler_total": 5000 + calls / 2}
 
 
 @trainkit.remote
@@ -196,19 +164,14 @@ def test_default_tags_travel_and_are_replaced() -> None:
     [
         (lambda: Counter(""), ValueError, "name"),
         (lambda: Counter("a", tag_keys=["b"]), TypeError, "tuple"),  # type: ignore[arg-type]
-        (lambda: Counter("a", tag_keys=(1,)), TypeError, "1"),  # type: ignore[arg-type]
         (lambda: Counter("a").inc(0), ValueError, "grows"),
-        (lambda: Counter("a").inc("1"), TypeError, "number"),  # type: ignore[arg-type]
         (lambda: Counter("a", tag_keys=("b",)).inc(), ValueError, "lacks a value for: b"),
         (lambda: Counter("a").inc(tags={"c": "1"}), ValueError, "no tag 'c'"),
         (lambda: Counter("a", tag_keys=("b",)).inc(tags={"b": 1}), TypeError, "no text"),  # type: ignore[dict-item]
-        (lambda: Gauge("b").set_default_tags({"c": "1"}), ValueError, "no tag 'c'"),
         (lambda: Counter("a", tag_keys=("b-c",)), ValueError, "can't have a tag 'b-c'"),
-        (lambda: Gauge("b", tag_keys=("pid",)), ValueError, "not pid, which is Prometheus'"),
         (lambda: Histogram("c", boundaries=[1.0], tag_keys=("le",)), ValueError, "not le, which is"),
         (lambda: [Counter("a"), Gauge("a")], ValueError, "of another kind"),
         (lambda: Histogram("d"), ValueError, "boundaries"),
-        (lambda: Histogram("d", boundaries=[0.0, 1.0]), ValueError, "above 0"),
         (lambda: Histogram("d", boundaries=[2.0, 1.0]), ValueError, "above the one before"),
     ],
 )

@@ -25,17 +25,6 @@ async def until_waiting() -> None:
 class TestItsActor:
     """Without an engine: the order of those who wait, and those who leave the line."""
 
-    def test_first_in_first_out(self):
-        async def script() -> None:
-            actor = QueueActor(0)
-            for item in range(3):
-                assert await actor.put(item, None)
-            assert await actor.qsize() == 3
-            assert [await actor.get(None) for _ in range(3)] == [(0,), (1,), (2,)]
-            assert await actor.get(0) == ()
-
-        asyncio.run(script())
-
     def test_takers_are_served_in_the_order_of_coming(self):
         async def script() -> None:
             actor = QueueActor(0)
@@ -80,20 +69,6 @@ class TestItsActor:
             with contextlib.suppress(asyncio.CancelledError):
                 await taker
             assert await actor.get(0) == ("item",)
-
-        asyncio.run(script())
-
-    def test_a_cancelled_giver_gives_nothing(self):
-        async def script() -> None:
-            actor = QueueActor(1)
-            await actor.put("first", None)
-            giver = asyncio.create_task(actor.put("second", None))
-            await until_waiting()
-            giver.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await giver
-            assert await actor.get(0) == ("first",)
-            assert await actor.get(0) == ()
 
         asyncio.run(script())
 
@@ -177,16 +152,6 @@ def test_tasks_share_it(engine: str):
     assert sorted(first + second) == [1, 2, 3, 4, 5, 6]
     queue.put_nowait_batch([7, 8])
     assert trainkit.get(trainkit.remote(is_full).remote(queue), timeout=60)
-
-
-@late
-def test_a_taker_waits_for_a_giver(engine: str):
-    queue = Queue()
-    taker = trainkit.remote(take).remote(queue, 2)
-    assert trainkit.wait([taker], timeout=0)[0] == []
-    queue.put(1)
-    queue.put(2)
-    assert trainkit.get(taker, timeout=60) == [1, 2]
 
 
 @late

@@ -20,7 +20,6 @@ from trainkit.plugins.compat.resource_changing import (
     evenly_distribute_cpus_gpus,
 )
 from trainkit.tune.controller import events as ev
-from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.schedulers import (
@@ -52,16 +51,6 @@ from trainkit.tune.store.reader import ExperimentReader
 def test_bad_arguments(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
-
-
-def test_the_view_tells_what_there_is():
-    ledger = ResourceLedger({"CPU": 4, "GPU": 1})
-    ledger.reserve("a", PlacementGroupFactory([{"CPU": 1.5}]))
-    view = ExperimentView([], {}, ledger)
-    assert view.existing == {"CPU": 4, "GPU": 1}
-    assert view.free == {"CPU": 2.5, "GPU": 1}
-    assert view._resource_updater.get_num_cpus() == 4  # as functions written for Ray ask
-    assert view._resource_updater.get_num_gpus() == 1
 
 
 # --- through the controller -----------------------------------------------------------------------
@@ -126,17 +115,6 @@ def test_what_one_is_being_paused_for_is_given_to_no_other(unit, there, sizes):
     assert [trial.request.required_resources["CPU"] for trial in game.controller.trials] == sizes
 
 
-def test_what_one_was_being_paused_for_is_free_again_if_it_ends():
-    game = play(DistributeResources(increase_by={"CPU": 2}))
-    game.started(0)
-    game.started(1)
-    game.reported(0, {"m": 1.0})
-    game.failed(0, retry=False)
-    assert isinstance(game.reported(1, {"m": 1.0})[0], ev.Stop)
-    game.finished(1, checkpoint="checkpoint_000000")
-    assert game.trial(1).request.required_resources == {"CPU": 3}
-
-
 def test_the_other_scheduler_stops_and_promotes_as_before():
     game = play(base=ASHAScheduler(max_t=9, reduction_factor=3), num_samples=1)
     game.started(0)
@@ -169,7 +147,7 @@ def test_what_can_never_be_met_ends_the_experiment_with_an_error(given, words):
     assert words in str(game.controller.error)
 
 
-@pytest.mark.parametrize("given", [{"cpu": 5}, {"cpu": 1, "gpu": 1}])
+@pytest.mark.parametrize("given", [{"cpu": 5}])
 def test_in_a_simulation_it_is_the_workers_that_are_too_few(given):
     def learning(config, training_iteration, rng):
         return {"m": training_iteration, "done": training_iteration == 3}
@@ -181,15 +159,6 @@ def test_in_a_simulation_it_is_the_workers_that_are_too_few(given):
         tune.simulate(learning, {}, config, workers=4, seed=0)
     assert "machine" not in str(told.value)
     assert "trainkit.init" not in str(told.value)
-
-
-def test_trials_that_begin_with_different_resources_are_an_error():
-    sizes = iter((1, 2))
-    game = play(request_of=lambda config: PlacementGroupFactory([{"CPU": next(sizes)}]))
-    for index in range(2):
-        game.started(index)
-        game.reported(index, {"m": 1.0})
-    assert "needs trials that all begin with the same resources" in str(game.controller.error)
 
 
 def test_it_is_made_again_from_its_arguments():
@@ -271,7 +240,7 @@ def test_an_experiment_resizes_its_trial_and_its_log_has_what_that_was_given(inl
     assert PlacementGroupFactory(*change["before"]) == PlacementGroupFactory([{"CPU": 1}])
 
 
-@pytest.mark.parametrize("after", range(1, 10, 2))
+@pytest.mark.parametrize("after", [1, 5])
 def test_28_a_restore_from_any_step_goes_on_with_what_was_given(inline, results, after):
     try:
         sized(results, [CutShort(after)]).fit()

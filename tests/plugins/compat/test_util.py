@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +14,8 @@ import trainkit
 from tests.conftest import eventually, session_processes
 from tests.runtime.pooled import Doubler, Gate
 from tests.suites.parts import BUILT_IN, promising
-from trainkit import cloudpickle, errors, method
-from trainkit.errors import ConfigError, GetTimeoutError, InfeasibleError, SerializationError, TaskError
+from trainkit import cloudpickle
+from trainkit.errors import ConfigError, GetTimeoutError, SerializationError
 from trainkit.runtime_env import RuntimeEnv
 from trainkit.util import (
     ActorPool,
@@ -79,13 +77,6 @@ def test_map_unordered_gives_all(engine: str):
     assert not pool.has_next()
 
 
-def test_map_starts_at_once_and_forgets_what_was_before(engine: str):
-    pool = pool_of(1)
-    pool.submit(lambda actor, value: actor.double.remote(value), 100)
-    results = pool.map(lambda actor, value: actor.double.remote(value), [1, 2])
-    assert list(results) == [2, 4]
-
-
 def test_submit_and_get_next(engine: str):
     pool = pool_of(1)
     for value in (1, 2, 3):
@@ -126,23 +117,6 @@ def test_an_error_of_the_function_itself_loses_no_actor(engine: str):
     with pytest.raises(ConfigError, match="must return one reference or several, not 5"):
         pool.submit(lambda actor, value: value, 5)  # type: ignore[arg-type, return-value]
     assert pool.has_free()
-
-
-@late
-def test_an_error_of_the_function_is_raised_in_its_turn(engine: str, tmp_path: Path):
-    def send(actor: Doubler, value: int) -> trainkit.ObjectRef[int]:
-        if value == 1:
-            raise KeyError(value)
-        return actor.after.remote(held.ref, value)
-
-    held = Held(tmp_path)
-    pool = pool_of(1)
-    results = pool.map(send, [0, 1, 2])
-    held.release()
-    assert next(results) == 0
-    with pytest.raises(KeyError):
-        next(results)
-    assert next(results) == 2
 
 
 def test_push_and_pop(engine: str):
@@ -188,18 +162,6 @@ def test_a_result_can_be_given_up(engine: str, tmp_path: Path):
 
 
 @late
-def test_the_first_to_arrive_is_the_first_unordered(engine: str, tmp_path: Path):
-    held = Held(tmp_path)
-    pool = pool_of(2)
-    pool.submit(lambda actor, value: actor.after.remote(held.ref, value), 1)
-    for value in (2, 3):
-        pool.submit(lambda actor, value: actor.double.remote(value), value)
-    assert [pool.get_next_unordered(), pool.get_next_unordered()] == [4, 6]
-    held.release()
-    assert pool.get_next_unordered(timeout=60) == 1
-
-
-@late
 def test_a_slow_first_call_does_not_hold_up_the_others(engine: str, tmp_path: Path):
     """While the first result is waited for, the other actor does all the rest."""
     held = Held(tmp_path)
@@ -214,32 +176,6 @@ def test_a_slow_first_call_does_not_hold_up_the_others(engine: str, tmp_path: Pa
         pool.submit(lambda actor, value: actor.double.remote(value), value)
     pool.submit(last, 5)
     assert [pool.get_next(timeout=60) for _ in range(5)] == [1, 4, 6, 8, 10]
-
-
-def test_placement_group_is_a_function_and_a_module(engine: str):
-    from trainkit.util import placement_group
-    from trainkit.util.placement_group import PlacementGroup, remove_placement_group
-
-    group = placement_group([{"CPU": 1}], strategy="PACK")
-    assert isinstance(group, PlacementGroup)
-    assert group.wait(60)
-    remove_placement_group(group)
-    assert trainkit.util.placement_group is trainkit.placement_group
-
-
-class Pair:
-    @method(num_returns=2)
-    def both(self, value: int) -> tuple[int, int]:
-        return value, -value
-
-
-def test_methods_with_several_results_give_lists(engine: str):
-    pool = ActorPool([trainkit.remote(Pair).remote() for _ in range(2)])
-    results = pool.map(lambda actor, value: actor.both.remote(value), range(1, 5))
-    assert list(results) == [[1, -1], [2, -2], [3, -3], [4, -4]]
-    unordered = pool.map_unordered(lambda actor, value: actor.both.remote(value), range(1, 5))
-    assert sorted(unordered) == [[1, -1], [2, -2], [3, -3], [4, -4]]
-    assert pool.has_free()
 
 
 def test_results_as_they_arrive(engine: str):
@@ -287,33 +223,9 @@ def test_a_class_travels_by_its_own_functions(engine: str):
     assert trainkit.get(trainkit.get(trainkit.put([trainkit.put(6)]))[0]) == 6
 
 
-def test_results_that_are_there_are_looked_for_once(engine: str, monkeypatch: pytest.MonkeyPatch):
-    looked_at: list[int] = []
-
-    def wait(refs: Any, **kwargs: Any) -> Any:
-        looked_at.append(len(refs))
-        return trainkit.wait(refs, **kwargs)
-
-    monkeypatch.setattr("trainkit.plugins.compat.ray_util.wait", wait)
-    refs = [trainkit.put(number) for number in range(500)]
-    assert list(as_completed(refs)) == list(range(500))
-    assert looked_at == [500, 490]
-    same = trainkit.remote(abs)
-    assert sorted(map_unordered(same, range(-50, 0), backpressure_size=20, chunk_size=1)) == [*range(1, 51)]
-    assert max(looked_at[2:]) <= 20
-
-
 def test_a_message_is_logged_once():
     key = "a key of this test"
     assert [log_once(key), log_once(key), log_once(key + "2"), log_once(key)] == [True, False, True, False]
-
-
-def test_a_future_of_the_event_loop(engine: str):
-    async def main() -> tuple[object, int]:
-        future = trainkit.put(7).as_future()
-        return asyncio.isfuture(future), await future
-
-    assert asyncio.run(main()) == (True, 7)
 
 
 def test_a_runtime_env_is_a_dictionary(engine: str, tmp_path: Path):
@@ -359,16 +271,6 @@ def test_init_takes_every_argument_of_rays():
         name for name, it in inspect.signature(ray.init).parameters.items() if it.kind is not it.VAR_KEYWORD
     }
     assert theirs <= set(inspect.signature(trainkit.init).parameters)
-
-
-def test_errors_are_ours():
-    rays = trainkit.exceptions
-    classes = {name: getattr(rays, name) for name in rays.__all__}
-    assert all(issubclass(kind, errors.TrainkitError) for kind in classes.values())
-    assert all(kind is getattr(errors, name) for name, kind in classes.items() if hasattr(errors, name))
-    assert classes["RayTaskError"] is TaskError
-    assert issubclass(classes["RayActorError"], classes["WorkerCrashedError"])
-    assert classes["ActorUnschedulableError"] is InfeasibleError
 
 
 def test_what_cannot_be_sent_is_found(capsys: pytest.CaptureFixture[str]) -> None:
