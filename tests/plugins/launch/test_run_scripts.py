@@ -43,11 +43,9 @@ def printed(
 @pytest.mark.parametrize(
     ("launcher", "script", "arguments", "lines"),
     [
-        (ACCELERATE, "accelerate_language", ("--cpu",), 3),
         (ACCELERATE, "accelerate_vision", ("--cpu", "--mixed_precision", "bf16"), 4),
         (ACCELERATE, "accelerate_features", ("--cpu",), 13),
         (TORCHRUN, "gpt", (), 5),
-        (TORCHRUN, "collectives", (), 5),
         (TORCHRUN, "fully_sharded", (), 8),
     ],
 )

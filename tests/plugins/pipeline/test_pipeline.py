@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.strategies.test_cutting import Skips
 from tests.train.workers.test_recovery import identical, mortal, run, undisturbed
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.plugins.pipeline.pipeline import Pipeline
@@ -125,79 +124,6 @@ def test_uneven_batches_clipping_and_accumulation_over_two_pipelines(steps: int)
     # 22 samples in batches of 8: of the last one each pipeline gets 3, which are 3 or 1 microbatches.
     options: dict[str, Any] = {"max_grad_norm": 0.5, "grad_accumulation_steps": steps}
     compare(Toy, Pipeline(degree=2), 4, 8, **options)
-
-
-class OneOver(Toy):
-    """The last batch has one sample: one pipeline of two goes through it with one that counts nothing."""
-
-    samples = 17
-
-
-def test_a_batch_too_small_for_all_pipelines() -> None:
-    compare(OneOver, Pipeline(degree=2, schedule="gpipe"), 4, 8)
-
-
-class Forward(Toy):
-    def make(self) -> nn.Module:
-        return Skips().double()
-
-
-def test_a_model_with_a_forward_of_its_own() -> None:
-    state = compare(Forward, Pipeline(split=["blocks.1", "last"]), 3, 8)
-    assert {"shift", "factor", "blocks.1.weight"} <= set(state["models"][0])
-
-
-class Ragged(Toy):
-    """Batches of more shapes than buffers are kept for, which come again."""
-
-    samples = 24
-
-    def make(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3), MeanOverTime()).double()
-
-    def setup(self, config: dict[str, Any]) -> None:
-        super().setup(config)
-        self.register_data(train_loader=DataLoader(self.data(), 4, collate_fn=ragged))
-
-
-class MeanOverTime(nn.Module):
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return value.mean(1)
-
-
-def ragged(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    target = torch.stack([label for _, label in samples])
-    length = 1 + int(target.sum())
-    return torch.stack([features.repeat(length, 1) for features, _ in samples]), target
-
-
-def test_batches_of_many_shapes() -> None:
-    with (
-        plain(Ragged) as alone,
-        trainer(Ragged, Pipeline(split=["2"]), 2) as gang,
-    ):
-        for _ in range(2):
-            assert gang.train()["train_loss"] == pytest.approx(alone.train()["train_loss"], abs=1e-9)
-
-
-class Drawn(Toy):
-    """Features and target are drawn together, by each worker for itself."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        super().setup(config)
-        self.source = torch.Generator().manual_seed(self.world_rank)
-        self.register_data(train_loader=DataLoader(self.data(), 8, collate_fn=self.drawn))
-
-    def drawn(self, samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        features = torch.randn(len(samples), 6, dtype=torch.float64, generator=self.source)
-        return features, (features[:, 0] > 0).long()
-
-
-def test_the_target_is_that_of_the_features_which_the_first_stage_drew() -> None:
-    with trainer(Drawn, Pipeline(split=["2"]), 2) as gang:
-        losses = [gang.train()["train_loss"] for _ in range(20)]
-    # Targets of another draw could not be learnt: their loss does not fall below the entropy of a coin.
-    assert losses[-1] < 0.4
 
 
 class Branches(nn.Module):

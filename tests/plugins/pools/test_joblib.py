@@ -49,13 +49,6 @@ def test_joblib_runs_on_the_backend() -> None:
         assert joblib.Parallel()(joblib.delayed(double)(x) for x in range(3)) == [0, 2, 4]
 
 
-def test_threads_of_a_worker_may_be_given_beside_an_env_of_none() -> None:
-    register_trainkit()
-    with joblib.parallel_config(backend="trainkit", n_jobs=2, inner_max_num_threads=3, env=None):
-        found = joblib.Parallel()(joblib.delayed(os.getenv)("OMP_NUM_THREADS") for _ in range(2))
-    assert found == ["3", "3"]
-
-
 def test_options_may_be_given_as_to_rays_backend() -> None:
     register_trainkit()
     wanted = {"num_cpus": 1, "env": {"GIVEN": "1", "OMP_NUM_THREADS": "3"}}
@@ -87,16 +80,6 @@ def test_nested_joblib_calls_end() -> None:
 
     with joblib.parallel_config(backend="trainkit", n_jobs=2):
         assert joblib.Parallel()(joblib.delayed(inner)(x) for x in range(4)) == [0, 0, 2, 6]
-
-
-def test_joblib_in_workers_that_hold_all_cpus_ends() -> None:
-    @trainkit.remote(num_cpus=1)
-    def outer(x):
-        register_trainkit()
-        with joblib.parallel_config(backend="trainkit", n_jobs=2):
-            return joblib.Parallel()(joblib.delayed(double)(y) for y in range(x))
-
-    assert trainkit.get([outer.remote(2), outer.remote(3)], timeout=120) == [[0, 2], [0, 2, 4]]
 
 
 def test_scikit_learn_gives_the_same_scores() -> None:

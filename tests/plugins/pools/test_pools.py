@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import pickle
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import TimeoutError as PoolTimeoutError
 from pathlib import Path
 from pickle import PicklingError
 
@@ -69,11 +67,6 @@ def test_as_many_workers_fit_into_the_cpus_as_were_asked_for(cpus: int, workers:
     assert part == 1 if workers <= cpus else round(part * QUANTUM) * workers <= cpus * QUANTUM
 
 
-def test_nothing_is_ahead_where_calls_take_long() -> None:
-    assert ahead(2, 10.0) == 0
-    assert ahead(0, 0.0) == 0
-
-
 # --- concurrent.futures -----------------------------------------------------------------------
 
 
@@ -84,24 +77,6 @@ def test_calls_run_in_other_processes() -> None:
         assert list(executor.map(double, range(1_000))) == [2 * x for x in range(1_000)]
         assert list(executor.map(pow, [2, 3], [3, 2, 9], chunksize=2)) == [8, 9]
         assert list(executor.map(double, [])) == []
-
-
-def test_what_a_call_holds_travels_as_it_is_then() -> None:
-    held = [1]
-    with Executor() as executor:
-        first = executor.submit(lambda: list(held))
-        assert first.result() == [1]
-        held.append(2)
-        assert executor.submit(lambda: list(held)).result() == [1, 2]
-        box = functools.partial(double, 4)
-        assert executor.submit(box).result() == 8
-
-
-def test_an_error_is_the_functions_own_with_the_remote_traceback() -> None:
-    with Executor() as executor:
-        error = executor.submit(int, "seven").exception()
-        assert type(error) is ValueError
-        assert "invalid literal for int() with base 10" in str(error.__cause__)
 
 
 def test_what_cannot_be_sent_is_the_futures_error() -> None:
@@ -122,16 +97,6 @@ def test_a_call_that_waits_is_cancelled_and_one_that_runs_is_not(tmp_path: Path)
         assert running.result() == "ran"
         with pytest.raises(futures.CancelledError):
             waiting.result()
-
-
-def test_no_more_run_at_a_time_than_asked_for(tmp_path: Path) -> None:
-    with Executor(1) as executor:
-        first = executor.submit(wait_for, tmp_path / "go")
-        second = executor.submit(double, 1)
-        assert not futures.wait([second], timeout=0.3).done
-        (tmp_path / "go").touch()
-        assert second.result() == 2
-        first.result()
 
 
 def test_more_than_there_are_cpus_share_them(tmp_path: Path) -> None:
@@ -203,20 +168,6 @@ def test_a_dead_worker_fails_its_call_alone() -> None:
         assert executor.submit(double, 1).result() == 2
 
 
-def test_callbacks_may_wait_for_other_calls() -> None:
-    seen, done = [], threading.Event()
-
-    with Executor() as executor:
-
-        def call_again(future: futures.Future[int]) -> None:
-            seen.append(executor.submit(double, future.result()).result())
-            done.set()
-
-        executor.submit(double, 1).add_done_callback(call_again)
-        assert done.wait(60)
-    assert seen == [4]
-
-
 def test_an_executor_in_a_worker_of_the_only_cpu_gets_it() -> None:
     @trainkit.remote(num_cpus=2)
     def outer() -> list[int]:
@@ -244,31 +195,6 @@ def test_a_pool_in_a_worker_gets_its_cpus() -> None:
 
     both = trainkit.get([outer.remote(), outer.remote()], timeout=120)
     assert both == [([0, 2, 4, 6, 8], [0, 2, 4])] * 2
-
-
-class Counted:
-    """Counts in a file how often it is rebuilt."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return note_rebuilt, (self.path,)
-
-
-def note_rebuilt(path):
-    with open(path, "a") as file:
-        file.write("x")
-    return path
-
-
-def test_the_arguments_of_an_initializer_are_sent_once_to_a_worker(tmp_path: Path) -> None:
-    with Executor(1, initializer=double, initargs=(3,)) as executor:
-        assert list(executor.map(double, range(20))) == [2 * x for x in range(20)]
-    path = tmp_path / "rebuilt"
-    with Executor(1, initializer=str, initargs=(Counted(path),)) as executor:
-        pids = set(executor.map(lambda _: os.getpid(), range(20)))
-    assert len(path.read_text()) == len(pids)
 
 
 def test_shutdown_waits_for_callbacks(tmp_path: Path) -> None:
@@ -308,25 +234,6 @@ def test_workers_that_run_are_ended_when_asked(tmp_path: Path) -> None:
     assert running.exception(timeout=120) is not None
     executor.shutdown()
     assert trainkit.get(trainkit.remote(double).remote(2)) == 4
-
-
-def test_a_call_that_is_being_sent_is_ended_too(tmp_path: Path) -> None:
-    is_sent, go = threading.Event(), threading.Event()
-
-    class Slow:
-        def __reduce__(self):
-            is_sent.set()
-            go.wait()
-            return str, ()
-
-    executor = Executor(2)
-    with futures.ThreadPoolExecutor(1) as another:
-        submitting = another.submit(executor.submit, wait_for, tmp_path / "never", then=Slow())
-        is_sent.wait()
-        executor.terminate_workers()
-        go.set()
-        assert submitting.result().exception(timeout=60) is not None
-    executor.shutdown()
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.external)])
@@ -369,17 +276,6 @@ def test_an_executor_on_the_inline_engine(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:2] == ["[1, 2]", "[3] [4]"]
 
 
-def test_ctrl_c_on_the_inline_engine_is_the_callers(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(
-        "import signal, trainkit\nfrom trainkit.pools import Executor\ntrainkit.init(engine='inline')\n"
-        "try:\n    Executor().submit(signal.raise_signal, signal.SIGINT).result()\n"
-        "except KeyboardInterrupt as error:\n    print('passed', error.__cause__)\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "passed None\n", done.stderr
-
-
 def test_shutdown_takes_no_more_and_cancels_if_asked(tmp_path: Path) -> None:
     executor = Executor(1)
     running = executor.submit(wait_for, tmp_path / "go", 1)
@@ -392,16 +288,6 @@ def test_shutdown_takes_no_more_and_cancels_if_asked(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     executor.shutdown()
     assert running.result() == 1
-
-
-def test_as_completed_and_wait_take_the_futures(tmp_path: Path) -> None:
-    with Executor(2) as executor:
-        late = executor.submit(wait_for, tmp_path / "go", "late")
-        early = executor.submit(double, 1)
-        order = futures.as_completed([late, early])
-        assert next(order) is early
-        (tmp_path / "go").touch()
-        assert next(order) is late
 
 
 def test_a_program_ends_when_its_calls_have(tmp_path: Path) -> None:
@@ -456,58 +342,6 @@ def test_a_pool_has_the_verbs_of_multiprocessing() -> None:
         assert pool.map(double, []) == []
 
 
-@pytest.mark.parametrize("verb", ["imap", "imap_unordered"])
-def test_what_is_no_iterable_is_refused_at_once(verb: str) -> None:
-    with Pool(2) as pool, pytest.raises(TypeError, match="the items are 3: give an iterable"):
-        getattr(pool, verb)(double, 3)
-
-
-def test_results_that_are_there_later(tmp_path: Path) -> None:
-    told: list[object] = []
-    both = threading.Event()
-
-    def tell(value: object) -> None:
-        told.append(value)
-        if len(told) == 2:
-            both.set()
-
-    with Pool(2) as pool:
-        late = pool.apply_async(wait_for, (tmp_path / "go", 1))
-        assert not late.ready()
-        with pytest.raises(ConfigError, match="not ready"):
-            late.successful()
-        with pytest.raises(PoolTimeoutError):
-            late.get(timeout=0.05)
-        (tmp_path / "go").touch()
-        assert late.get(timeout=60) == 1 and late.successful()
-        pool.map_async(double, [1, 2], callback=tell)
-        failed = pool.map_async(int, ["1", "x"], error_callback=tell)
-        failed.wait(60)
-        assert not failed.successful()
-        assert both.wait(60)
-    assert [2, 4] in told
-    assert any(isinstance(each, ValueError) for each in told)
-
-
-def test_a_result_is_awaited_for_a_time(tmp_path: Path) -> None:
-    with Pool(1) as pool:
-        results = pool.imap(functools.partial(wait_for, then=5), [tmp_path / "go"])
-        with pytest.raises(PoolTimeoutError):
-            results.next(timeout=0.05)
-        (tmp_path / "go").touch()
-        assert list(results) == [5]
-        failing = pool.imap_unordered(int, ["1", "x"])
-        found = []
-        for _ in range(2):
-            try:
-                found.append(next(failing))
-            except ValueError as error:
-                found.append(type(error))
-        assert set(found) == {1, ValueError}
-        with pytest.raises(StopIteration):
-            next(failing)
-
-
 def test_rays_names_have_rays_arguments() -> None:
     from trainkit.util.joblib import register_ray
     from trainkit.util.multiprocessing import Pool as RayPool
@@ -518,18 +352,6 @@ def test_rays_names_have_rays_arguments() -> None:
     register_ray()
     with joblib.parallel_backend("ray", n_jobs=2):
         assert joblib.Parallel()(joblib.delayed(double)(x) for x in range(3)) == [0, 2, 4]
-
-
-def test_a_pool_is_joined_once_it_is_closed() -> None:
-    pool = Pool(2)
-    with pytest.raises(ConfigError, match="close"):
-        pool.join()
-    result = pool.map_async(double, [1, 2])
-    pool.close()
-    pool.join()
-    assert result.get(timeout=0) == [2, 4]
-    with pytest.raises(ValueError, match="Pool not running"):
-        pool.apply(double, (1,))
 
 
 def test_a_pool_takes_the_items_of_a_generator_as_they_come(tmp_path: Path) -> None:
@@ -557,22 +379,6 @@ def test_a_pool_takes_the_items_of_a_generator_as_they_come(tmp_path: Path) -> N
     assert [*tmp_path.iterdir()]
 
 
-def test_a_callback_has_ended_when_the_result_is_there() -> None:
-    told = []
-    with Pool(2) as pool:
-        pool.apply_async(double, (1,), callback=told.append).wait()
-        assert told == [2]
-        # A callback may wait for results that have one themselves.
-        inner = pool.apply_async(double, (2,), callback=told.append)
-        pool.apply_async(double, (3,), callback=lambda _: told.append(inner.get())).wait()
-        assert sorted(told) == [2, 4, 4]
-        pool.apply_async(double, (4,), callback=lambda _: told.extend(pool.imap_unordered(double, [5]))).wait(
-            60
-        )
-        assert told[3:] == [10]
-        assert pool.map_async(double, [], callback=told.append).get() == [] and told[4:] == []
-
-
 def test_proxies_of_a_manager_travel() -> None:
     with multiprocessing.Manager() as manager, Executor() as executor:
         queue, shared = manager.Queue(), manager.dict()
@@ -593,12 +399,6 @@ def test_what_ends_a_process_elsewhere_is_the_calls_error() -> None:
 
 def interrupted():
     raise KeyboardInterrupt("by itself")
-
-
-def test_keywords_may_have_any_name() -> None:
-    with Executor(1) as executor:
-        assert executor.submit(dict, self=1, fn=2, before=3).result() == {"self": 1, "fn": 2, "before": 3}
-        assert executor.submit(lambda **given: given, self=1, fn=2).result() == {"self": 1, "fn": 2}
 
 
 def test_errors_are_those_that_scripts_for_the_standard_pools_catch() -> None:
