@@ -106,7 +106,6 @@ TRAINS = """
 
 ENDS = """
     import atexit, os, signal, sys, threading, time, trainkit
-    from concurrent.futures import ThreadPoolExecutor
     from trainkit.runtime.session import engine
 
     def last(seconds):
@@ -117,24 +116,11 @@ ENDS = """
         threading.main_thread().join()  # "ending" is true once Python waits for this thread
         last(600)
 
-    def last_of(executor):
-        try:
-            while True:
-                executor.submit(int)  # refused once Python waits for the executor
-                time.sleep(0.01)
-        except RuntimeError:
-            last(600)
-
     trainkit.init(num_cpus=1)
     trainkit.get(trainkit.remote(os.getpid).remote())
     match sys.argv[1]:
-        case "exit function":
-            atexit.register(last, 600)
         case "thread":
             threading.Thread(target=last_thread).start()
-        case "executor":
-            executor = ThreadPoolExecutor(1)
-            executor.submit(last_of, executor)
         case "session":
             os.kill(engine().state("nodes")[0]["pid"], signal.SIGSTOP)
             atexit.register(last, 0)
@@ -201,9 +187,7 @@ def test_without_a_name_it_asks_and_ends_nothing_unless_told(programs: Programs)
     assert programs.nothing_is_left()
 
 
-@pytest.mark.parametrize(
-    "how", [["--all", "--yes"], ["--session", "", "--yes"], ["--all", "--yes", "--force"]]
-)
+@pytest.mark.parametrize("how", [["--all", "--yes"], ["--all", "--yes", "--force"]])
 def test_what_tunes_in_a_session_ends_with_who_did_it_on_record(programs: Programs, how: list[str]) -> None:
     program = programs.begin(TUNES)
     assert eventually(lambda: runs(programs))
@@ -230,7 +214,7 @@ def test_a_search_in_memory_ends_in_order_too(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
-@pytest.mark.parametrize("waits_for", ["exit function", "thread", "executor", "session"])
+@pytest.mark.parametrize("waits_for", ["thread", "session"])
 def test_sigterm_ends_a_program_quietly_that_is_about_to_end(programs: Programs, waits_for: str) -> None:
     program = programs.begin(ENDS, waits_for)
     assert program.stdout is not None
@@ -258,39 +242,6 @@ def test_trials_of_a_killed_program_are_listed_as_interrupted(programs: Programs
     assert "interrupted: the program that ran it is gone" in told
     assert " running" not in listed + shown + told
     assert eventually(lambda: not programs.processes())
-
-
-def test_sigterm_is_not_lost_where_the_experiment_ends_by_another_error(programs: Programs) -> None:
-    program = programs.begin("""
-        import os, signal, trainkit
-        from pathlib import Path
-        from trainkit import tune
-
-        class Breaks(tune.Callback):
-            def on_trial_result(self, iteration, trials, trial, result, **info):
-                os.kill(os.getpid(), signal.SIGTERM)
-                raise RuntimeError("broken")
-
-        def objective(config):
-            tune.report({"loss": 1})
-
-        trainkit.init(num_cpus=1)
-        run = tune.RunConfig(
-            storage_path=str(Path.cwd()),
-            verbose=0,
-            callbacks=[Breaks()],
-            failure_config=tune.FailureConfig(fail_fast="raise"),
-        )
-        try:
-            tune.Tuner(objective, param_space={"x": 1}, run_config=run).fit()
-        except SystemExit as error:
-            print(repr(error.__context__), flush=True)
-            raise
-        """)
-    out, err = program.communicate(timeout=120)
-    assert program.returncode == 143, err
-    assert out == "RuntimeError('broken')\n"
-    assert programs.nothing_is_left()
 
 
 @pytest.mark.parametrize("what", [TUNES, SEARCHES, TRAINS], ids=["tuner", "search", "trainer"])
