@@ -165,17 +165,3 @@ def test_the_cell_of_a_trainer_that_can_never_fit_fails_alike_each_time_and_leav
     left = "[group.state for group in trainkit.list_placement_groups() if group.state != 'REMOVED']"
     assert data_in(cell(f"trainkit.list_actors(), {left}"))["text/plain"] == "([], [])"
     assert data_in(cell(TRAINER))["text/plain"] == "1"
-
-
-def test_another_thread_may_free_what_a_request_waits_for(cell: Run) -> None:
-    assert not error_in(
-        cell(SETUP + "first = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)")
-    )
-    shown = cell(
-        "import threading, concurrent.futures\n"
-        "threading.Timer(1.0, first.shutdown).start()\n"
-        "other = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)\n"
-        "other.train()['batch_count']"
-    )
-    assert not error_in(shown)
-    assert data_in(shown)["text/plain"] == "1"
