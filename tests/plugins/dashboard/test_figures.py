@@ -23,8 +23,9 @@ from trainkit.plugins.dashboard.charts import (
     figures,
     parameter_figures,
 )
-from trainkit.plugins.dashboard.charts.figures import Arrival, Bar, Figure, Line, Scored
+from trainkit.plugins.dashboard.charts.figures import Bar, Figure, Line, Scored
 from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
+from trainkit.plugins.dashboard.courses import Entry, RungLabels
 from trainkit.tune.results.hyperparameters import Hyperparameter, importances
 from trainkit.tune.results.result_grid import ResultGrid
 
@@ -122,10 +123,11 @@ def test_a_matrix_has_a_plot_for_each_pair_without_trials_that_lack_either() -> 
 
 def test_rungs_show_who_went_on_and_the_cutoff() -> None:
     levels = {
-        1.0: [Arrival("a", 3.0, False, math.nan), Arrival("b", 1.0, True, 2.0)],
-        2.0: [Arrival("b", 0.5, True, math.nan)],
+        1.0: [Entry("a", 3.0, False, math.nan), Entry("b", 1.0, True, 2.0)],
+        2.0: [Entry("b", 0.5, True, math.nan)],
     }
-    ways, stayed, went_on, cutoff = plain(figures.rungs(levels, metric="loss", mode="min"))["data"]
+    figure = figures.rungs(levels, metric="loss", mode="min", labels=RungLabels())
+    ways, stayed, went_on, cutoff = plain(figure)["data"]
     assert stayed["customdata"] == ["a"] and went_on["customdata"] == ["b", "b"]
     assert [y for y in ways["y"] if y is not None] == [1.0, 0.5]
     assert set(cutoff["y"]) == {2.0, None}
@@ -173,7 +175,7 @@ MARKED_TRIALS = Scored([M, *"bcde"], [0, 1, 2, 3, 4], [3.0, 2.0, 2.5, 1.0, 1.5])
 MARKED_FIGURES = {
     "curves": figures.curves([Line(M, [(1, 2.0)]), Line("b", [(1, 2.0)])], metric=M, mode="min", x=M, best=1),
     "history": figures.history(MARKED_TRIALS, metric=M, mode="min"),
-    "rungs": figures.rungs({1.0: [Arrival(M, 1.0, True, 2.0)]}, metric=M, mode="min"),
+    "rungs": figures.rungs({1.0: [Entry(M, 1.0, True, 2.0)]}, metric=M, mode="min", labels=RungLabels()),
     "lineage": figures.lineage([Line(M, [(1, 1.0)])], [], [], shown=M),
     "timeline": figures.timeline([Bar(M, 0, 0.0, 2.0, 0, "failed")]),
     "pareto": figures.pareto({M: (1.0, 2.0), "b": (2.0, 3.0)}, [M], x=M, y=M),
@@ -301,7 +303,7 @@ def test_the_lineage_of_a_population_ends_at_its_best(root: Path) -> None:
         ("compare", {}, "which trials"),
         ("compare", {"trials": "nobody"}, "no trial 'nobody'"),
         ("lineage", {}, "no lineage"),
-        ("pareto", {}, "two objectives"),
+        ("pareto", {}, "two axes"),
         ("rungs", {"bracket": "7"}, "bracket"),
         ("importances", {"method": "guess"}, "method"),
         ("matrix", {"more": ",".join(f"m{number}" for number in range(12))}, "12 at most"),

@@ -120,7 +120,7 @@ def test_what_can_never_be_drawn_is_said_and_a_table_stays(kernel: Run):
 def test_elsewhere_than_in_a_notebook_it_is_refused():
     with pytest.raises(ConfigError, match="this is none: leave it out here"):
         LiveChart()
-    with pytest.raises(ConfigError, match="give one of curves, "):
+    with pytest.raises(ConfigError, match="give one of history, curves, "):
         LiveChart("pie")
     with pytest.raises(ConfigError, match="more than 0"):
         LiveChart(every_s=0)

@@ -9,7 +9,7 @@ from matplotlib.collections import LineCollection
 
 from tests.tune.schedulers.pbt.test_pbt_runs import Toy, pbt
 from trainkit.errors import ConfigError
-from trainkit.plugins.dashboard.plots.style import BEST
+from trainkit.plugins.dashboard.charts.figures import BEST
 from trainkit.tune.core.lineage import Exchange, ages
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -37,7 +37,7 @@ def test_a_lineage(grid):
     assert len(members.get_segments()) == len(grid) + len(exchanges)
     assert len(takes_over.get_segments()) == len(exchanges) > 0
     assert axes.get_title(loc="left") == f"lineage of 6 trials, {len(exchanges)} exchanges"
-    (way,) = [line for line in axes.get_lines() if line.get_color() == BEST[0]]
+    (way,) = [line for line in axes.get_lines() if line.get_color() == BEST[1]]
     best = grid.get_best_result()
     assert len(way.get_xdata()) == sum(map(len, best.lineage())) == 16
     assert way.get_ydata()[-1] == best.metrics["q"]
@@ -46,7 +46,7 @@ def test_a_lineage(grid):
 def test_a_hyperparameter_along_the_lineage(grid):
     (axes,) = grid.plot("lineage", hyperparameter="lr", log_y=True).axes
     assert (axes.get_ylabel(), axes.get_yscale()) == ("lr", "log")
-    (way,) = [line for line in axes.get_lines() if line.get_color() == BEST[0]]
+    (way,) = [line for line in axes.get_lines() if line.get_color() == BEST[1]]
     assert way.get_ydata()[-1] == grid.get_best_result().config["lr"]
 
 

@@ -115,7 +115,7 @@ def test_promotions_are_drawn_as_such():
     ]
     assert [text.get_text() for text in axes.get_legend().get_texts()][:2] == ["not promoted", "promoted"]
     points = [each for each in axes.collections if isinstance(each, PathCollection)]
-    assert sorted(len(each.get_offsets()) for each in points) == [1, 2, 3, 6]
+    assert [len(each.get_offsets()) for each in points] == [8, 4], "with those of both rungs"
 
 
 # --- trials with files ----------------------------------------------------------------------------

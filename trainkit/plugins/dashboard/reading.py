@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from trainkit.clock import SYSTEM
-from trainkit.plugins.dashboard.plots.rungs import CAME, JUDGED
+from trainkit.errors import MetricError
+from trainkit.plugins.dashboard.courses import CAME, JUDGED
 from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.metrics import decode, encode, flatten, without_objects
 from trainkit.tune.core.trial import TrialStatus
@@ -506,6 +507,11 @@ class ChartReader(SharedReader):
             )
         )
         return [decode_config(found[trial_id]) for trial_id in trial_ids]
+
+    def nothing(self, *names: str) -> MetricError:
+        """Return the error that no trial has reported the metrics."""
+        called = " and ".join(map(repr, names))
+        return MetricError(f"no trial has reported a finite {called} that can be drawn yet")
 
     def has_reports(self, metric: str, trials: int = 1) -> bool:
         """Return True if at least `trials` trials have reported a finite value of the metric."""

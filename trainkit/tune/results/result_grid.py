@@ -391,10 +391,12 @@ class ResultGrid(Sequence[Result]):
         """Draw the experiment with matplotlib.
 
         Args:
-            kind: "curves" (learning curves), "lineage" (of a population), "parallel" (parallel coordinates),
-                "pareto" (front of two objectives), "rungs" (of a scheduler) or "timeline" (workers against
-                time).
-            ax: axes to draw into; None: a new figure, which is not shown automatically.
+            kind: "curves" (learning curves), "history" (values and the best so far), "parallel" (parallel
+                coordinates), "importances", "slice", "contour" and "matrix" (of hyperparameters), "rungs" (of
+                a scheduler), "lineage" (of a population), "timeline" (workers against time), "pareto" (front
+                of two objectives), "edf" (distribution) or "compare" (curves of chosen trials).
+            ax: axes to draw into; None: a new figure, which is not shown automatically. "slice" and
+                "matrix" have several axes, and so their own figure.
             **options: options of the kind; see the page on plots.
 
         Returns:

@@ -1,10 +1,12 @@
 """Charts of a running or finished experiment, with the data for each read from the experiment's file.
 
 Work that grows with the number of reports is done in SQLite, so that thousands of trials are drawn quickly.
+`results.plot` draws the same charts with Matplotlib.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,13 +14,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ConfigError, MetricError, did_you_mean
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.plugins.dashboard.charts import figures, parameter_figures
 from trainkit.plugins.dashboard.charts.figures import Figure, Line, Scored
 from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
-from trainkit.plugins.dashboard.plots.curves import lanes
-from trainkit.plugins.dashboard.plots.lineage import pieces_of, takeovers_of, ways_of, winner_of
-from trainkit.plugins.dashboard.plots.rungs import bracket_of, judgements, rungs_of
+from trainkit.plugins.dashboard.courses import (
+    bracket_of,
+    judgements,
+    labels_of,
+    lanes,
+    pieces_of,
+    rungs_of,
+    takeovers_of,
+    ways_of,
+    winner_of,
+)
 from trainkit.plugins.dashboard.reading import ChartReader
 from trainkit.tune.core.checks import require_one_of
 from trainkit.tune.core.objectives import Objective, front_of
@@ -78,7 +88,7 @@ class Options:
         metric, mode: metric and mode; "" means those of the experiment.
         x: horizontal axis of curves: "training_iteration", "time_total_s", or any reported number.
         log_x, log_y: use logarithmic axes.
-        best: for `curves`: number of named curves.
+        best: for `curves` and `parallel`: number of named trials.
         most: number of curves.
         trials: for `compare`: ids of the trials.
         params: names of hyperparameters; empty means all that vary.
@@ -135,14 +145,23 @@ class Options:
         return made
 
 
-@dataclass(frozen=True)
+@dataclass
 class Source:
-    """Source of a chart: an open experiment, its settings, and the options of the chart."""
+    """Source of a chart: an open experiment, its settings, and the options of the chart.
+
+    Attributes:
+        folder: folder of the experiment.
+        reader: open `ChartReader`, or an object with the methods that a chart needs.
+        facts: facts about the experiment.
+        options: options of the chart.
+        is_whole: draw all trials, however many there are.
+    """
 
     folder: Path
-    reader: ChartReader
+    reader: Any
     facts: Mapping[str, Any]
     options: Options
+    is_whole: bool = False
     assumed: dict[str, str] = field(default_factory=dict)
     """Modes that were assumed because none was given, by metric."""
 
@@ -189,8 +208,12 @@ class Source:
             if value > 0 or not self.options.log_y
         ]
         if not values:
-            raise nothing(metric)
+            raise self.reader.nothing(metric)
         return values
+
+    def latest(self, values: Sequence[Any], most: int) -> Sequence[Any]:
+        """Return the last `most` values, or all of them if all trials are drawn."""
+        return values if self.is_whole else values[-most:]
 
     def scored(self, most: int, *, with_best: bool = False) -> Scored:
         """Return the latest trials whose last report has the metric, in the order suggested.
@@ -202,10 +225,9 @@ class Source:
         Raises:
             MetricError: no trial has the metric.
         """
-        values = self.values
-        if with_best and (best := self.best_of(values)) in values[:-most]:
-            values = [best, *values[len(values) + 1 - most :]]
-        values = values[-most:]
+        values = self.latest(self.values, most)
+        if with_best and (best := self.best_of(self.values)) not in values:
+            values = [best, *values[1:]]
         trial_ids = [trial_id for trial_id, _ in values]
         numbers = self.reader.numbers(trial_ids)
         return Scored(
@@ -218,6 +240,25 @@ class Source:
         """Return the best trial, the first of equal ones, with its value."""
         best = min if self.judged_by[1] == "min" else max
         return best(values, key=lambda each: each[1])
+
+    @property
+    def grid(self) -> ResultGrid:
+        """Results of the experiment."""
+        metric, mode = self.judged_by
+        return ResultGrid.load(self.folder, metric=metric, mode=mode)
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        """Objectives of the query, or of the experiment."""
+        if names := [part for part in self.options.metric.split(",") if part]:
+            # The requested mode applies only to metrics without a mode of their own.
+            return [Objective(name, self.modes.get(name) or self.mode_of(name)) for name in names]
+        return known_objectives(self.facts)
+
+    def front(self, points: Mapping[str, tuple[float, float]]) -> list[str]:
+        """Return the ids of the trials that no other trial beats in both objectives."""
+        ids, signs = list(points), [-1.0 if each.mode == "min" else 1.0 for each in self.objectives]
+        return [ids[place] for place in front_of([(signs[0] * x, signs[1] * y) for x, y in points.values()])]
 
     def hyperparameters(self, trials: Scored) -> list[Hyperparameter]:
         """Return the requested hyperparameters, or all that vary.
@@ -301,16 +342,13 @@ def _source(folder: Path, options: Options) -> Iterator[Source]:
         yield Source(folder, reader, reader.facts(), options)
 
 
-def nothing(metric: str) -> MetricError:
-    """Return the error that no trial has reported the metric."""
-    return MetricError(f"no trial has reported a finite {metric!r} that can be drawn yet")
-
-
 def _curves(source: Source) -> Figure:
     (metric, mode), options = source.judged_by, source.options
     values = source.reader.last_values(metric)
     ranked = sorted(values, key=values.__getitem__, reverse=mode == "max")
-    return _lines(source, ranked[: min(options.most, MOST_CURVES)], options.best)
+    most = sys.maxsize if source.is_whole else min(options.most, MOST_CURVES)
+    lost = [trial_id for trial_id in source.reader.first(most) if trial_id not in values]
+    return _lines(source, [*ranked, *lost][:most], min(options.best, len(ranked)))
 
 
 def _compare(source: Source) -> Figure:
@@ -337,7 +375,7 @@ def _lines(source: Source, trial_ids: Sequence[str], best: int) -> Figure:
         if points:
             lines.append(Line(trial_id, points))
     if not lines:
-        raise nothing(metric)
+        raise source.reader.nothing(metric, options.x)
     return figures.curves(
         lines,
         metric=metric,
@@ -351,9 +389,10 @@ def _lines(source: Source, trial_ids: Sequence[str], best: int) -> Figure:
 
 def _history(source: Source) -> Figure:
     metric, mode = source.judged_by
-    earlier = source.values[:-MOST_TRIALS]
+    trials = source.scored(MOST_TRIALS)
+    earlier = source.values[: -len(trials.values)]
     return figures.history(
-        source.scored(MOST_TRIALS),
+        trials,
         metric=metric,
         mode=mode,
         before=source.best_of(earlier)[1] if earlier else None,
@@ -364,7 +403,14 @@ def _history(source: Source) -> Figure:
 def _parallel(source: Source) -> Figure:
     metric, mode = source.judged_by
     trials = source.scored(MOST_LINES, with_best=True)
-    return parameter_figures.parallel(source.parameters(trials), trials, metric=metric, mode=mode)
+    return parameter_figures.parallel(
+        source.parameters(trials),
+        trials,
+        metric=metric,
+        mode=mode,
+        best=source.options.best if source.is_whole else 1,
+        log_metric=source.options.log_y,
+    )
 
 
 def _slice(source: Source) -> Figure:
@@ -402,7 +448,7 @@ def _matrix(source: Source) -> Figure:
     for name in more:
         values = source.reader.last_values(name)
         if not values:
-            raise nothing(name)
+            raise source.reader.nothing(name)
         columns.append(parameter_figures.Parameter(name, [values.get(each) for each in trials.trial_ids]))
     return parameter_figures.matrix(columns, trials, metric=metric, mode=mode)
 
@@ -426,26 +472,33 @@ def _rungs(source: Source) -> Figure:
     metric, mode = source.judged_by
     decisions, values = source.reader.judgements(metric)
     decisions = judgements(decisions)
-    bracket, _ = bracket_of(decisions, source.options.bracket)
+    bracket, count = bracket_of(decisions, source.options.bracket)
     chosen = [each for each in decisions if each.get("bracket", 0) == bracket]
     levels = rungs_of(chosen, values, log_y=source.options.log_y)
     if not levels:
-        raise nothing(metric)
-    arrivals = {
-        level: [figures.Arrival(each.trial_id, each.value, each.went_on, each.cutoff) for each in entries]
-        for level, entries in levels.items()
-    }
-    return figures.rungs(arrivals, metric=metric, mode=mode, log_y=source.options.log_y)
+        raise source.reader.nothing(metric)
+    return figures.rungs(
+        levels,
+        metric=metric,
+        mode=mode,
+        labels=labels_of(decisions, levels),
+        name="" if count == 1 else f"bracket {bracket}, of {count}",
+        log_y=source.options.log_y,
+    )
 
 
 def _lineage(source: Source) -> Figure:
     metric, mode = source.judged_by
     shown = next(iter(source.options.params), None)
-    grid = ResultGrid.load(source.folder, metric=metric, mode=mode)
-    changes = grid.exchanges()
+    changes = source.reader.exchanges()
     exchanges = [each for each in changes if each.donor is not None]
     if not exchanges:
-        raise ConfigError("there is no lineage to draw: no trial has taken over the state of another")
+        raise ConfigError(
+            "there is no lineage to draw: no trial has taken over the state of another. That comes with "
+            "TuneConfig(scheduler=PopulationBasedTraining(...)), once trials have reached its "
+            "perturbation_interval"
+        )
+    grid = source.grid
     ways = ways_of(grid, metric, shown, changes, log_y=source.options.log_y)
     pieces = [
         Line(trial_id, piece)
@@ -453,7 +506,7 @@ def _lineage(source: Source) -> Figure:
         for piece in pieces_of(way, [each.iteration for each in exchanges if each.trial_id == trial_id])
     ]
     if not pieces:
-        raise nothing(shown or metric)
+        raise source.reader.nothing(shown or metric)
     values = source.reader.last_values(metric)
     best = (max if mode == "max" else min)(values, key=values.__getitem__, default=None)
     result = next((each for each in grid if each.trial_id == best), None)
@@ -462,6 +515,8 @@ def _lineage(source: Source) -> Figure:
         takeovers_of(ways, exchanges),
         [] if result is None else winner_of(ways, result.lineage()),
         shown=shown or metric,
+        mode=None if shown else mode,
+        exchanges=len(exchanges),
         log_y=source.options.log_y,
     )
 
@@ -470,7 +525,7 @@ def _timeline(source: Source) -> Figure:
     spans = source.reader.spans()
     if not spans:
         raise ConfigError("there is no timeline to draw: no trial has run")
-    spans = spans[-MOST_TRIALS:]
+    spans = source.latest(spans, MOST_TRIALS)
     begin = 0.0 if spans[0].place[0] == SIMULATED else spans[0].started
     last = max([source.reader.last_date(), *(span.ended or span.started for span in spans)])
     return figures.timeline(
@@ -489,13 +544,11 @@ def _timeline(source: Source) -> Figure:
 
 
 def _pareto(source: Source) -> Figure:
-    objectives: Sequence[Objective] = known_objectives(source.facts)
-    if names := [part for part in source.options.metric.split(",") if part]:
-        # The requested mode applies only to metrics without a mode of their own.
-        objectives = [Objective(name, source.modes.get(name) or source.mode_of(name)) for name in names]
+    objectives = source.objectives
     if len(objectives) != 2:
         raise ConfigError(
-            f"a Pareto front has two objectives, and these are {len(objectives)}: give metric=ONE,OTHER"
+            f"a Pareto front has two axes, and the objectives are {[each.metric for each in objectives]}: "
+            "give two metrics"
         )
     columns = [source.reader.last_values(each.metric) for each in objectives]
     points = {
@@ -503,13 +556,11 @@ def _pareto(source: Source) -> Figure:
         for trial_id, value in columns[0].items()
         if trial_id in columns[1]
     }
-    if not points:
-        raise nothing(" and ".join(each.metric for each in objectives))
-    signs = [-1.0 if each.mode == "min" else 1.0 for each in objectives]
-    ids = list(points)
-    front = front_of([(signs[0] * x, signs[1] * y) for x, y in points.values()])
     x, y = (each.metric for each in objectives)
-    return figures.pareto(points, [ids[place] for place in front], x=x, y=y)
+    front = source.front(points) if points else []
+    if not front:
+        raise source.reader.nothing(x, y)
+    return figures.pareto(points, front, x=x, y=y, log_x=source.options.log_x, log_y=source.options.log_y)
 
 
 DRAWN: dict[str, Callable[[Source], Figure]] = {

@@ -14,7 +14,8 @@ from html import escape
 from itertools import accumulate, pairwise
 from typing import Any
 
-from trainkit.plugins.dashboard.plots.style import limit, number
+from trainkit.plugins.dashboard.courses import Entry, RungLabels
+from trainkit.tune.display import count_words
 
 Figure = dict[str, Any]
 Points = Sequence[tuple[float, float]]
@@ -50,16 +51,6 @@ class Scored:
     trial_ids: Sequence[str]
     numbers: Sequence[int]
     values: Sequence[float]
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """Arrival of a trial at a rung; `cutoff` is NaN if the rung had none yet."""
-
-    trial_id: str
-    value: float
-    went_on: bool
-    cutoff: float
 
 
 @dataclass(frozen=True)
@@ -100,6 +91,29 @@ def thinned(points: Points, most: int = MAX_POINTS) -> Points:
         ends = {heights.index(min(heights)), heights.index(max(heights))}
         kept += [run[end] for end in sorted(ends)]
     return [*kept, points[-1]]
+
+
+def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
+    """Return limits for an axis that outliers at the worse side would squeeze; None without outliers.
+
+    Values at the better side always stay inside. A value is an outlier if it lies more than five times the
+    interquartile range beyond the middle half.
+    """
+    finite = sorted(value for value in values if math.isfinite(value))
+    if len(finite) < 8:
+        return None
+    low, high = finite[len(finite) // 4], finite[3 * len(finite) // 4]
+    reach = 5 * (high - low)
+    if reach == 0 or (finite[-1] <= high + reach if mode == "min" else finite[0] >= low - reach):
+        return None
+    inside = [value for value in finite if (value <= high + reach if mode == "min" else value >= low - reach)]
+    margin = 0.04 * (inside[-1] - inside[0])
+    return inside[0] - margin, inside[-1] + margin
+
+
+def number(value: float) -> str:
+    """Return a number in few characters."""
+    return f"{value:.4g}"
 
 
 def curves(
@@ -145,12 +159,14 @@ def curves(
                 "line": {"color": BEST[place % len(BEST)], "width": 3 if place == 0 else 2},
             }
         )
-    layout = {"xaxis": axis_of(x.replace("_", " "), log=log_x), "yaxis": axis_of(metric, log=log_y)}
-    if others and not log_y:
-        values = [up for line in lines for _, up in line.points]
-        if (ends := limit(values, mode)) is not None:
-            layout["yaxis"]["range"] = list(ends)
-    return figure_of(traces, **layout, legend={"traceorder": "reversed"}, hovermode="closest")
+    values = [up for line in lines for _, up in line.points] if others else []
+    return figure_of(
+        traces,
+        f"{metric} of {count_words(len(lines), 'trial')}",
+        xaxis=axis_of(x.replace("_", " "), log=log_x),
+        yaxis=value_axis(metric, values, mode, log=log_y),
+        legend={"traceorder": "reversed"},
+    )
 
 
 def history(
@@ -168,11 +184,9 @@ def history(
     better = min if mode == "min" else max
     first = [] if before is None else [before]
     so_far = list(accumulate([*first, *trials.values], better))[len(first) :]
-    layout = {"xaxis": axis_of("trial"), "yaxis": axis_of(metric, log=log_y)}
+    across = axis_of("trial")
     if max(trials.numbers, default=0) < 10:
-        layout["xaxis"]["dtick"] = 1  # ticks between two trials would have no meaning
-    if not log_y and (ends := limit(trials.values, mode)) is not None:
-        layout["yaxis"]["range"] = list(ends)
+        across["dtick"] = 1  # ticks between two trials would have no meaning
     return figure_of(
         [
             dots_of(trials, trials.numbers, trials.values, name="trials", color=OTHERS, size=6),
@@ -186,14 +200,31 @@ def history(
                 "hoverinfo": "skip",
             },
         ],
-        **layout,
+        f"{metric} of {count_words(len(trials.values), 'trial')}",
+        xaxis=across,
+        yaxis=value_axis(metric, trials.values, mode, log=log_y),
     )
 
 
 def rungs(
-    levels: Mapping[float, Sequence[Arrival]], *, metric: str, mode: str, log_y: bool = False
+    levels: Mapping[float, Sequence[Entry]],
+    *,
+    metric: str,
+    mode: str,
+    labels: RungLabels,
+    name: str = "",
+    log_y: bool = False,
 ) -> Figure:
-    """Draw all trials' values at each rung, in order of arrival, with continued trials and the cutoff."""
+    """Draw all trials' values at each rung, in order of arrival, with continued trials and the cutoff.
+
+    Args:
+        levels: trials of each rung.
+        metric: name of the vertical axis.
+        mode: "min" or "max".
+        labels: legend.
+        name: name of the bracket, if there are several.
+        log_y: use a logarithmic axis.
+    """
     traces: list[Figure] = []
     at: dict[tuple[float, str], float] = {}
     order = sorted(levels)
@@ -220,14 +251,14 @@ def rungs(
                 "hoverinfo": "skip",
             }
         )
-    for went_on, name in ((False, "stayed"), (True, "went on")):
+    for went_on, label in ((False, labels.stayed), (True, labels.went_on)):
         some = [(level, entry) for level in order for entry in levels[level] if entry.went_on is went_on]
         entries = [entry for _, entry in some]
         dots = dots_of(
             Scored([entry.trial_id for entry in entries], [0] * len(entries), []),
             [at[level, entry.trial_id] for level, entry in some],
             [entry.value for entry in entries],
-            name=name,
+            name=label,
             color=BEST[0] if went_on else OTHERS,
             size=7,
         )
@@ -245,22 +276,35 @@ def rungs(
             "mode": "lines",
             "x": [x for x, _ in steps],
             "y": [y for _, y in steps],
-            "name": "cutoff",
+            "name": labels.cutoff,
             "line": {"color": BEST[7], "width": 2, "shape": "hvh"},
             "hoverinfo": "y",
         }
     )
-    words = [f"{level:g}<br>{len(levels[level])} came" for level in order]
+    words = [
+        f"{level:g}<br>{len(levels[level])} came<br>{sum(entry.went_on for entry in levels[level])} went on"
+        for level in order
+    ]
     across = axis_of("rung") | {"tickvals": list(range(len(order))), "ticktext": words, "showgrid": False}
-    layout = {"xaxis": across, "yaxis": axis_of(metric, log=log_y)}
     values = [entry.value for entries in levels.values() for entry in entries]
-    if not log_y and (ends := limit(values, mode)) is not None:
-        layout["yaxis"]["range"] = list(ends)
-    return figure_of(traces, **layout, hovermode="closest")
+    trials = len({entry.trial_id for entries in levels.values() for entry in entries})
+    return figure_of(
+        traces,
+        f"rungs of {name or count_words(trials, 'trial')}",
+        xaxis=across,
+        yaxis=value_axis(metric, values, mode, log=log_y),
+    )
 
 
 def lineage(
-    ways: Sequence[Line], takeovers: Sequence[Points], winner: Points, *, shown: str, log_y: bool = False
+    ways: Sequence[Line],
+    takeovers: Sequence[Points],
+    winner: Points,
+    *,
+    shown: str,
+    mode: str | None = None,
+    exchanges: int = 0,
+    log_y: bool = False,
 ) -> Figure:
     """Draw the paths of a population's members, with copies of another's state, and the best path.
 
@@ -269,6 +313,8 @@ def lineage(
         takeovers: lines from the donor's report to the first report with its state.
         winner: path of the training that led to the best member's last report.
         shown: name of the vertical axis.
+        mode: "min" or "max" if the axis shows the metric; outliers at its worse side are cut off.
+        exchanges: number of exchanges.
         log_y: use a logarithmic axis.
     """
     traces = [
@@ -295,7 +341,14 @@ def lineage(
             "hoverinfo": "x+y",
         },
     ]
-    return figure_of(traces, xaxis=axis_of("reports along the weights"), yaxis=axis_of(shown, log=log_y))
+    values = [up for way in ways for _, up in way.points] if mode is not None else []
+    members = count_words(len({way.trial_id for way in ways}), "trial")
+    return figure_of(
+        traces,
+        f"lineage of {members}, {exchanges} exchanges",
+        xaxis=axis_of("reports along the weights"),
+        yaxis=value_axis(shown, values, mode or "min", log=log_y),
+    )
 
 
 def timeline(bars: Sequence[Bar]) -> Figure:
@@ -325,8 +378,11 @@ def timeline(bars: Sequence[Bar]) -> Figure:
         )
     rows = max((bar.row for bar in bars), default=0) + 1
     up = axis_of("worker") | {"autorange": "reversed", "showgrid": False, "dtick": max(1, rows // 10)}
+    trials = len({bar.trial_id for bar in bars})
+    again = f", {len(bars)} attempts" if len(bars) > trials else ""
     return figure_of(
         traces,
+        f"{count_words(trials, 'trial')} on {count_words(rows, 'worker')}{again}",
         xaxis=axis_of("seconds"),
         yaxis=up,
         barmode="overlay",
@@ -335,7 +391,15 @@ def timeline(bars: Sequence[Bar]) -> Figure:
     )
 
 
-def pareto(points: Mapping[str, tuple[float, float]], front: Iterable[str], *, x: str, y: str) -> Figure:
+def pareto(
+    points: Mapping[str, tuple[float, float]],
+    front: Iterable[str],
+    *,
+    x: str,
+    y: str,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Figure:
     """Draw two objectives of all trials, and the Pareto front, whose trials no other trial beats in both."""
     on_front = set(front)
     best = sorted((trial for trial in points if trial in on_front), key=points.__getitem__)
@@ -351,7 +415,12 @@ def pareto(points: Mapping[str, tuple[float, float]], front: Iterable[str], *, x
             size=7,
         )
         traces.append(dots if name != "front" else {**dots, "mode": "lines+markers", "line": {"width": 2}})
-    return figure_of(traces, xaxis=axis_of(x), yaxis=axis_of(y), hovermode="closest")
+    return figure_of(
+        traces,
+        f"{len(best)} of {count_words(len(points), 'trial')} on the front",
+        xaxis=axis_of(x, log=log_x),
+        yaxis=axis_of(y, log=log_y),
+    )
 
 
 def edf(series: Mapping[str, Sequence[float]], *, metric: str) -> Figure:
@@ -371,15 +440,16 @@ def edf(series: Mapping[str, Sequence[float]], *, metric: str) -> Figure:
             }
         )
     up = axis_of("share of trials") | {"range": [0, 1.02]}
-    return figure_of(traces, xaxis=axis_of(metric), yaxis=up, showlegend=True)
+    title = f"{metric} of {count_words(sum(map(len, series.values())), 'trial')}"
+    return figure_of(traces, title, xaxis=axis_of(metric), yaxis=up, showlegend=True)
 
 
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def figure_of(data: Sequence[Figure], **layout: Any) -> Figure:
-    """Return a figure."""
-    return {"data": list(data), "layout": {"hovermode": "closest", **layout}}
+def figure_of(data: Sequence[Figure], title: str, **layout: Any) -> Figure:
+    """Return a figure. Its title is for pictures: on the page a figure has a heading."""
+    return {"data": list(data), "layout": {"hovermode": "closest", "meta": {"title": text(title)}, **layout}}
 
 
 def say(figure: Figure, words: str) -> None:
@@ -393,6 +463,13 @@ def axis_of(name: str, *, log: bool = False) -> Figure:
     """Return an axis with a title."""
     axis: Figure = {"title": {"text": text(name)}, "automargin": True, "zeroline": False}
     return axis | {"type": "log"} if log else axis
+
+
+def value_axis(name: str, values: Sequence[float], mode: str, *, log: bool) -> Figure:
+    """Return an axis of a metric; a few extreme values at its worse side don't squeeze the others."""
+    axis = axis_of(name, log=log)
+    ends = None if log else limit(values, mode)
+    return axis if ends is None else axis | {"range": list(ends)}
 
 
 def joined(lines: Sequence[tuple[str, Points]], hover: Sequence[str] | None = None) -> Figure:

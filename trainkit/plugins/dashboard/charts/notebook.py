@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError, MetricError
-from trainkit.plugins.dashboard.charts import chart
+from trainkit.plugins.dashboard import charts
 from trainkit.plugins.dashboard.charts.figures import Figure, text
 from trainkit.plugins.dashboard.plots.style import as_png
 from trainkit.tune.callbacks.base import Callback
@@ -20,8 +20,8 @@ from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import notebook_display
 from trainkit.tune.results.result_grid import ResultGrid
 
-KINDS = ("curves", "lineage", "parallel", "pareto", "rungs", "timeline")
-"""Charts that both the dashboard and `results.plot` have."""
+KINDS = [kind for kind in charts.KINDS if kind != "compare"]
+"""Charts that need no choice of trials."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
 # These names hide the page's module loaders. Otherwise, Plotly would register with them.
@@ -73,7 +73,7 @@ class LiveChart(Callback):
     When the experiment ends, a picture replaces the chart and stays in the saved notebook.
 
     Args:
-        kind: "curves", "lineage", "parallel", "pareto", "rungs" or "timeline".
+        kind: kind of the chart, such as "curves", "parallel" or "importances"; see `results.plot`.
         every_s: seconds between two updates.
 
     Raises:
@@ -120,7 +120,7 @@ class LiveChart(Callback):
 
     def _figure(self) -> Figure:
         try:
-            figure = chart(self._folder, self._kind, {})
+            figure = charts.chart(self._folder, self._kind, {})
         except (ConfigError, MetricError) as error:  # there is no data for this chart yet
             figure = {"data": [], "layout": {"title": {"text": text(error)}}}
         plain: Figure = json.loads(encode(figure))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,11 +18,12 @@ from trainkit.plugins.dashboard.charts.figures import (
     dots_of,
     figure_of,
     joined,
+    limit,
+    number,
     text,
     value_words,
 )
-from trainkit.plugins.dashboard.plots.parallel import share_between
-from trainkit.plugins.dashboard.plots.style import number
+from trainkit.tune.display import count_words
 
 SHADES = 12
 """Number of colour groups of trials in parallel coordinates; each group is one trace."""
@@ -45,16 +46,33 @@ class Parameter:
     choices: Sequence[str] | None = None
 
 
-def parallel(parameters: Sequence[Parameter], trials: Scored, *, metric: str, mode: str) -> Figure:
+def parallel(
+    parameters: Sequence[Parameter],
+    trials: Scored,
+    *,
+    metric: str,
+    mode: str,
+    best: int = 1,
+    log_metric: bool = False,
+) -> Figure:
     """Draw the configuration of every trial as a line across axes, coloured by the rank of its value.
 
     The metric is the last axis. If a trial lacks a hyperparameter, its line passes below that axis.
+
+    Args:
+        parameters: hyperparameters, each with an axis.
+        trials: trials.
+        metric: name of the metric.
+        mode: "min" or "max".
+        best: number of best trials that are drawn on top and named.
+        log_metric: use a logarithmic axis for the metric.
     """
-    every = [*parameters, Parameter(metric, trials.values)]
-    scales = [_scale(each) for each in every]
+    every = [*parameters, Parameter(metric, trials.values, log=log_metric)]
+    scales = [*map(_scale, parameters), _metric_scale(every[-1], mode)]
     order = sorted(range(len(trials.values)), key=trials.values.__getitem__, reverse=mode == "min")
     traces: list[Figure] = []
-    groups = _groups(order[:-1], SHADES)
+    named = len(order) - min(best, len(order))
+    groups = _groups(order[:named], SHADES)
     for shade, group in enumerate(groups):
         share = shade / max(1, len(groups) - 1)
         lines = [(trials.trial_ids[place], _across(scales, place)) for place in group]
@@ -67,14 +85,14 @@ def parallel(parameters: Sequence[Parameter], trials: Scored, *, metric: str, mo
                 "showlegend": False,
             }
         )
-    if order:
-        best = order[-1]
+    for rank, place in reversed(list(enumerate(reversed(order[named:])))):
+        trial_id = trials.trial_ids[place]
         traces.append(
             {
-                **joined([(trials.trial_ids[best], _across(scales, best))], hover=[_words(every, best)]),
+                **joined([(trial_id, _across(scales, place))], hover=[_words(every, place)]),
                 "mode": "lines",
-                "line": {"color": BEST[1], "width": 3.5},
-                "name": f"best: {text(trials.trial_ids[best])}",
+                "line": {"color": BEST[(rank + 1) % len(BEST)], "width": 3.5 if rank == 0 else 2},
+                "name": text(trial_id) if rank else f"best: {text(trial_id)}",
             }
         )
     ticks = [
@@ -104,7 +122,8 @@ def parallel(parameters: Sequence[Parameter], trials: Scored, *, metric: str, mo
         "zeroline": False,
     }
     up = {"visible": False, "range": [-0.16, 1.05]}
-    return figure_of(traces, xaxis=across, yaxis=up, annotations=ticks, shapes=rules, hovermode="closest")
+    title = f"{count_words(len(order), 'trial')} by last {metric}, the best on top"
+    return figure_of(traces, title, xaxis=across, yaxis=up, annotations=ticks, shapes=rules)
 
 
 def importances(shares: Mapping[str, float], *, metric: str, method: str) -> Figure:
@@ -123,6 +142,7 @@ def importances(shares: Mapping[str, float], *, metric: str, method: str) -> Fig
     }
     return figure_of(
         [bars],
+        f"importance for {metric}",
         xaxis=axis_of(f"share of {metric} explained ({method})"),
         yaxis={"automargin": True, "type": "category"},
         height=max(260, 90 + 26 * len(order)),
@@ -160,7 +180,8 @@ def slices(
         )
         dots["marker"] |= {"colorscale": [[0, "#b9c6d6"], [1, "#2f6bd0"]]}
         traces.append({**dots, "xaxis": f"x{mark}", "yaxis": f"y{mark}"})
-    return figure_of(traces, **layout, height=max(320, 260 * rows))
+    title = f"{metric} of {count_words(len(trials.values), 'trial')}"
+    return figure_of(traces, title, **layout, height=max(320, 260 * rows))
 
 
 def contour(across: Parameter, up: Parameter, trials: Scored, *, metric: str, mode: str) -> Figure:
@@ -203,7 +224,11 @@ def contour(across: Parameter, up: Parameter, trials: Scored, *, metric: str, mo
         for trial, value in zip(chosen.trial_ids, chosen.values, strict=True)
     ]
     return figure_of(
-        [*traces, dots], xaxis=_parameter_axis(across), yaxis=_parameter_axis(up), showlegend=False
+        [*traces, dots],
+        f"{metric} of {count_words(len(chosen.values), 'trial')}",
+        xaxis=_parameter_axis(across),
+        yaxis=_parameter_axis(up),
+        showlegend=False,
     )
 
 
@@ -256,7 +281,7 @@ def matrix(columns: Sequence[Parameter], trials: Scored, *, metric: str, mode: s
         "reversescale": mode == "min",
         "colorbar": {"title": {"text": text(metric)}, "thickness": 12},
     }
-    return figure_of(traces, **layout)
+    return figure_of(traces, f"{metric} of {count_words(len(trials.values), 'trial')}", **layout)
 
 
 def _columns(trials: Scored) -> tuple[Sequence[Any], ...]:
@@ -295,6 +320,22 @@ INACTIVE = -0.1
 
 
 def _scale(parameter: Parameter) -> Scale:
+    heights, ticks = _places(parameter)
+    return heights, [*ticks, (INACTIVE, "inactive")] if None in parameter.values else ticks
+
+
+def _metric_scale(metric: Parameter, mode: str) -> Scale:
+    """Return the metric's axis; outliers at the worse side go to its end, so that the rest is readable."""
+    ends = None if metric.log else limit(metric.values, mode)
+    if ends is None:
+        return _places(metric)
+    low, high = ends
+    heights, ticks = _places(replace(metric, values=[min(max(value, low), high) for value in metric.values]))
+    wild, sign = (1.0, "≥") if mode == "min" else (0.0, "≤")
+    return heights, [(at, f"{sign} {words}" if at == wild else words) for at, words in ticks]
+
+
+def _places(parameter: Parameter) -> Scale:
     if parameter.choices is not None:
         count = len(parameter.choices)
         at = {choice: (n + 0.5) / count for n, choice in enumerate(parameter.choices)}
@@ -307,6 +348,15 @@ def _scale(parameter: Parameter) -> Scale:
         for value in parameter.values
     ]
     return heights, _ticks(low, high, log=parameter.log)
+
+
+def share_between(value: float, low: float, high: float, *, log: bool) -> float:
+    """Return the position of `value` from `low` (0) to `high` (1), optionally on a logarithmic axis."""
+    if low == high:
+        return 0.5
+    if log:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return (value - low) / (high - low)
 
 
 def _ticks(low: float, high: float, *, log: bool) -> list[tuple[float, str]]:
@@ -344,7 +394,7 @@ def _viridis(share: float) -> str:
     rest = at * (len(_VIRIDIS) - 1) - place
     mixed = zip(_VIRIDIS[place], _VIRIDIS[place + 1], strict=True)
     red, green, blue = (round(low + (high - low) * rest) for low, high in mixed)
-    return f"rgb({red},{green},{blue})"
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def _surface(

@@ -1,58 +1,186 @@
 """Plots of an experiment, with matplotlib, which is imported for the first plot.
 
-Figures are made without pyplot, so no global state changes, no window opens, and no display is needed.
+Figures are made without pyplot, so no global state changes, no window opens, and no display is needed. The
+charts are those of the dashboard: what they show is computed in `charts`, and drawn here.
 """
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ConfigError, did_you_mean
-from trainkit.tune.core.checks import load
+from trainkit.errors import ConfigError, MetricError, did_you_mean
+from trainkit.plugins.dashboard.charts import DRAWN, KINDS, UNJUDGED, Options, Source
+from trainkit.plugins.dashboard.courses import CAME, JUDGED
+from trainkit.plugins.dashboard.plots import drawing, style
+from trainkit.tune.core.checks import is_finite, load, require_whole
+from trainkit.tune.core.metrics import lookup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from trainkit.tune.core.lineage import Exchange
+    from trainkit.tune.core.objectives import Objective
     from trainkit.tune.results.result_grid import ResultGrid
+    from trainkit.tune.store.reader import Span
 
-KINDS = {
-    "curves": ("curves:draw_curves", "learning curves"),
-    "lineage": ("lineage:draw_lineage", "where the members of a population got their weights"),
-    "parallel": ("parallel:draw_parallel", "parallel coordinates"),
-    "pareto": ("parallel:draw_pareto", "the Pareto front of two objectives"),
-    "rungs": ("rungs:draw_rungs", "rungs of a scheduler"),
-    "timeline": ("curves:draw_timeline", "workers against time"),
+OPTIONS = {
+    "history": ("log_y",),
+    "curves": ("x", "log_x", "log_y", "best"),
+    "parallel": ("params", "log_metric", "best"),
+    "importances": ("params", "method"),
+    "slice": ("params", "log_y", "columns"),
+    "contour": ("params",),
+    "matrix": ("params", "more"),
+    "rungs": ("bracket", "log_y"),
+    "lineage": ("hyperparameter", "log_y"),
+    "timeline": (),
+    "pareto": ("log_x", "log_y"),
+    "edf": (),
+    "compare": ("trials", "x", "log_x", "log_y"),
 }
-"""Module, function and content of each kind of plot."""
+"""Options of each kind. All kinds but the timeline also accept `metric` and `mode`."""
 _SPELLINGS = {
     "learning curves": "curves",
     "learning_curves": "curves",
     "parallel coordinates": "parallel",
     "parallel_coordinates": "parallel",
 }
+BEST = 5
+"""Number of trials that are coloured and named by default."""
 
 
 def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any) -> Figure:
-    """Draw `grid`; see `ResultGrid.plot`, and the function of each kind for its options.
+    """Draw `grid`; see `ResultGrid.plot`, and `OPTIONS` for the options of each kind.
 
     Raises:
-        ConfigError: the kind or an option is unknown.
+        ConfigError: the kind or an option is unknown, or there is no data for this kind.
         MetricError: no trial reported the metric.
         MissingDependencyError: matplotlib is not installed.
     """
     name = _SPELLINGS.get(kind, kind)
     if name not in KINDS:
-        kinds = ", ".join(f"{known!r} ({what})" for known, (_, what) in KINDS.items())
+        kinds = ", ".join(f"{known!r} ({what})" for known, what in KINDS.items())
         raise ConfigError(f"plot(kind={kind!r}): the kinds are {kinds}")
     load("matplotlib.figure", "plots", "tune")
-    module, _, function = KINDS[name][0].partition(":")
-    draw = getattr(importlib.import_module(f"{__name__}.{module}"), function)
-    known = [each for each in draw.__kwdefaults__ if each != "ax"]
+    known = OPTIONS[name] if name == "timeline" else ("metric", "mode", *OPTIONS[name])
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known, cutoff=0.6)
             raise ConfigError(f"plot({name!r}, {option}=...): the options are {', '.join(known)}.{hint}")
-    figure: Figure = draw(grid, ax=ax, **options)
-    return figure
+    source = GridSource(grid, name, options)
+    return drawing.draw(DRAWN[name](source), ax)
+
+
+class GridSource(Source):
+    """Source of a chart of results, which may be in memory, or an experiment of Ray Tune.
+
+    Args:
+        grid: results.
+        kind: kind of the chart.
+        given: options of the user.
+    """
+
+    def __init__(self, grid: ResultGrid, kind: str, given: Mapping[str, Any]) -> None:
+        chosen = {name: value for name, value in given.items() if value is not None}
+        if kind == "pareto":
+            self._front = chosen.pop("metric", None), chosen.pop("mode", None)
+        elif kind not in UNJUDGED:
+            chosen["metric"], chosen["mode"] = style.metric_of(grid, given.get("metric"), given.get("mode"))
+        if "hyperparameter" in chosen:
+            chosen["params"] = (chosen.pop("hyperparameter"),)
+        if "log_metric" in chosen:
+            chosen["log_y"] = chosen.pop("log_metric")
+        require_whole("best", chosen.setdefault("best", BEST), 0)
+        facts = {
+            **grid.facts(),
+            "objective": (grid.metric, grid.mode),
+            "objectives": [(each.metric, each.mode) for each in grid.objectives],
+        }
+        super().__init__(
+            Path(grid.experiment_path), GridReader(grid), facts, Options(**chosen), is_whole=True
+        )
+
+    @property
+    def grid(self) -> ResultGrid:
+        """The results themselves."""
+        found: GridReader = self.reader
+        return found.grid
+
+    @property
+    def objectives(self) -> Sequence[Objective]:
+        """The objectives that were given, or else the experiment's."""
+        return self.grid.objectives_or(*self._front)
+
+    def front(self, points: Mapping[str, tuple[float, float]]) -> list[str]:
+        """Return the ids of the trials on the Pareto front, without those that failed."""
+        return [result.trial_id for result in self.grid.pareto_front(*self._front)]
+
+
+class GridReader:
+    """Reader of results, with the methods of `ChartReader`.
+
+    Args:
+        grid: results.
+    """
+
+    def __init__(self, grid: ResultGrid) -> None:
+        self.grid = grid
+        self._results = {result.trial_id: result for result in grid}
+        self._read: dict[str, list[dict[str, Any]]] | None = None
+
+    @property
+    def _histories(self) -> dict[str, list[dict[str, Any]]]:
+        if self._read is None:
+            self._read = {result.trial_id: history for result, history in self.grid.histories()}
+        return self._read
+
+    def last_values(self, metric: str) -> dict[str, float]:
+        """Return the metric of each trial's last report that has a finite one, in the order suggested."""
+        found = {trial_id: lookup(each.metrics or {}, metric) for trial_id, each in self._results.items()}
+        return {trial_id: value for trial_id, value in found.items() if is_finite(value)}
+
+    def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
+        """Return the index of each trial in the order suggested, by id; unknown ids are left out."""
+        order = {trial_id: place for place, trial_id in enumerate(self._results)}
+        return {trial_id: order[trial_id] for trial_id in trial_ids if trial_id in order}
+
+    def first(self, count: int) -> list[str]:
+        """Return the ids of the first `count` suggested trials."""
+        return list(self._results)[:count]
+
+    def configs(self, trial_ids: Sequence[str]) -> list[Any]:
+        """Return the configuration of each of these trials."""
+        return [self._results[trial_id].config for trial_id in trial_ids]
+
+    def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
+        """Return (x, metric) of each report of a trial in which both are finite numbers, in order."""
+        pairs = [(lookup(report, x), lookup(report, metric)) for report in self._histories.get(trial_id, [])]
+        return [(float(across), float(up)) for across, up in pairs if is_finite(across) and is_finite(up)]
+
+    def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], Any]]:
+        """Return the decisions made at rungs, and the values of all reports."""
+        decisions = [each for each in self.grid.decisions() if each.get("rule") in (JUDGED, CAME)]
+        return decisions, {
+            (trial_id, report["training_iteration"]): lookup(report, metric)
+            for trial_id, history in self._histories.items()
+            for report in history
+        }
+
+    def exchanges(self) -> list[Exchange]:
+        """Return all changes of trials' configurations after the suggestion, in order."""
+        return self.grid.exchanges()
+
+    def spans(self) -> list[Span]:
+        """Return all attempts with their times and outcomes, in the order of their starts."""
+        return self.grid.timeline
+
+    def last_date(self) -> float:
+        """Return 0.0: a running attempt is drawn up to the last start or end."""
+        return 0.0
+
+    def nothing(self, *names: str) -> MetricError:
+        """Return the error that explains why the values `names` have no number to draw."""
+        return style.nothing_to_draw(self.grid, *names)

@@ -1,30 +1,25 @@
-"""Common style of the plots: figures, colours, and axes that outliers don't distort."""
+"""Common style of the plots: figures, colours, axes, and the metric that is drawn."""
 
 from __future__ import annotations
 
 import functools
 import io
-import math
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from trainkit.errors import ConfigError, MetricError
+from trainkit.plugins.dashboard.charts.figures import BEST as BEST
+from trainkit.plugins.dashboard.charts.figures import OTHERS as OTHERS
 from trainkit.tune.controller.rules import missing_metric
 from trainkit.tune.core.checks import load, require_one_of
 from trainkit.tune.core.metrics import lookup
-from trainkit.tune.core.objectives import trial_score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
-    from trainkit.tune.results.result import Result
     from trainkit.tune.results.result_grid import ResultGrid
 
-BEST = ("#c8404f", "#2f6db3", "#3a9a6b", "#e08a2e", "#7a5ba8", "#2a9aa8", "#b8558f", "#7d8a2e")
-"""Colours of the best trials, best first."""
-OTHERS = "#8d97a3"
 STOPPED = "#a9b1ba"
 TEXT = "#3b424a"
 FAINT = "#e4e8ec"
@@ -76,17 +71,6 @@ def legend(ax: Axes, *entries: Any, **options: Any) -> Legend:
     return ax.legend(*entries, frameon=False, fontsize=9, labelcolor=TEXT, **beside, **options)
 
 
-def draw_lines(ax: Axes, lines: Sequence[Any], **options: Any) -> None:
-    """Draw many lines in one call; each line is a list of points."""
-    collection = load("matplotlib.collections", "plots", "tune").LineCollection
-    ax.add_collection(collection(lines, **options))
-
-
-def faint(count: int, share: float, least: float, most: float) -> float:
-    """Return the opacity of `count` lines; many lines are fainter, so that crowded areas look darkest."""
-    return min(most, max(least, share / math.sqrt(count or 1)))
-
-
 def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[str, str]:
     """Return the metric to draw and its mode.
 
@@ -122,36 +106,3 @@ def nothing_to_draw(grid: ResultGrid, *names: str) -> MetricError:
         f"there is nothing to draw of {called}: no report has finite numbers there, or, on a logarithmic "
         "axis, none above 0"
     )
-
-
-def ranked(results: Iterable[Result], metric: str, mode: str) -> list[Result]:
-    """Return the trials whose last report has the metric, best first."""
-    scores = [
-        (score, result)
-        for result in results
-        if (score := trial_score([result.metrics], metric, mode, "last", keep_all=False)) is not None
-    ]
-    return [result for _, result in sorted(scores, key=lambda pair: -pair[0])]
-
-
-def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
-    """Return limits for an axis that outliers at the worse side would squeeze; None without outliers.
-
-    Values at the better side always stay inside. A value is an outlier if it lies more than five times the
-    interquartile range beyond the middle half.
-    """
-    finite = sorted(value for value in values if math.isfinite(value))
-    if len(finite) < 8:
-        return None
-    low, high = finite[len(finite) // 4], finite[3 * len(finite) // 4]
-    reach = 5 * (high - low)
-    if reach == 0 or (finite[-1] <= high + reach if mode == "min" else finite[0] >= low - reach):
-        return None
-    inside = [value for value in finite if (value <= high + reach if mode == "min" else value >= low - reach)]
-    margin = 0.04 * (inside[-1] - inside[0])
-    return inside[0] - margin, inside[-1] + margin
-
-
-def number(value: float) -> str:
-    """Return a number in few characters."""
-    return f"{value:.4g}"
