@@ -24,11 +24,6 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure
 
 
-@pytest.fixture(scope="module", autouse=True)
-def session() -> None:
-    """Start no session for the whole module: tests start their own."""
-
-
 def objective(config):
     for step in range(1, 10):
         loss = (config["x"] - 2) ** 2 + config["lr"] + 1 / step
