@@ -58,7 +58,7 @@ PLUGINS = {
 """Lines of code of each plugin. A plugin has an entry here before it has a file."""
 
 ARROWS = {
-    "compat": {"dashboard", "pools"},  # Ray's TuneServer and its multiprocessing
+    "compat": {"pools"},  # Ray's multiprocessing
     "dashboard": {"compat", "integrations", "profile"},  # metrics, Optuna's storage, figures of ranks
 }
 """Plugins that a plugin may import."""

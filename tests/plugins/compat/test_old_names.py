@@ -80,11 +80,10 @@ PLACES = {
     "trainkit.tune.trainable.trainable": "Trainable",
     "trainkit.tune.trainable.util": "with_parameters",
     "trainkit.tune.tune": "run run_experiments",
-    "trainkit.tune.utils": "deep_update flatten_dict merge_dicts validate_save_restore",
+    "trainkit.tune.utils": "flatten_dict merge_dicts validate_save_restore",
     "trainkit.tune.utils.mock_trainable": "MyTrainableClass",
     "trainkit.tune.utils.util": "flatten_dict unflatten_dict merge_dicts",
     "trainkit.tune.utils.placement_groups": "PlacementGroupFactory",
-    "trainkit.tune.web_server": "TuneClient TuneServer",
     "trainkit.util": "ActorPool placement_group remove_placement_group get_placement_group as_completed "
     "map_unordered register_serializer deregister_serializer get_node_ip_address log_once list_named_actors "
     "inspect_serializability",
@@ -110,8 +109,7 @@ PLACES = {
     "trainkit.util.sgd.torch.training_operator": "CreatorOperator TrainingOperator",
     "trainkit.util.sgd.utils": "AverageMeter BATCH_SIZE NUM_SAMPLES TimerCollection override",
     "trainkit.util.state": "list_actors list_nodes list_objects list_placement_groups list_tasks "
-    "list_workers list_logs get_actor get_node get_objects get_placement_group get_task get_worker get_log "
-    "summarize_actors summarize_objects summarize_tasks",
+    "list_workers list_logs get_actor get_node get_objects get_placement_group get_task get_worker get_log",
 }
 
 
@@ -394,6 +392,7 @@ def test_every_public_name_of_rays_is_here_or_says_what_to_use(module):
         ("util.sgd.data", r"train\(dataset=\)"),
         ("util.sgd.torch.resnet", r"torchvision\.models"),
         ("tune.logger.aim", r"extend tune\.LoggerCallback"),
+        ("tune.web_server", r"trainkit\.client\.Experiment"),
     ],
 )
 def test_a_module_of_rays_that_is_not_here_says_what_to_take(module, instead):

@@ -8,7 +8,6 @@ import pytest
 
 from trainkit import tune
 from trainkit.tune.utils import (
-    deep_update,
     diagnose_serialization,
     flatten_dict,
     merge_dicts,
@@ -32,16 +31,6 @@ def test_dictionaries_are_flattened_and_back():
 
 def test_dictionaries_are_merged():
     assert merge_dicts({"a": {"b": 1}}, {"a": {"c": 2}, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
-    original = {"a": {"b": 1}}
-    assert deep_update(original, {"a": {"b": 2}}) is original
-    assert original == {"a": {"b": 2}}
-    assert deep_update(original, {"a": {"c": 2}}, allow_new_subkey_list=["a"]) == {"a": {"b": 2, "c": 2}}
-    assert deep_update(original, {"a": {"d": 1}}, override_all_key_list=["a"]) == {"a": {"d": 1}}
-    for unknown in ({"z": 1}, {"a": {"z": 1}}):
-        with pytest.raises(KeyError, match="new_keys_allowed"):
-            deep_update(original, unknown)
-    old, new = {"a": {"type": 1, "x": 1}}, {"a": {"type": 2}}
-    assert deep_update(old, new, override_all_if_type_changes=["a"]) == new
 
 
 def test_a_trainable_that_goes_on_from_its_checkpoint_is_valid():

@@ -132,22 +132,17 @@ def test_tasks_that_wait_and_run_are_found_by_their_references(engine: str, tmp_
         for wanted in ("RUNNING", "PENDING_NODE_ASSIGNMENT")
     )
     assert (len(running), len(waiting)) == (2, 1)
-    summary = state.summarize_tasks()["cluster"]
-    assert summary["summary"]["waits"]["state_counts"] == {"RUNNING": 2, "PENDING_NODE_ASSIGNMENT": 1}
-    assert summary["total_tasks"] == 3
     (tmp_path / "go").touch()
     trainkit.get(refs, timeout=60)
     assert eventually(lambda: state.get_task(refs[0]) is None)
 
 
-def test_objects_are_summed_up(engine: str):
-    before = state.summarize_objects()["cluster"]["total_objects"]
+def test_objects_are_listed(engine: str):
     ref = trainkit.put(np.zeros(1 << 20, np.uint8))
     (row,) = [row for row in state.list_objects() if row.object_size >= 1 << 20]
     assert state.get_objects(row.object_id) == [row]
-    summary = state.summarize_objects()["cluster"]
-    assert summary["total_objects"] == before + 1
-    assert summary["summary"]["disabled"]["total_size_mb"] >= 1
+    with pytest.raises(AttributeError, match=r"count the rows of list_objects\(\)"):
+        _ = state.summarize_objects
     del ref
 
 

@@ -338,7 +338,7 @@ OBSOLETE = {
     "sync_to_driver": "all trials write where the experiment is",
     "trial_executor": "there is one executor",
     "upload_dir": "give storage_path='s3://...'",
-    "with_server": "serve experiments by `trainkit dashboard FOLDER`, or start a TuneServer",
+    "with_server": "serve experiments by `trainkit dashboard FOLDER`",
     "_entrypoint": "it was Ray's own",
     "_remote": "it was Ray's own",
     "_remote_string_queue": "it was Ray's own",

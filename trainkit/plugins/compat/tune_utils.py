@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,43 +65,6 @@ def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any
             place = place.setdefault(name, {})
         place[last] = value
     return nested
-
-
-def deep_update(
-    original: MutableMapping[str, Any],
-    new_dict: Mapping[str, Any],
-    new_keys_allowed: bool = False,
-    allow_new_subkey_list: Collection[str] = (),
-    override_all_if_type_changes: Collection[str] = (),
-    override_all_key_list: Collection[str] = (),
-) -> MutableMapping[str, Any]:
-    """Merge one nested dictionary into another, and return the changed dictionary.
-
-    Args:
-        original: dictionary to change.
-        new_dict: dictionary with the new values.
-        new_keys_allowed: allow new names at every level.
-        allow_new_subkey_list: names at the top level under which new names are allowed anyway.
-        override_all_if_type_changes: names at the top level whose dictionary is replaced as a whole if its
-            "type" changes.
-        override_all_key_list: names whose dictionary is always replaced as a whole.
-
-    Raises:
-        KeyError: `original` lacks a name, and new names are not allowed.
-    """
-    for key, value in new_dict.items():
-        if key not in original and not new_keys_allowed:
-            raise KeyError(f"there is no {key!r}: give new_keys_allowed=True to add it")
-        old: Any = original.get(key)
-        nested = isinstance(value, Mapping) and isinstance(old, MutableMapping)
-        if nested and key in override_all_if_type_changes and "type" in value and "type" in old:
-            nested = value["type"] == old["type"]
-        if not nested or key in override_all_key_list:
-            original[key] = value
-        else:
-            allowed = new_keys_allowed or key in allow_new_subkey_list
-            deep_update(old, value, allowed, override_all_key_list=override_all_key_list)
-    return original
 
 
 def diagnose_serialization(trainable: Callable[..., Any]) -> bool | set[str]:

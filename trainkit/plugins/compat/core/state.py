@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec
@@ -36,9 +35,6 @@ __all__ = [
     "list_placement_groups",
     "list_tasks",
     "list_workers",
-    "summarize_actors",
-    "summarize_objects",
-    "summarize_tasks",
 ]
 
 P = ParamSpec("P")
@@ -161,71 +157,6 @@ def get_task(
     # On Ray, a reference's id begins with the id of its task; on other engines, the two are equal.
     wanted = id.hex() if isinstance(id, ObjectRef) else id
     return next((row for row in _rows("tasks") if row["task_id"] and wanted.startswith(row["task_id"])), None)
-
-
-def summarize_actors(
-    address: str | None = None,
-    timeout: float = 30,
-    raise_on_missing_output: bool = True,
-    _explain: bool = False,
-) -> dict[str, Any]:
-    """Count the actors of each class by state, in a dictionary of Ray's form."""
-    rows = _rows("actors")
-    summary = {
-        name: {"class_name": name, "state_counts": counts} for name, counts in _counted(rows, "class_name")
-    }
-    return {"cluster": {"summary": summary, "total_actors": len(rows), "summary_by": "class"}}
-
-
-def summarize_tasks(
-    address: str | None = None,
-    timeout: float = 30,
-    raise_on_missing_output: bool = True,
-    _explain: bool = False,
-) -> dict[str, Any]:
-    """Count the tasks of each name by state, in a dictionary of Ray's form."""
-    rows = _rows("tasks")
-    summary = {
-        name: {"func_or_class_name": name, "type": "NORMAL_TASK", "state_counts": counts}
-        for name, counts in _counted(rows, "name")
-    }
-    return {
-        "cluster": {
-            "summary": summary,
-            "total_tasks": len(rows),
-            "total_actor_tasks": 0,
-            "total_actor_scheduled": 0,
-            "summary_by": "func_name",
-        }
-    }
-
-
-def summarize_objects(
-    address: str | None = None,
-    timeout: float = 30,
-    raise_on_missing_output: bool = True,
-    _explain: bool = False,
-) -> dict[str, Any]:
-    """Sum up the objects in shared memory, in a dictionary of Ray's form without call sites."""
-    rows = _rows("objects")
-    size_mb = sum(row["object_size"] for row in rows) / 2**20
-    whole = {
-        "total_objects": len(rows),
-        "total_size_mb": size_mb,
-        "total_num_workers": len({pid for row in rows for pid in row["pids"]}),
-        "total_num_nodes": int(bool(rows)),
-        "task_state_counts": {},
-        "ref_type_counts": {},
-    }
-    return {
-        "cluster": {
-            "summary": {"disabled": whole} if rows else {},
-            "total_objects": len(rows),
-            "total_size_mb": size_mb,
-            "callsite_enabled": False,
-            "summary_by": "callsite",
-        }
-    }
 
 
 def list_logs(
@@ -470,13 +401,6 @@ def _equal(value: Any, wanted: Any) -> bool:
 
 def _only(rows: Sequence[State], column: str, wanted: str) -> State | None:
     return next((row for row in rows if row.get(column) == wanted), None)
-
-
-def _counted(rows: Sequence[State], column: str) -> list[tuple[str, dict[str, int]]]:
-    counts: dict[str, Counter[str]] = {}
-    for row in rows:
-        counts.setdefault(row[column], Counter())[row["state"]] += 1
-    return [(name, dict(states)) for name, states in counts.items()]
 
 
 # logs
