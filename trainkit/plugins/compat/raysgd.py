@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from trainkit.errors import ConfigError
 from trainkit.train.keys import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES, NUM_STEPS, USE_FP16
+from trainkit.train.step.metrics import Meters
 from trainkit.train.step.timers import TimerCollection, TimerStat
 
 __all__ = [
@@ -72,23 +73,16 @@ class AverageMeterCollection:
 
     def __init__(self) -> None:
         self.n: float = 0
-        self._batch_count = 0
-        self._meters: dict[str, AverageMeter] = {}
+        self._meters = Meters()
 
     def update(self, metrics: Mapping[str, Any], n: float = 1) -> None:
         """Add the metrics of a batch with `n` samples."""
-        self._batch_count += 1
         self.n += n
-        for name, value in metrics.items():
-            self._meters.setdefault(name, AverageMeter()).update(value, n=n)
+        self._meters.add({**metrics, NUM_SAMPLES: n})
 
     def summary(self) -> dict[str, Any]:
         """Return `batch_count`, `num_samples`, and each metric's mean and last value (`last_<name>`)."""
-        stats: dict[str, Any] = {BATCH_COUNT: self._batch_count, NUM_SAMPLES: self.n}
-        for name, meter in self._meters.items():
-            stats[str(name)] = meter.avg
-            stats[f"last_{name}"] = meter.val
-        return stats
+        return dict(self._meters.result())
 
 
 def override(interface_class: type[Any]) -> Callable[[F], F]:

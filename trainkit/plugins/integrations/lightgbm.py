@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.plugins.integrations.reporting import Change, Metrics, Reporter, file_of, missing
+from trainkit.plugins.integrations.reporting import RoundsCallback, WithoutCheckpoints, file_of, imported
 from trainkit.tune.core.checkpoint import Checkpoint
 
-try:
-    import lightgbm
-except ModuleNotFoundError as error:
-    raise missing("reporting from LightGBM", "lightgbm") from error
+lightgbm = imported("reporting from LightGBM", "lightgbm")
 
 FILENAME = "model.txt"
 
 
-class LightGBMCheckpointCallback:
+class LightGBMCheckpointCallback(RoundsCallback):
     """A callback that reports the evaluation of each round, such as 'eval-binary_logloss', and checkpoints.
 
     To resume: `lightgbm.train(..., init_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
@@ -33,19 +30,7 @@ class LightGBMCheckpointCallback:
 
     order = 25
     """Position after LightGBM's recording of the evaluation, and before its early stopping."""
-
-    def __init__(
-        self,
-        metrics: Metrics = None,
-        filename: str = FILENAME,
-        frequency: int = 0,
-        checkpoint_at_end: bool = True,
-        results_postprocessing_fn: Change | None = None,
-    ) -> None:
-        self._reporter = Reporter(metrics, results_postprocessing_fn)
-        self._filename = filename
-        self._frequency = frequency
-        self._at_end = checkpoint_at_end
+    default_filename = FILENAME
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
@@ -61,23 +46,13 @@ class LightGBMCheckpointCallback:
             if deviation is not None:
                 found[f"{data}-{metric}-stdv"] = deviation
         last = self._at_end and env.iteration == env.end_iteration - 1
-        due = self._frequency > 0 and (env.iteration + 1) % self._frequency == 0
-        save = env.model.save_model if (last or due) and isinstance(env.model, lightgbm.Booster) else None
+        due = last or self._is_due(env.iteration)
+        save = env.model.save_model if due and isinstance(env.model, lightgbm.Booster) else None
         self._reporter.report(found, save, self._filename)
 
 
-class LightGBMReportCallback(LightGBMCheckpointCallback):
-    """A callback that reports the evaluation of each round, without checkpoints.
-
-    Args:
-        metrics: as in TuneReportCheckpointCallback.
-        results_postprocessing_fn: as in TuneReportCheckpointCallback.
-    """
-
-    def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:
-        super().__init__(
-            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
-        )
+class LightGBMReportCallback(WithoutCheckpoints, LightGBMCheckpointCallback):
+    """A callback that reports the evaluation of each round, without checkpoints."""
 
 
 TuneReportCheckpointCallback = LightGBMCheckpointCallback

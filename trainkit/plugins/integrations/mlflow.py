@@ -9,11 +9,10 @@ import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.plugins.integrations.reporting import missing
+from trainkit.plugins.integrations.reporting import require_installed
 from trainkit.plugins.integrations.tracking import TrackedTrial, TrackerCallback, process_rank, running_trial
 from trainkit.settings import OLD_WORKING_DIR
 from trainkit.tune.core.checks import is_finite, is_number
@@ -57,7 +56,7 @@ class MLflowLoggerCallback(TrackerCallback):
         save_artifact: bool = False,
         log_params_on_trial_end: bool = False,
     ) -> None:
-        _require_mlflow("MLflowLoggerCallback")
+        require_installed("MLflowLoggerCallback", "mlflow")
         super().__init__("MLflow", timeout_s=300.0)
         self._tracking_uri = tracking_uri
         self._registry_uri = registry_uri
@@ -168,7 +167,7 @@ def setup_mlflow(
         ConfigError: the experiment does not exist.
         MissingDependencyError: MLflow is not installed.
     """
-    _require_mlflow("setup_mlflow")
+    require_installed("setup_mlflow", "mlflow")
     if rank_zero_only and process_rank() != 0:
         return Nothing()
     mlflow: Any = importlib.import_module("mlflow")
@@ -222,11 +221,6 @@ class Nothing:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Nothing:
         return self
-
-
-def _require_mlflow(what: str) -> None:
-    if find_spec("mlflow") is None:
-        raise missing(what, "mlflow")
 
 
 def _experiment_id(

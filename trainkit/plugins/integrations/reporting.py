@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trainkit.errors import MissingDependencyError
 from trainkit.tune.core.checkpoint import Checkpoint, temporary_folder
@@ -67,6 +69,52 @@ class Reporter:
             report(picked, checkpoint=Checkpoint.from_directory(folder))
 
 
+class RoundsCallback:
+    """Base of callbacks for a boosting library, which report each round.
+
+    Args:
+        metrics: a name, a list of names, or a dictionary from reported names to the library's; None: all.
+        filename: of the model in the checkpoint; None: the library's usual name.
+        frequency: number of rounds per checkpoint; 0: none during training.
+        checkpoint_at_end: True: the last model is a checkpoint too.
+        results_postprocessing_fn: maps the selected metrics to the reported ones.
+    """
+
+    default_filename: ClassVar[str]
+
+    def __init__(
+        self,
+        metrics: Metrics = None,
+        filename: str | None = None,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Change | None = None,
+    ) -> None:
+        super().__init__()
+        self._reporter = Reporter(metrics, results_postprocessing_fn)
+        self._filename = filename or self.default_filename
+        self._frequency = frequency
+        self._at_end = checkpoint_at_end
+
+    def _is_due(self, round_: int) -> bool:
+        """Return True if the round, counted from 0, has a checkpoint."""
+        return self._frequency > 0 and (round_ + 1) % self._frequency == 0
+
+
+class WithoutCheckpoints(RoundsCallback):
+    """Part of a callback that reports the evaluation of each round, without checkpoints.
+
+    Args:
+        metrics: as in TuneReportCheckpointCallback.
+        results_postprocessing_fn: as in TuneReportCheckpointCallback.
+    """
+
+    def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:
+        super().__init__(
+            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
+        )
+
+
 def file_of(checkpoint: Checkpoint, filename: str) -> str:
     """Return the path of a file in a checkpoint."""
     return str(Path(checkpoint.path, filename))
@@ -75,3 +123,19 @@ def file_of(checkpoint: Checkpoint, filename: str) -> str:
 def missing(what: str, package: str) -> MissingDependencyError:
     """Return the error for a missing tool; `package` is also the name of trainkit's extra."""
     return MissingDependencyError.of(f"{what} needs {package}", package)
+
+
+def imported(what: str, package: str) -> Any:
+    """Import and return a tool, which `what` needs.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    require_installed(what, package)
+    return importlib.import_module(package)
+
+
+def require_installed(what: str, package: str) -> None:
+    """Raise MissingDependencyError if a tool, which `what` needs, is not installed."""
+    if find_spec(package) is None:
+        raise missing(what, package)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.plugins.integrations.reporting import missing
+from trainkit.plugins.integrations.reporting import require_installed
 from trainkit.plugins.integrations.tracking import TrackedTrial, TrackerCallback, process_rank, running_trial
 from trainkit.tune.core.checks import is_number, require
 from trainkit.tune.core.metrics import flatten, without_objects
@@ -57,7 +56,7 @@ class WandbLoggerCallback(TrackerCallback):
         upload_timeout: float = 1800,
         **kwargs: Any,
     ) -> None:
-        _require_wandb("WandbLoggerCallback")
+        require_installed("WandbLoggerCallback", "wandb")
         super().__init__("Weights & Biases", timeout_s=upload_timeout)
         self._project = project
         self._group = group
@@ -152,7 +151,7 @@ def setup_wandb(
         ConfigError: the key is given twice, or its file can't be read.
         MissingDependencyError: wandb is not installed.
     """
-    _require_wandb("setup_wandb")
+    require_installed("setup_wandb", "wandb")
     wandb: Any = importlib.import_module("wandb")
     if rank_zero_only and process_rank() != 0:
         return wandb.init(mode="disabled")
@@ -177,11 +176,6 @@ def setup_wandb(
     if key is not None:
         arguments["settings"] = wandb.Settings(api_key=key)
     return wandb.init(**{**arguments, **kwargs})
-
-
-def _require_wandb(what: str) -> None:
-    if find_spec("wandb") is None:
-        raise missing(what, "wandb")
 
 
 def _key(api_key: str | None, api_key_file: str | None) -> str | None:

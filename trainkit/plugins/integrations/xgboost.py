@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from trainkit.plugins.integrations.reporting import Change, Metrics, Reporter, file_of, missing
+from trainkit.plugins.integrations.reporting import RoundsCallback, WithoutCheckpoints, file_of, imported
 from trainkit.tune.core.checkpoint import Checkpoint
 
-try:
-    import xgboost
-except ModuleNotFoundError as error:
-    raise missing("reporting from XGBoost", "xgboost") from error
+xgboost = imported("reporting from XGBoost", "xgboost")
 
 FILENAME = "model.ubj"
 
 
-class XGBoostCheckpointCallback(xgboost.callback.TrainingCallback):
+class XGBoostCheckpointCallback(RoundsCallback, xgboost.callback.TrainingCallback):  # type: ignore[misc]
     """A callback that reports the evaluation of each round, such as 'eval-logloss', and checkpoints.
 
     To resume: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
@@ -32,21 +30,9 @@ class XGBoostCheckpointCallback(xgboost.callback.TrainingCallback):
         MissingDependencyError: XGBoost is not installed; raised when this module is imported.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics = None,
-        filename: str = FILENAME,
-        frequency: int = 0,
-        checkpoint_at_end: bool = True,
-        results_postprocessing_fn: Change | None = None,
-    ) -> None:
-        super().__init__()
-        self._reporter = Reporter(metrics, results_postprocessing_fn)
-        self._filename = filename
-        self._frequency = frequency
-        self._at_end = checkpoint_at_end
-        self._last: dict[str, Any] = {}
-        self._saved = False
+    default_filename = FILENAME
+    _last: Mapping[str, Any] = {}
+    _saved = False
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
@@ -61,7 +47,7 @@ class XGBoostCheckpointCallback(xgboost.callback.TrainingCallback):
             for data, metrics in evals_log.items()
             for metric, values in metrics.items()
         }
-        self._saved = self._frequency > 0 and (epoch + 1) % self._frequency == 0
+        self._saved = self._is_due(epoch)
         self._report(model, self._saved)
         return False
 
@@ -75,18 +61,8 @@ class XGBoostCheckpointCallback(xgboost.callback.TrainingCallback):
         self._reporter.report(self._last, save, self._filename)
 
 
-class XGBoostReportCallback(XGBoostCheckpointCallback):
-    """A callback that reports the evaluation of each round, without checkpoints.
-
-    Args:
-        metrics: as in TuneReportCheckpointCallback.
-        results_postprocessing_fn: as in TuneReportCheckpointCallback.
-    """
-
-    def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:
-        super().__init__(
-            metrics, checkpoint_at_end=False, results_postprocessing_fn=results_postprocessing_fn
-        )
+class XGBoostReportCallback(WithoutCheckpoints, XGBoostCheckpointCallback):
+    """A callback that reports the evaluation of each round, without checkpoints."""
 
 
 TuneReportCheckpointCallback = XGBoostCheckpointCallback

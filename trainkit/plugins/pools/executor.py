@@ -375,7 +375,7 @@ class Executor(futures.Executor):
         """
         if chunksize < 1:
             raise ConfigError(f"chunksize={chunksize!r}: give 1 or more")
-        items = _shared(zip(*iterables, strict=False))
+        items = shared(zip(*iterables, strict=False))
         if not items:
             return iter(())
         if chunksize == 1:
@@ -595,7 +595,8 @@ class Sharing:
         return ref
 
 
-def _shared(items: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def shared(items: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the arguments of several calls, with references in place of large arrays."""
     sharing = Sharing()
     return [tuple(map(sharing.of, item)) for item in items]
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ArgumentTypeError, ConfigError
-from trainkit.plugins.pools.executor import Executor, PoolFuture, Sharing
+from trainkit.plugins.pools.executor import Executor, PoolFuture, Sharing, shared
 
 T = TypeVar("T")
 
@@ -315,21 +315,13 @@ class Pool:
         callback: Callable[[list[T]], object] | None,
         error_callback: Callable[[BaseException], object] | None,
     ) -> AsyncResult[list[T]]:
-        parts = self._chunks(
-            func, items, chunksize or -(-len(items) // (self._executor.workers * _CHUNKS_A_WORKER)) or 1
-        )
+        self._require_open()
+        size = chunksize or -(-len(items) // (self._executor.workers * _CHUNKS_A_WORKER)) or 1
+        _require_size(size)
+        parts = [*self._executor.submit_chunks(func, shared(items), size)]
         return AsyncResult(
             parts, lambda chunks: [*itertools.chain.from_iterable(chunks)], callback, error_callback
         )
-
-    def _chunks(
-        self, func: Callable[..., T], items: Sequence[tuple[Any, ...]], chunksize: int
-    ) -> list[PoolFuture[list[T]]]:
-        self._require_open()
-        _require_size(chunksize)
-        sharing = Sharing()
-        shared = [tuple(map(sharing.of, item)) for item in items]
-        return [*self._executor.submit_chunks(func, shared, chunksize)]
 
     def _require_open(self) -> None:
         if self._is_closed:
