@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trainkit.plugins.dashboard.endpoints import Endpoint, Schema
-from trainkit.tune.core.trial import STATES
+from trainkit.tune.core.trial import STATES, TrialStatus
 
 TEXT: Schema = {"type": "string"}
 WHOLE: Schema = {"type": "integer"}
@@ -33,12 +33,12 @@ def many(schema: Schema) -> Schema:
     return {"type": "array", "items": schema}
 
 
-def record(fields: dict[str, Schema], *, optional: tuple[str, ...] = ()) -> Schema:
+def record(fields: dict[str, Schema]) -> Schema:
     """Return the schema of an object with exactly these fields."""
     return {
         "type": "object",
         "properties": fields,
-        "required": [name for name in fields if name not in optional],
+        "required": list(fields),
         "additionalProperties": False,
     }
 
@@ -48,57 +48,87 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+def these(schema: Schema, names: str) -> dict[str, Schema]:
+    """Return fields of one schema, from their names with spaces between them."""
+    return dict.fromkeys(names.split(), schema)
+
+
+_STATUSES = [str(status) for status in TrialStatus]
 _SUMMARY = {
-    "name": TEXT,
-    "path": TEXT,
-    "metric": or_null(TEXT),
-    "mode": or_null(TEXT),
+    **these(TEXT, "name path state ending problem"),
+    **these(or_null(TEXT), "metric mode"),
+    **these(or_null(NUMBER), "created remaining_s"),
+    **these(or_null(WHOLE), "owner total"),
     "objectives": many(record({"metric": TEXT, "mode": or_null(TEXT)})),
-    "created": or_null(NUMBER),
-    "owner": or_null(WHOLE),
     "running": TRUTH,
-    "state": TEXT,
-    "ending": TEXT,
-    "remaining_s": or_null(NUMBER),
-    "total": or_null(WHOLE),
     "trials": WHOLE,
     "counts": {"type": "object", "additionalProperties": WHOLE},
     "best": or_null(record({"trial_id": TEXT, "index": WHOLE, "value": NUMBER, "config": OBJECT})),
-    "problem": TEXT,
 }
 _ROW = {
-    "trial_id": TEXT,
-    "index": WHOLE,
-    "name": TEXT,
-    "status": {"type": "string", "enum": ["PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR"]},
+    **these(TEXT, "trial_id name reason"),
+    "status": {"type": "string", "enum": _STATUSES},
     "state": {"type": "string", "enum": list(STATES)},
-    "reason": TEXT,
-    "config": OBJECT,
-    "metrics": OBJECT,
-    "reports": WHOLE,
-    "last": or_null(NUMBER),
-    "best": or_null(NUMBER),
-    "attempt": WHOLE,
-    "failures": WHOLE,
-    "started": or_null(NUMBER),
-    "ended": or_null(NUMBER),
+    **these(OBJECT, "config metrics"),
+    **these(WHOLE, "index reports attempt failures changed"),
+    **these(or_null(NUMBER), "last best started ended"),
     "error": or_null(TEXT),
-    "changed": WHOLE,
 }
-
+_DECISION = record({**these(WHOLE, "attempt iteration"), **these(TEXT, "verdict words"), "facts": OBJECT})
+_ATTEMPT = record(
+    {
+        **these(WHOLE, "number iteration reports pid"),
+        **these(TEXT, "outcome hostname"),
+        "config": OBJECT,
+        "started": NUMBER,
+    }
+)
+_CHECKPOINT = record({**these(WHOLE, "number iteration"), "dirname": TEXT, "score": or_null(NUMBER)})
+_FILE = record(
+    {
+        **these(TEXT, "name path"),
+        "kind": {"type": "string", "enum": ["file", "folder"]},
+        "size": WHOLE,
+        "modified": NUMBER,
+    }
+)
 _SESSION = {
-    "session_id": TEXT,
-    "program": TEXT,
+    **these(TEXT, "session_id program problem"),
     "node_pid": WHOLE,
     "driver_pid": or_null(WHOLE),
     "age_s": NUMBER,
-    "problem": TEXT,
 }
+_WORKER = record(
+    {
+        **these(TEXT, "name kind"),
+        **these(WHOLE, "pid rss_bytes own_bytes shared_bytes threads"),
+        "cpu_percent": or_null(NUMBER),
+        "gpu_bytes": or_null(WHOLE),
+    }
+)
+_RANK = record(
+    {
+        **these(WHOLE, "pid rank world_size batches"),
+        **these(TEXT, "trainer group counts"),
+        "step_s": NUMBER,
+        **these(or_null(NUMBER), "wait_s batches_per_s samples_per_s data_wait_percent rank_wait_percent"),
+        **these(or_null(NUMBER), "own_s idle_s"),
+        "straggles": or_null(TRUTH),
+    }
+)
+_GPU = record(
+    {
+        "index": WHOLE,
+        "name": TEXT,
+        **these(or_null(WHOLE), "used_bytes total_bytes"),
+        "percent": or_null(NUMBER),
+    }
+)
 
 SCHEMAS: dict[str, Schema] = {
     "Error": record({"error": TEXT}),
     "Status": record(
-        {"version": TEXT, "root": TEXT, "read_only": TRUTH, "now": NUMBER, "charts": many(TEXT)}
+        {**these(TEXT, "version root"), "read_only": TRUTH, "now": NUMBER, "charts": many(TEXT)}
     ),
     "Summary": record(_SUMMARY),
     "Experiment": record(
@@ -106,7 +136,7 @@ SCHEMAS: dict[str, Schema] = {
             **_SUMMARY,
             "settings": OBJECT,
             "space": {"type": "object", "additionalProperties": TEXT},
-            "columns": record({"config": many(TEXT), "metrics": many(TEXT), "automatic": many(TEXT)}),
+            "columns": record(these(many(TEXT), "config metrics automatic")),
             "note": TEXT,
             "charts": many(TEXT),
         }
@@ -114,138 +144,42 @@ SCHEMAS: dict[str, Schema] = {
     "Row": record(_ROW),
     "Page": record({"total": WHOLE, "rows": many(ref("Row"))}),
     "Event": record(
-        {
-            "seq": WHOLE,
-            "time": NUMBER,
-            "kind": TEXT,
-            "trial_id": or_null(TEXT),
-            "detail": TEXT,
-            "by": or_null(TEXT),
-        }
+        {**these(TEXT, "kind detail"), **these(or_null(TEXT), "trial_id by"), "seq": WHOLE, "time": NUMBER}
     ),
     "Events": record({"events": many(ref("Event")), "last": WHOLE}),
     "Trial": record(
         {
             **_ROW,
             "nested": OBJECT,
-            "decisions": many(
-                record(
-                    {"attempt": WHOLE, "iteration": WHOLE, "verdict": TEXT, "words": TEXT, "facts": OBJECT}
-                )
-            ),
-            "attempts": many(
-                record(
-                    {
-                        "number": WHOLE,
-                        "config": OBJECT,
-                        "started": NUMBER,
-                        "iteration": WHOLE,
-                        "reports": WHOLE,
-                        "outcome": TEXT,
-                        "pid": WHOLE,
-                        "hostname": TEXT,
-                    }
-                )
-            ),
-            "checkpoints": many(
-                record({"number": WHOLE, "dirname": TEXT, "iteration": WHOLE, "score": or_null(NUMBER)})
-            ),
-            "failure": or_null(record({"kind": TEXT, "message": TEXT, "traceback": TEXT})),
+            "decisions": many(_DECISION),
+            "attempts": many(_ATTEMPT),
+            "checkpoints": many(_CHECKPOINT),
+            "failure": or_null(record(these(TEXT, "kind message traceback"))),
             "events": many(ref("Event")),
             "note": TEXT,
         }
     ),
     "History": many(OBJECT),
     "Logs": record({"files": many(record({"name": TEXT, "size": WHOLE, "lines": many(TEXT), "cut": TRUTH}))}),
-    "Files": record(
-        {
-            "path": TEXT,
-            "entries": many(
-                record(
-                    {
-                        "name": TEXT,
-                        "path": TEXT,
-                        "kind": {"type": "string", "enum": ["file", "folder"]},
-                        "size": WHOLE,
-                        "modified": NUMBER,
-                    }
-                )
-            ),
-        }
-    ),
+    "Files": record({"path": TEXT, "entries": many(_FILE)}),
     "Note": record({"text": TEXT}),
     "Figure": record({"data": many(OBJECT), "layout": OBJECT}),
     "SessionHead": record(_SESSION),
     "Session": record(
         {
             **_SESSION,
-            **dict.fromkeys(
-                ("nodes", "actors", "tasks", "placement_groups", "requests", "objects"), many(OBJECT)
-            ),
-            "workers": many(
-                record(
-                    {
-                        "pid": WHOLE,
-                        "name": TEXT,
-                        "kind": TEXT,
-                        "cpu_percent": or_null(NUMBER),
-                        "rss_bytes": WHOLE,
-                        "own_bytes": WHOLE,
-                        "shared_bytes": WHOLE,
-                        "gpu_bytes": or_null(WHOLE),
-                        "threads": WHOLE,
-                    }
-                )
-            ),
-            "ranks": many(
-                record(
-                    {
-                        "pid": WHOLE,
-                        "rank": WHOLE,
-                        "world_size": WHOLE,
-                        "trainer": TEXT,
-                        "group": TEXT,
-                        "counts": TEXT,
-                        "batches": WHOLE,
-                        "wait_s": or_null(NUMBER),
-                        "step_s": NUMBER,
-                        **dict.fromkeys(
-                            (
-                                "batches_per_s",
-                                "samples_per_s",
-                                "data_wait_percent",
-                                "rank_wait_percent",
-                                "own_s",
-                                "idle_s",
-                            ),
-                            or_null(NUMBER),
-                        ),
-                        "straggles": or_null(TRUTH),
-                    }
-                )
-            ),
-            "gpus": many(
-                record(
-                    {
-                        "index": WHOLE,
-                        "name": TEXT,
-                        "used_bytes": or_null(WHOLE),
-                        "total_bytes": or_null(WHOLE),
-                        "percent": or_null(NUMBER),
-                    }
-                )
-            ),
+            **these(many(OBJECT), "nodes actors tasks placement_groups requests objects"),
+            "workers": many(_WORKER),
+            "ranks": many(_RANK),
+            "gpus": many(_GPU),
             "logs": many(TEXT),
         }
     ),
     "Stacks": record({"pid": WHOLE, "text": TEXT}),
     "Answer": record(
         {
-            "id": TEXT,
-            "verb": TEXT,
+            **these(TEXT, "id verb by outcome"),
             "arguments": OBJECT,
-            "by": TEXT,
-            "outcome": TEXT,
             "done": TRUTH,
             "seq": WHOLE,
             "time": NUMBER,

@@ -190,15 +190,7 @@ def history(
     return figure_of(
         [
             dots_of(trials, trials.numbers, trials.values, name="trials", color=OTHERS, size=6),
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": list(trials.numbers),
-                "y": so_far,
-                "name": "best so far",
-                "line": {"color": BEST[0], "width": 2.5, "shape": "hv"},
-                "hoverinfo": "skip",
-            },
+            path(zip(trials.numbers, so_far, strict=True), "best so far", BEST[0], 2.5, "hv", hover="skip"),
         ],
         f"{metric} of {count_words(len(trials.values), 'trial')}",
         xaxis=across,
@@ -270,17 +262,7 @@ def rungs(
         if known:
             place = order.index(level)
             steps += [(place - 0.4, known[0][1]), *known, (place + 0.4, known[-1][1]), (None, None)]
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": [x for x, _ in steps],
-            "y": [y for _, y in steps],
-            "name": labels.cutoff,
-            "line": {"color": BEST[7], "width": 2, "shape": "hvh"},
-            "hoverinfo": "y",
-        }
-    )
+    traces.append(path(steps, labels.cutoff, BEST[7], 2, "hvh", hover="y"))
     words = [
         f"{level:g}<br>{len(levels[level])} came<br>{sum(entry.went_on for entry in levels[level])} went on"
         for level in order
@@ -331,15 +313,7 @@ def lineage(
             "line": {"color": BEST[0], "width": 1, "dash": "dot"},
             "hoverinfo": "skip",
         },
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": [x for x, _ in winner],
-            "y": [y for _, y in winner],
-            "name": "way of the best",
-            "line": {"color": BEST[1], "width": 3},
-            "hoverinfo": "x+y",
-        },
+        path(winner, "way of the best", BEST[1], 3),
     ]
     values = [up for way in ways for _, up in way.points] if mode is not None else []
     members = count_words(len({way.trial_id for way in ways}), "trial")
@@ -427,18 +401,8 @@ def edf(series: Mapping[str, Sequence[float]], *, metric: str) -> Figure:
     """Draw, for each name, the share of its trials whose value is at most the value on the axis."""
     traces = []
     for place, (name, values) in enumerate(series.items()):
-        order = sorted(values)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": order,
-                "y": [(n + 1) / len(order) for n in range(len(order))],
-                "name": text(name),
-                "line": {"color": BEST[place % len(BEST)], "width": 2, "shape": "hv"},
-                "hoverinfo": "x+y",
-            }
-        )
+        steps = [(value, (n + 1) / len(values)) for n, value in enumerate(sorted(values))]
+        traces.append(path(steps, text(name), BEST[place % len(BEST)], 2, "hv"))
     up = axis_of("share of trials") | {"range": [0, 1.02]}
     title = f"{metric} of {count_words(sum(map(len, series.values())), 'trial')}"
     return figure_of(traces, title, xaxis=axis_of(metric), yaxis=up, showlegend=True)
@@ -470,6 +434,28 @@ def value_axis(name: str, values: Sequence[float], mode: str, *, log: bool) -> F
     axis = axis_of(name, log=log)
     ends = None if log else limit(values, mode)
     return axis if ends is None else axis | {"range": list(ends)}
+
+
+def path(
+    points: Iterable[tuple[Any, Any]],
+    name: str,
+    color: str,
+    width: float,
+    shape: str = "linear",
+    *,
+    hover: str = "x+y",
+) -> Figure:
+    """Return a trace of one line; its shape is "linear", or steps as "hv" or "hvh"."""
+    places = list(points)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [x for x, _ in places],
+        "y": [y for _, y in places],
+        "name": name,
+        "line": {"color": color, "width": width, "shape": shape},
+        "hoverinfo": hover,
+    }
 
 
 def joined(lines: Sequence[tuple[str, Points]], hover: Sequence[str] | None = None) -> Figure:

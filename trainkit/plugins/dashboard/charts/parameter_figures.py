@@ -168,16 +168,8 @@ def slices(
             "anchor": f"x{mark}",
             **({"matches": "y"} if mark else {}),
         }
-        there = [n for n, value in enumerate(each.values) if value is not None]
-        chosen = Scored(*([column[n] for n in there] for column in _columns(trials)))
-        dots = dots_of(
-            chosen,
-            [_plain(each, each.values[n]) for n in there],
-            chosen.values,
-            name=text(each.name),
-            color=chosen.numbers,
-            size=6,
-        )
+        chosen, xs, ys = _pair(each, Parameter(metric, trials.values), trials)
+        dots = dots_of(chosen, xs, ys, name=text(each.name), color=chosen.numbers, size=6)
         dots["marker"] |= {"colorscale": [[0, "#b9c6d6"], [1, "#2f6bd0"]]}
         traces.append({**dots, "xaxis": f"x{mark}", "yaxis": f"y{mark}"})
     title = f"{metric} of {count_words(len(trials.values), 'trial')}"
@@ -186,39 +178,24 @@ def slices(
 
 def contour(across: Parameter, up: Parameter, trials: Scored, *, metric: str, mode: str) -> Figure:
     """Draw the metric over two hyperparameters, as contours interpolated by inverse distance."""
-    there = [
-        n for n in range(len(trials.values)) if across.values[n] is not None and up.values[n] is not None
-    ]
-    chosen = Scored(*([column[n] for n in there] for column in _columns(trials)))
-    xs, ys = [across.values[n] for n in there], [up.values[n] for n in there]
+    chosen, xs, ys = _pair(across, up, trials)
     traces: list[Figure] = []
     if across.choices is None and up.choices is None and len(set(zip(xs, ys, strict=True))) > 3:
         traces.append(
             {
                 **_surface(across, up, xs, ys, chosen.values),
+                **_shades(metric, mode),
                 "type": "contour",
-                "colorscale": "Viridis",
-                "reversescale": mode == "min",
                 "contours": {"coloring": "heatmap"},
                 "line": {"width": 0.5},
-                "colorbar": {"title": {"text": text(metric)}, "thickness": 12},
                 "hoverinfo": "skip",
             }
         )
-    shades = (
-        {}
-        if traces
-        else {"colorscale": "Viridis", "reversescale": mode == "min", "showscale": True, "opacity": 1}
-    )
-    dots = dots_of(
-        chosen,
-        [_plain(across, value) for value in xs],
-        [_plain(up, value) for value in ys],
-        name="trials",
-        color=chosen.values if not traces else "#10151c",
-        size=7 if not traces else 5,
-    )
-    dots["marker"] |= {**shades, "line": {"color": "#ffffff", "width": 1}}
+    color, size = ("#10151c", 5) if traces else (chosen.values, 7)
+    dots = dots_of(chosen, xs, ys, name="trials", color=color, size=size)
+    dots["marker"] |= {"line": {"color": "#ffffff", "width": 1}}
+    if not traces:
+        dots["marker"] |= {**_shades(metric, mode), "showscale": True, "opacity": 1}
     dots["text"] = [
         f"{text(trial)}<br>{text(metric)} {number(value)}"
         for trial, value in zip(chosen.trial_ids, chosen.values, strict=True)
@@ -258,38 +235,36 @@ def matrix(columns: Sequence[Parameter], trials: Scored, *, metric: str, mode: s
     traces: list[Figure] = []
     for row in range(count):
         for column in range(row + 1):
-            across, up = columns[column], columns[row + 1]
-            there = [
-                n
-                for n in range(len(trials.values))
-                if across.values[n] is not None and up.values[n] is not None
-            ]
-            chosen = Scored(*([each[n] for n in there] for each in _columns(trials)))
-            dots = dots_of(
-                chosen,
-                [_plain(across, across.values[n]) for n in there],
-                [_plain(up, up.values[n]) for n in there],
-                name="trials",
-                color=chosen.values,
-                size=5,
-            )
+            chosen, xs, ys = _pair(columns[column], columns[row + 1], trials)
+            dots = dots_of(chosen, xs, ys, name="trials", color=chosen.values, size=5)
             del dots["marker"]["opacity"]
             dots["marker"]["coloraxis"] = "coloraxis"
             traces.append({**dots, "xaxis": f"x{column + 1}", "yaxis": f"y{row + 1}"})
-    layout["coloraxis"] = {
-        "colorscale": "Viridis",
-        "reversescale": mode == "min",
-        "colorbar": {"title": {"text": text(metric)}, "thickness": 12},
-    }
+    layout["coloraxis"] = _shades(metric, mode)
     return figure_of(traces, f"{metric} of {count_words(len(trials.values), 'trial')}", **layout)
 
 
-def _columns(trials: Scored) -> tuple[Sequence[Any], ...]:
-    return trials.trial_ids, trials.numbers, trials.values
+def _pair(across: Parameter, up: Parameter, trials: Scored) -> tuple[Scored, list[Any], list[Any]]:
+    """Return the trials that have both values, with these values as they are drawn."""
+    count = len(trials.values)
+    there = [n for n in range(count) if across.values[n] is not None and up.values[n] is not None]
+    chosen = Scored(
+        [trials.trial_ids[n] for n in there],
+        [trials.numbers[n] for n in there],
+        [trials.values[n] for n in there],
+    )
+    xs, ys = ([_plain(each, each.values[n]) for n in there] for each in (across, up))
+    return chosen, xs, ys
 
 
 def _plain(parameter: Parameter, value: Any) -> Any:
     return value if parameter.choices is None else text(value)
+
+
+def _shades(metric: str, mode: str) -> Figure:
+    """Return a scale of colours for a metric, on which the best is the brightest."""
+    scale = {"title": {"text": text(metric)}, "thickness": 12}
+    return {"colorscale": "Viridis", "reversescale": mode == "min", "colorbar": scale}
 
 
 def _parameter_axis(parameter: Parameter) -> Figure:

@@ -163,7 +163,7 @@ def _draw_scatter(axes: Axes, trace: Part, xs: Sequence[Any], ys: Sequence[Any],
             "alpha": trace.get("opacity"),
             "zorder": 2 + line["width"],
         }
-        if len(runs) < 2 or "shape" in line:
+        if len(runs) < 2 or line.get("shape") in _STEPS:
             for place, run in enumerate(runs or [[]]):
                 steps = _STEPS.get(line.get("shape", ""), "default")
                 hidden = label if place == 0 else "_"
