@@ -198,8 +198,7 @@ class ActorExecutor(Executor):
         self._running: dict[str, _Running] = {}
         self._departures = LeavingProcesses(now=now, leave_s=leave_s)
         self._reuse = reuse
-        self._pool: ProcessPool[_Process] | None = self._new_pool()
-        """Idle processes; None: processes are not reused, or were lost with the session."""
+        self._pool = self._new_pool()
         self._cut_off: list[Trial] = []
         """Trials whose processes were lost with the session."""
         self._names = map(str, itertools.count())
@@ -223,8 +222,7 @@ class ActorExecutor(Executor):
         """
         if self._at_once or not self._running:
             return
-        overdue_s = min(self._departures.deadline, math.inf if self._pool is None else self._pool.deadline)
-        overdue_s -= self._now()
+        overdue_s = min(self._departures.deadline, self._pool.deadline) - self._now()
         if timeout_s is None or overdue_s < timeout_s:
             timeout_s = max(0.0, overdue_s) if math.isfinite(overdue_s) else None
         refs = [running.ref for running in self._running.values()] + self._departures.with_bundles()
@@ -232,9 +230,8 @@ class ActorExecutor(Executor):
 
     def collect(self) -> list[ev.Event]:
         news = self._taken()
-        if self._pool is not None:
-            for process in self._pool.overdue(self._now()):
-                self._departures.let_leave(process.actor, process.group)
+        for process in self._pool.overdue(self._now()):
+            self._departures.let_leave(process.actor, process.group)
         self._departures.see_off()
         if not self._running:
             return news
@@ -275,7 +272,7 @@ class ActorExecutor(Executor):
         return f"{trial} starts: its worker (pid {row['pid']}) imports its code and sets it up"
 
     def dismiss(self) -> None:
-        for process in [] if self._pool is None else self._pool.take_all():
+        for process in self._pool.take_all():
             self._departures.let_leave(process.actor, process.group)
 
     @property
@@ -287,8 +284,7 @@ class ActorExecutor(Executor):
         self._departures.wait()
 
     def close(self) -> None:
-        processes = [running.process for running in self._running.values()]
-        processes += [] if self._pool is None else self._pool.take_all()
+        processes = [running.process for running in self._running.values()] + self._pool.take_all()
         self._running.clear()
         doomed = [(process.actor, process.group) for process in processes]
         end_all_now(doomed + self._departures.take_all())
@@ -300,7 +296,7 @@ class ActorExecutor(Executor):
         self._cut_off += ran
         self._running.clear()
         self._departures.take_all()
-        self._pool = None
+        self._pool = ProcessPool({})
         return ran
 
     def _begin_again(self) -> None:
@@ -309,15 +305,16 @@ class ActorExecutor(Executor):
             self._tidy(trial)
         self._cut_off.clear()
 
-    def _new_pool(self) -> ProcessPool[_Process] | None:
-        return ProcessPool(session.engine().cluster_resources()) if self._reuse else None
+    def _new_pool(self) -> ProcessPool[_Process]:
+        """Return a pool without idle processes; it stays empty if processes are not reused."""
+        return ProcessPool(session.engine().cluster_resources() if self._reuse else {})
 
     # --- calls out --------------------------------------------------------------------------------
 
     def start(self, action: ev.Start, *, fresh: bool = False) -> None:
         """Begin an attempt; with `fresh`, in a new process even if an idle process exists."""
         trial, attempt = action.trial, action.attempt
-        waiting = None if self._pool is None or fresh else self._pool.take(trial.request)
+        waiting = None if fresh else self._pool.take(trial.request)
         process = None if waiting is None else waiting[1]
         try:
             spec = self._specs.of(action)
@@ -326,7 +323,7 @@ class ActorExecutor(Executor):
                 if self._timed:
                     self._at_once.append(ev.Placed(trial.trial_id, attempt, self._now()))
             else:
-                process = self._fork(trial.request, trial.name if self._pool is None else self._name)
+                process = self._fork(trial.request, self._name if self._reuse else trial.name)
                 if self._timed:
                     phase, ref = "wait_here", process.actor.wait_here.remote()
                 else:
@@ -347,7 +344,7 @@ class ActorExecutor(Executor):
 
     def _fork(self, request: PlacementGroupFactory, label: str) -> _Process:
         name = next(self._names)
-        for process in [] if self._pool is None else self._pool.admit(name, request):
+        for process in self._pool.admit(name, request):
             self._departures.let_leave(process.actor, process.group)
         head = dict(request.head)
         options: dict[str, Any] = {"label": label}
@@ -360,12 +357,11 @@ class ActorExecutor(Executor):
                 )
             options |= {"num_cpus": head.pop("CPU", 0), "num_gpus": head.pop("GPU", 0)}
             options |= {"memory": head.pop("memory", None), "resources": head}
-            actor = self._actor_class.options(**options).remote(self._pool is not None)
+            actor = self._actor_class.options(**options).remote(self._reuse)
         except BaseException:
             if group is not None:
                 api.remove_placement_group(group)
-            if self._pool is not None:
-                self._pool.forget(name)
+            self._pool.forget(name)
             raise
         return _Process(name, actor, group)
 
@@ -378,7 +374,7 @@ class ActorExecutor(Executor):
         if running is None:
             return
         trial = running.start.trial
-        if self._pool is not None and running.sound and trial.status in _IN_ORDER:
+        if self._reuse and running.sound and trial.status in _IN_ORDER:
             self._pool.keep(running.process.name, running.process, trial.request, self._now())
         else:
             self._let_leave(running.process)
@@ -394,8 +390,7 @@ class ActorExecutor(Executor):
     def kill(self, action: ev.Kill) -> None:
         running = self._running.pop(action.trial_id, None)
         if running is not None:
-            if self._pool is not None:
-                self._pool.forget(running.process.name)
+            self._pool.forget(running.process.name)
             end_now(running.process.actor, running.process.group)
             self._tidy(running.start.trial)
 
@@ -415,8 +410,7 @@ class ActorExecutor(Executor):
         remove_unknown(f"{self._folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})
 
     def _let_leave(self, process: _Process) -> None:
-        if self._pool is not None:
-            self._pool.forget(process.name)
+        self._pool.forget(process.name)
         self._departures.let_leave(process.actor, process.group)
 
     # --- answers in -------------------------------------------------------------------------------
