@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar, overload
 
@@ -350,19 +352,10 @@ class ExperimentReader:
     def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """Yield the reports of each trial that has reports, in one pass."""
         self._take_origins()
-        current: str | None = None
-        results: list[dict[str, Any]] = []
-        for trial_id, attempt, metrics in self._rows(
-            "SELECT trial_id, attempt, metrics FROM history ORDER BY trial_id, iteration"
-        ):
-            if trial_id != current:
-                if current is not None:
-                    yield current, results
-                current, results = trial_id, []
-            if result := self._result(trial_id, attempt, metrics):
-                results.append(result)
-        if current is not None:
-            yield current, results
+        reports = self._rows("SELECT trial_id, attempt, metrics FROM history ORDER BY trial_id, iteration")
+        for trial_id, rows in groupby(reports, key=itemgetter(0)):
+            results = (self._result(trial_id, attempt, metrics) for _, attempt, metrics in rows)
+            yield trial_id, [result for result in results if result]
 
     @without_collection()
     def past(self) -> dict[str, PastResults]:
