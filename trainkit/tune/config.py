@@ -229,22 +229,11 @@ class RunConfig(Settings):
             set(self.default_loggers) <= set(DEFAULT_LOGGERS),
             f"default_loggers={self.default_loggers!r}: give some of {DEFAULT_LOGGERS}, or () for none",
         )
-        require_kind(
-            "progress_reporter", self.progress_reporter, ProgressReporter, "trainkit.tune.CLIReporter()"
-        )
         for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, kind())
-        require_kind(
-            "failure_config", self.failure_config, FailureConfig, "tune.FailureConfig(max_failures=2)"
-        )
-        require_kind(
-            "checkpoint_config",
-            self.checkpoint_config,
-            CheckpointConfig,
-            "tune.CheckpointConfig(num_to_keep=2)",
-        )
-        require_kind("sync_config", self.sync_config, SyncConfig, "tune.SyncConfig(sync_period=5)")
+        for name, (part, example) in _PARTS.items():
+            require_kind(name, getattr(self, name), part, example)
         if isinstance(self.verbose, bool):
             object.__setattr__(self, "verbose", int(self.verbose))
         require(
@@ -257,6 +246,15 @@ class RunConfig(Settings):
         object.__setattr__(self, "stop", rules if isinstance(self.stop, (list, tuple)) else rules[0])
         for rule in self.stop if isinstance(self.stop, tuple) else [self.stop]:
             _check_stop_rule(rule)
+
+
+_PARTS: Mapping[str, tuple[type, str]] = {
+    "progress_reporter": (ProgressReporter, "trainkit.tune.CLIReporter()"),
+    "failure_config": (FailureConfig, "tune.FailureConfig(max_failures=2)"),
+    "checkpoint_config": (CheckpointConfig, "tune.CheckpointConfig(num_to_keep=2)"),
+    "sync_config": (SyncConfig, "tune.SyncConfig(sync_period=5)"),
+}
+"""Settings of a run that are objects: the class of each, and an example for the message."""
 
 
 def _flat(rule: Any) -> Any:
