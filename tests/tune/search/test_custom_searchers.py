@@ -87,6 +87,24 @@ def test_one_written_for_ray_works_with_only_its_imports_changed(fit):
     assert grid.get_best_result().metrics["loss"] == min(result.metrics["loss"] for result in grid)
 
 
+class Counted(BasicVariantGenerator):
+    begun: ClassVar[list] = []
+
+    def set_search_properties(self, metric, mode, config, **spec):
+        self.begun.append(spec["num_samples"])
+        return super().set_search_properties(metric, mode, config, **spec)
+
+
+def test_each_fit_begins_one_searcher(tmp_path):
+    config = tune.TuneConfig(num_samples=2, search_alg=Counted())
+    run = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
+    tuner = tune.Tuner(square, param_space=SPACE, tune_config=config, run_config=run)
+    first = [result.config for result in tuner.fit()]
+    assert Counted.begun == [2]
+    assert [result.config for result in tuner.fit()] == first
+    assert Counted.begun == [2, 2]
+
+
 # row 1.5
 def test_it_goes_on_by_replaying_what_it_did(fit, tmp_path):
     settings = {"metric": "loss", "max_concurrent_trials": 1, "search_alg": RaySearch()}
