@@ -11,7 +11,7 @@ The table shows which promise holds on which engine. The conformance suite reads
 | placement: resources are counted, and a request waits for them | yes | only refused when infeasible | yes |
 | background: a call runs while its caller does something else | yes | no | yes |
 | concurrent: calls of one actor overlap, in threads or as `async def` | yes | no | yes |
-| restarts: an actor is restarted when its process dies | yes | only by `kill(no_restart=False)` | yes |
+| restarts: an actor is restarted when its process dies | yes | no | yes |
 | detached: a detached actor outlives the program | yes | only its handles; it ends with the process | yes |
 | listings: running tasks and large objects are listed | yes | yes | only with Ray's dashboard |
 | near: all processes are on this machine, with its files and its loopback | yes | yes | no |

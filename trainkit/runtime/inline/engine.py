@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
@@ -20,18 +20,17 @@ from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError, Obj
 from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime import specs
 from trainkit.runtime.context import address_info
-from trainkit.runtime.engine import PROMISES, Row, listing, node_row, task_row, worker_row
+from trainkit.runtime.engine import PROMISES, Row, group_row, listing, node_row, task_row, worker_row
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline import calls
-from trainkit.runtime.inline.calls import current_actor
 from trainkit.runtime.inline.event_loop import PrivateLoop
-from trainkit.runtime.inline.placement import Places, ResourceShare
 from trainkit.runtime.inline.refs import InlineRef, InlineStream, stepped
 from trainkit.runtime.local.system import devices
 from trainkit.runtime.observability.call_recorder import CallRecorder
 from trainkit.runtime.options import method_of
-from trainkit.runtime.placement import require_labels
-from trainkit.runtime.scheduling import captured
+from trainkit.runtime.placement import Allocation, Ledger, require_labels
+from trainkit.runtime.restart_policy import retries_on
+from trainkit.runtime.scheduling import captured, require_one_node
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
 from trainkit.settings import records_calls
@@ -39,21 +38,14 @@ from trainkit.settings import records_calls
 _logger = logging.getLogger(__name__)
 
 
-def _task(frame: calls.CallFrame) -> Row:
-    pid = os.getpid()
-    return task_row(
-        frame.name,
-        frame.placement.resources,
-        is_running=True,
-        worker_id=f"{pid:016x}",
-        pid=pid,
-        owner_pid=pid,
-        task_id=None if frame.number is None else f"{frame.number:016x}",
-    )
+@dataclass(frozen=True)
+class InlinePlacementGroup:
+    """Reserved list of bundles, and the resources of each."""
 
-
-def _object(ref: InlineRef) -> Row:
-    return {"object_id": f"{ref.id:016x}", "size_bytes": ref.packed.size_bytes, "pids": [os.getpid()]}
+    bundles: Sequence[Bundle]
+    strategy: str
+    name: str
+    shares: Sequence[Allocation]
 
 
 _LISTED_BYTES = 256 * 1024
@@ -75,28 +67,28 @@ class InlineEngine:
 
     def __init__(self, spec: specs.SessionSpec) -> None:
         self._namespace, self._labels = spec.namespace, spec.labels
+        self._totals = dict(spec.totals)
         self._visible_gpus = devices.visible_gpus()
         self._ids = itertools.count(1)
         self._node_id = secrets.token_hex(16)
-        self._places = Places(spec.totals)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         recorder = (
             CallRecorder.if_wanted(self.scratch_dir(), f"{os.getpid():016x}") if records_calls() else None
         )
         self._caller = calls.InlineCallRunner(spec, recorder)
-        self._actors = calls.Actors(spec.namespace)
+        self._actors = calls.Actors()
+        self._groups: dict[int, InlinePlacementGroup] = {}
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
         self._naming = threading.RLock()  # of two threads, one makes the actor and the other finds it
-        self._owned_groups: dict[int, int] = {}
         self._kinds: dict[str, Callable[[], list[Row]]] = {
             "nodes": self._nodes,
             "actors": self._actors.rows,
-            "tasks": lambda: [_task(frame) for frame in self._caller.running if frame.life is None],
+            "tasks": self._tasks,
             "workers": self._workers,
             "logs": list,  # output goes where the program prints
-            "objects": lambda: [_object(ref) for ref in list(self._large)],
-            "placement_groups": self._places.rows,
+            "objects": self._objects,
+            "placement_groups": self._group_rows,
             "requests": list,  # nothing waits
         }
 
@@ -109,80 +101,76 @@ class InlineEngine:
     # calls
 
     def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
-        number = next(self._ids)
+        frame = calls.CallFrame(spec.name, spec.name, spec.placement, PrivateLoop(), next(self._ids))
+        packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
         try:
-            spec = replace(spec, placement=self._placed(spec.placement, spec.name))
+            frame = replace(frame, placement=self._placed(spec.placement, spec.name))
         except InfeasibleError as refusal:
             _logger.warning("%s", refusal)
-            frame = calls.CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
-            return self._results(frame, calls.failed(refusal, spec.name), spec.num_returns)
-        packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
-        if not self._places.has_group_of(spec.placement):
-            error = WorkerDiedError(f"{spec.name} could not be started: its placement group was removed")
-            frame = calls.CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
-            return self._results(frame, calls.failed(error, spec.name), spec.num_returns)
-        retries = spec.max_retries
-        while True:
-            frame = calls.CallFrame(
-                spec.name, spec.placement, self._places.take(spec.placement), PrivateLoop(), number
-            )
-            try:
-                outcome = self._outcome(frame, spec.function, packed, spec.num_returns)
-            except BaseException:  # Ctrl-C
-                frame.leave()
-                raise
-            # A stream that fails later is not retried, because its reader already has the first values.
-            if retries == 0 or not calls.is_retried(outcome, spec):
-                break
-            frame.leave()
-            retries -= 1  # a negative number never reaches 0
-        calls.leave_if_over()
+            outcome = calls.failed(refusal, spec.name)
+        else:
+            if self._has_group_of(frame.placement):
+                outcome = self._outcome(frame, lambda: spec.function, packed, spec, spec.max_retries)
+            else:
+                error = WorkerDiedError(f"{spec.name} could not be started: its placement group was removed")
+                outcome = calls.failed(error, spec.name)
         return self._results(frame, outcome, spec.num_returns)
 
     def start_actor(self, spec: specs.ActorSpec) -> calls.InlineActor:
         spec = replace(spec, placement=self._placed(spec.placement, spec.name))
         packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
-        can_start = self._places.has_group_of(spec.placement)
         with self._naming:
-            found = self._actors.existing(spec.registration)
+            found = self._existing(spec.registration)
             if found is not None:
                 return found
-            actor = self._new_actor(spec, packed, can_start)
-        if can_start:
-            try:
-                actor.make()
-            except BaseException:  # Ctrl-C
-                actor.end("its constructor was interrupted")
-                raise
-        else:
-            actor.end("its placement group was removed")
-        calls.leave_if_over()
+            asked = spec.registration
+            actor = calls.InlineActor(
+                next(self._ids),
+                replace(spec, args=(), kwargs={}),
+                namespace=(asked.namespace if asked is not None else None) or self._namespace,
+                caller=self._caller,
+                ended=self._actors.ended,
+            )
+            actor.lock.acquire()  # calls of other threads wait for the constructor
+            self._actors.add(actor)
+        try:
+            if self._has_group_of(spec.placement):
+                actor.make(packed, self._resolve)
+            else:
+                actor.end("its placement group was removed")
+        except BaseException:  # Ctrl-C
+            actor.end("its constructor was interrupted")
+            raise
+        finally:
+            actor.lock.release()
         return actor
+
+    def _existing(self, asked: specs.Registration | None) -> calls.InlineActor | None:
+        """Return the existing actor of a registration if that is requested, or None."""
+        found = None if asked is None else self._actors.named(asked.name, asked.namespace or self._namespace)
+        if asked is None or found is None or asked.get_if_exists:
+            return found
+        raise ConfigError(
+            f"name={asked.name!r}: there is an actor of that name in the namespace "
+            f"{found.namespace!r}; get_actor() finds it, and get_if_exists=True uses it"
+        )
 
     def _placed(self, placement: specs.Placement, name: str) -> specs.Placement:
         """Return the final placement, in the caller's group if that group captures its children."""
-        require_feasible([placement.resources], self._places.totals, what=name)
+        require_feasible([placement.resources], self._totals, what=name)
         if placement.labels:
             require_labels(placement.labels, self.state("nodes")[0], name)
         return captured(placement, self.current_group())
 
-    def _new_actor(self, spec: specs.ActorSpec, packed: Packed, can_start: bool) -> calls.InlineActor:
-        actor = calls.InlineActor(
-            next(self._ids),
-            replace(spec, args=(), kwargs={}),
-            packed,
-            namespace=self._actors.namespace_of(spec.registration),
-            place=self._places.take(spec.placement) if can_start else ResourceShare(),
-            caller=self._caller,
-            resolve=self._resolve,
-            ended=self._actor_ended,
-        )
-        self._actors.add(actor)
-        return actor
-
     def find_actor(self, name: str, namespace: str | None) -> tuple[calls.InlineActor, specs.Interface]:
-        actor = self._actors.find(name, namespace)
-        return actor, actor.interface
+        where = namespace or self._namespace
+        actor = self._actors.named(name, where)
+        if actor is None:
+            raise ConfigError(
+                f"there is no actor of the name {name!r} in the namespace {where!r}; it may have ended, "
+                "as an actor does when its last handle is gone, unless lifetime='detached'"
+            )
+        return actor, actor.spec.interface
 
     def call(
         self,
@@ -192,45 +180,53 @@ class InlineEngine:
         kwargs: Mapping[str, Any],
         spec: specs.MethodSpec,
     ) -> list[specs.ObjectRef[Any]]:
-        where = f"{actor.name}.{method}"
+        where, group = f"{actor.name}.{method}", spec.concurrency_group
+        declared = actor.spec.concurrency.groups
+        if group is not None and group not in declared:
+            raise ConfigError(
+                f"concurrency_group={group!r}: {actor.name} declares the groups {sorted(declared)}"
+            )
         packed = calls.packed_arguments(args, kwargs, where)
-        with actor.busy(spec.concurrency_group) as life:
-            frame = actor.frame(where, next(self._ids), life, spec.name)
-            if life.over is not None:
+        shown = spec.name or f"{actor.spec.cls.__name__}.{method}"
+        frame = actor.frame(where, shown, next(self._ids))
+        with actor.busy():
+            if actor.over is not None:
                 outcome = calls.died(frame)
-            elif life.failure is not None:
-                outcome = calls.Outcome(failure=life.failure)
-            elif not life.made.is_set():
+            elif actor.failure is not None:
+                outcome = calls.Outcome(failure=actor.failure)
+            elif not actor.made:
                 error = ConfigError(
                     f"{where}() was called by the constructor of its own actor, which comes first"
                 )
                 outcome = calls.failed(error, where)
             else:
                 asked = spec.max_task_retries
-                retries = actor.max_task_retries if asked is None else asked
-                while True:
-                    function = method_of(life.instance, method)
-                    outcome = self._outcome(frame, function, packed, spec.num_returns)
-                    if retries == 0 or not calls.is_retried(outcome, spec):
-                        break
-                    retries -= 1  # a negative number never reaches 0
-        calls.leave_if_over()
-        return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
+                retries = actor.spec.max_task_retries if asked is None else asked
+                outcome = self._outcome(
+                    frame, lambda: method_of(actor.instance, method), packed, spec, retries
+                )
+        return self._results(frame, outcome, spec.num_returns)
 
     def _outcome(
-        self, frame: calls.CallFrame, function: Callable[..., Any], packed: Packed, num_returns: int
+        self,
+        frame: calls.CallFrame,
+        find: Callable[[], Callable[..., Any]],
+        packed: Packed,
+        spec: specs.TaskSpec | specs.MethodSpec,
+        retries: int,
     ) -> calls.Outcome:
-        """Run `function`; the outcome's value is a list of packed results, or a generator for a stream."""
+        """Call what `find` returns; the value is a list of packed results, or a generator for a stream."""
+        num_returns = spec.num_returns
 
         def work() -> Any:
             args, kwargs = calls.arguments(packed, self._resolve)
-            result = function(*args, **kwargs)
+            result = find()(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = frame.run(result)
-            if num_returns == specs.STREAMING:
-                return require_iterator(result, frame.name)
             if num_returns != 1 and hasattr(result, "__anext__"):
                 result = stepped(result, frame)
+            if num_returns == specs.STREAMING:
+                return require_iterator(result, frame.name)
             if num_returns == specs.DYNAMIC:
                 items = require_iterator(result, frame.name, "dynamic")
                 return [pack(DynamicObjectRefGenerator.of(items, self.put, failure), frame.name).owned()]
@@ -249,19 +245,30 @@ class InlineEngine:
         def failure(error: Exception) -> InlineRef:
             return self._ref(pack_failure(error, frame.name), True)
 
-        return self._caller.outcome(frame, work)
+        while True:
+            outcome = self._caller.outcome(frame, work)
+            # A stream that fails later is not retried, because its reader already has the first values.
+            if retries == 0 or not (outcome.exited or retries_on(outcome.error, spec.retry_exceptions)):
+                return outcome
+            retries -= 1  # a negative number never reaches 0
 
     def _results(
-        self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int, group: str | None = None
+        self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int
     ) -> list[specs.ObjectRef[Any]]:
         """Return the references of a call. Its frame ends here, or with its stream."""
-        of_actor = frame.life is not None
+        actor = frame.actor
 
         def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
-            return self._ref(packed, is_failure, of_actor)
+            return self._ref(packed, is_failure, actor is not None)
+
+        def step(work: Callable[[], Any]) -> calls.Outcome:
+            if actor is None:
+                return self._caller.outcome(frame, work)
+            with actor.busy():
+                return calls.died(frame) if actor.over is not None else self._caller.outcome(frame, work)
 
         if num_returns == specs.STREAMING:
-            stream = InlineStream(self._caller, frame, outcome, new_ref, group)
+            stream = InlineStream(next(self._ids), frame, outcome, step, new_ref)
             self._streams.add(stream)
             # The protocol allows a generator of references in the place of a single reference.
             return [cast("specs.ObjectRef[Any]", stream)]
@@ -283,36 +290,31 @@ class InlineEngine:
 
     # ends of actors and calls
 
-    def _actor_ended(self, actor: calls.InlineActor) -> None:
-        self._actors.ended(actor)
-        for group in [group for group, owner in self._owned_groups.items() if owner == actor.number]:
-            self.release(group)
-
     def kill(self, actor: calls.InlineActor, no_restart: bool) -> None:
-        if no_restart or not actor.restart():
-            actor.end("it was killed by trainkit.kill()")
-        calls.leave_if_over()
+        actor.end("it was killed by trainkit.kill()")
+        if calls.current_actor() is actor:
+            raise calls.InlineActorExit
 
     def end_processes(self, placement: specs.Placement) -> None:
         """Do nothing, because this engine has no worker processes."""
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
-        call = ref if isinstance(ref, InlineStream) else _own(ref)
-        if force and call.of_actor:
+        of_actor = ref.of_actor if isinstance(ref, InlineStream) else _own(ref).of_actor
+        if force and of_actor:
             raise ConfigError(
                 "cancel(force=True) ends a process, and an actor is not to end for a call: use kill()"
             )
-        call.cancel()
-        calls.leave_if_over()
+        if isinstance(ref, InlineStream):  # any other call has ended
+            ref.cancel()
 
     def exit_actor(self) -> NoReturn:
         frame = calls.current_frame()
-        if frame is None or frame.actor is None or frame.life is None:
+        if frame is None or frame.actor is None:
             raise ArgumentTypeError(
                 "exit_actor() ends the actor whose method calls it, and this runs in no actor"
             )
-        frame.actor.end(f"exit_actor() was called in {frame.name}", frame.life)
-        raise calls.InlineActorExit(frame.life)
+        frame.actor.end(f"exit_actor() was called in {frame.name}")
+        raise calls.InlineActorExit
 
     # objects
 
@@ -334,56 +336,70 @@ class InlineEngine:
     # placement groups
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
-        group = next(self._ids)
-        self._places.reserve(group, bundles, strategy, name)
-        owner = current_actor()
-        if owner is not None and not detached:
-            self._owned_groups[group] = owner.number
-        return group
+        require_one_node(bundles, strategy)
+        if name and any(group.name == name for group in self._groups.values()):
+            raise ConfigError(
+                f"name={name!r}: there is a placement group of that name; get_placement_group({name!r}) "
+                "finds it"
+            )
+        shares = Ledger.of_machine(self._totals).take_all(bundles)
+        if shares is None:
+            raise InfeasibleError(f"the bundles {list(bundles)} cannot be placed together")
+        number = next(self._ids)
+        self._groups[number] = InlinePlacementGroup(list(bundles), strategy, name, shares)
+        return number
 
     def find_group(self, name: str) -> tuple[int, list[Bundle]]:
-        return self._places.find(name)
+        for number, group in self._groups.items():
+            if group.name == name and name:
+                return number, list(group.bundles)
+        raise ConfigError(f"there is no placement group of the name {name!r}")
+
+    def _group(self, number: int) -> InlinePlacementGroup:
+        if number not in self._groups:
+            raise ConfigError("this placement group was removed")
+        return self._groups[number]
+
+    def _has_group_of(self, placement: specs.Placement) -> bool:
+        return placement.group is None or placement.group.group in self._groups
 
     def await_group(self, group: int, timeout_s: float | None) -> bool:
-        self._places.bundles(group)
+        self._group(group)
         return True
 
     def group_ref(self, group: int) -> specs.ObjectRef[Any]:
-        try:
-            self._places.bundles(group)
-        except ConfigError as error:
-            return self._ref(pack_failure(error, "the placement group"), True)
-        return self.put(None)
+        if group in self._groups:
+            return self.put(None)
+        error = ConfigError("this placement group was removed")
+        return self._ref(pack_failure(error, "the placement group"), True)
 
     def release(self, group: int) -> None:
-        self._owned_groups.pop(group, None)
         for actor in self._actors:
-            if actor.placement.group is not None and actor.placement.group.group == group:
+            placed = actor.spec.placement.group
+            if placed is not None and placed.group == group:
                 actor.end("its placement group was removed")
-        self._places.release(group)
-        calls.leave_if_over()
+        self._groups.pop(group, None)
 
     def current_group(self) -> tuple[specs.PlacementGroupId, list[Bundle]] | None:
         frame = calls.current_frame()
-        placement = None if frame is None else frame.placement
-        if placement is None or placement.group is None or not self._places.has_group_of(placement):
+        group = None if frame is None else frame.placement.group
+        if group is None or group.group not in self._groups:
             return None
-        return placement.group, self._places.bundles(placement.group.group)
+        return group, list(self._groups[group.group].bundles)
 
     # facts
 
     def where_am_i(self) -> specs.WhereAmI:
-        frame, actor = calls.current_frame(), current_actor()
+        frame, actor = calls.current_frame(), calls.current_actor()
         return specs.WhereAmI(
             node_id=self._node_id,
             worker_id=f"{os.getpid():016x}",
             namespace=self._namespace,
             job_id=self._node_id,
-            actor_id=f"{actor.number:016x}" if actor is not None else None,
+            actor_id=actor.actor_id if actor is not None else None,
             actor_name=(actor.registered or "") if actor is not None else None,
-            task_id=f"{frame.number:016x}" if frame is not None and frame.number is not None else None,
+            task_id=frame.task_id if frame is not None else None,
             task_name=frame.shown if frame is not None and frame.number is not None else None,
-            was_restarted=actor is not None and actor.restarts > 0,
             resources=dict(frame.placement.resources) if frame is not None else {},
         )
 
@@ -391,33 +407,73 @@ class InlineEngine:
         return False  # a call has ended before its reference exists
 
     def current_actor(self) -> tuple[calls.InlineActor, specs.Interface] | None:
-        actor = current_actor()
-        return None if actor is None else (actor, actor.interface)
+        actor = calls.current_actor()
+        return None if actor is None else (actor, actor.spec.interface)
 
     def address_info(self) -> dict[str, Any]:
         return address_info(self._node_id, None)
 
     def cluster_resources(self) -> Bundle:
-        return dict(self._places.totals)
+        return dict(self._totals)
 
     def available_resources(self) -> Bundle:
-        return self._places.available()
+        return dict(self._totals)  # calls run one at a time, and can use everything
 
     def gpu_ids(self) -> list[int | str]:
         frame = calls.current_frame()
-        gpus = frame.place.gpus if frame is not None else range(int(self.cluster_resources().get("GPU", 0)))
+        if frame is None:
+            gpus = list(range(int(self._totals.get("GPU", 0))))
+        else:
+            gpus = self._gpus(frame.placement)
         return devices.gpu_ids(devices.gpu_name(index, self._visible_gpus) for index in gpus)
+
+    def _gpus(self, placement: specs.Placement) -> list[int]:
+        """Return the first GPUs of the machine, or of the bundle, that meet the request."""
+        if placement.group is None:
+            ledgers = [Ledger.of_machine(self._totals)]
+        else:
+            shares, index = self._group(placement.group.group).shares, placement.group.bundle
+            ledgers = [Ledger.of_bundle(share) for share in (shares if index is None else [shares[index]])]
+        taken = (ledger.take(placement.resources) for ledger in ledgers)
+        return next((sorted(share.gpus) for share in taken if share is not None), [])
 
     def state(self, kind: str) -> list[Row]:
         return listing(self._kinds, kind)
 
     def _nodes(self) -> list[Row]:
-        places = self._places
-        return [node_row(self._node_id, self._labels, places.totals, places.available())]
+        return [node_row(self._node_id, self._labels, self._totals, self._totals)]
 
     def _workers(self) -> list[Row]:
         pid = os.getpid()
         return [worker_row(f"{pid:016x}", "driver", "DRIVER", pid, self._node_id)]
+
+    def _tasks(self) -> list[Row]:
+        pid = os.getpid()
+        return [
+            task_row(
+                frame.name,
+                frame.placement.resources,
+                is_running=True,
+                worker_id=f"{pid:016x}",
+                pid=pid,
+                owner_pid=pid,
+                task_id=frame.task_id,
+            )
+            for frame in self._caller.running
+            if frame.actor is None
+        ]
+
+    def _objects(self) -> list[Row]:
+        return [
+            {"object_id": f"{ref.id:016x}", "size_bytes": ref.packed.size_bytes, "pids": [os.getpid()]}
+            for ref in list(self._large)
+        ]
+
+    def _group_rows(self) -> list[Row]:
+        return [
+            group_row(f"{number:016x}", group.name, group.strategy, True, group.bundles)
+            for number, group in self._groups.items()
+        ]
 
     def scratch_dir(self) -> Path:
         if self._scratch is None:

@@ -127,22 +127,16 @@ class PrivateLoop:
         try:
             return self._runner.run(main(), context=contextvars.copy_context())
         except _Stuck:
+            if self._task is not None:
+                self._task.cancel()  # so that its `finally` blocks run now
+                with contextlib.suppress(_Stuck, asyncio.CancelledError):
+                    self._runner.get_loop().run_until_complete(self._task)
             raise ConfigError(
                 f"{where} waits for something that only another call could do, and the inline engine runs "
                 "one call at a time, to its end; engine='local' runs them side by side"
             ) from None
         finally:
-            task, self._task = self._task, None
-            if task is not None and not task.done():
-                self._abandon(task)
-
-    def _abandon(self, task: asyncio.Task[Any]) -> None:
-        """Cancel a task whose loop has stopped, so that its `finally` blocks run now."""
-        import asyncio
-
-        task.cancel()
-        with contextlib.suppress(_Stuck, asyncio.CancelledError):
-            task.get_loop().run_until_complete(task)
+            self._task = None
 
     def _interrupt(self) -> None:
         task = self._task
