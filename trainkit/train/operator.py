@@ -29,6 +29,7 @@ from trainkit.train.step.context import (
     check_schedulers,
     check_wrapping,
     in_shape_of,
+    taken,
 )
 from trainkit.train.step.epoch import EpochBatches, enter_training, evaluating, run_epoch
 from trainkit.train.step.stepper import Stepper
@@ -537,10 +538,8 @@ def operator_of(
     """
     operator = cls.__new__(cls)
     operator._context = context
-    parameters = inspect.signature(cls.__init__).parameters
-    if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        options = {name: value for name, value in options.items() if name in parameters}
-    if "context" in parameters:
+    options = taken(cls.__init__, options)
+    if "context" in inspect.signature(cls.__init__).parameters:
         options["context"] = context
     operator.__init__(config, **options)  # type: ignore[misc]
     return operator

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.operator import TrainingOperator
+from trainkit.train.step.context import taken
 from trainkit.train.strategies.base import StepSettings, StrategySpec, named_strategy
 
 _CALLS: Mapping[str, tuple[tuple[str, ...], dict[str, str]]] = {
@@ -27,19 +28,6 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "load_state_dict": (("state_dict",), {}),
 }
 """Arguments of each method: positional ones, and named ones that are passed if the method takes them."""
-
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `named` that a method takes; all entries if its signature is unknown."""
-    try:
-        parameters = inspect.signature(method).parameters
-    except (TypeError, ValueError):
-        return dict(named)
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return dict(named)
-    return {name: named[name] for name in named if name in parameters and parameters[name].kind in _BY_NAME}
 
 
 def wrong_signature(operator_cls: type[Any]) -> str | None:

@@ -24,8 +24,6 @@ from trainkit.train.distributed.failure_cause import lost_peer
 from trainkit.train.distributed.rendezvous import (
     Rendezvous,
     RendezvousStore,
-    on_one_machine,
-    own_address,
     rendezvous_store,
 )
 
@@ -209,33 +207,6 @@ def join_process_group(
             dist.distributed_c10d._world.group_count = 0
             raise
     return TorchProcessGroup(rank, world_size, timeout, bound)
-
-
-def meet(
-    rendezvous: Rendezvous | None,
-    *,
-    rank: int,
-    world_size: int,
-    devices: Sequence[torch.device],
-    listener: RendezvousStore | None,
-) -> ProcessGroup:
-    """Join the other workers of a worker group; make the first device the current one.
-
-    Args:
-        rendezvous: meeting place; None if this worker has no others.
-        rank: this worker's rank.
-        world_size: number of workers.
-        devices: devices of this worker.
-        listener: the store, if it is in this process.
-    """
-    if devices[0].type == "cuda":
-        torch.cuda.set_device(devices[0])
-    if rendezvous is None:
-        return ProcessGroup()
-    address = None if on_one_machine() else own_address()
-    return join_process_group(
-        rendezvous, rank=rank, world_size=world_size, address=address, listener=listener
-    )
 
 
 def _interface_of(address: str) -> str | None:

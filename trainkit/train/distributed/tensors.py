@@ -24,16 +24,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        items = {key: map_tensors(function, item) for key, item in value.items()}
-        if type(value) is dict:
-            return items
-        if not isinstance(value, MutableMapping):
-            return type(value)(items)  # type: ignore[call-arg]
-        # A copy keeps attributes such as a defaultdict's factory or a state's `_metadata`.
-        clone = copy.copy(value)
-        for key, item in items.items():
-            clone[key] = item
-        return clone
+        return like_mapping(value, {key: map_tensors(function, item) for key, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(function, item) for item in value))
     if isinstance(value, (list, tuple)):
@@ -267,10 +258,16 @@ def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> t
 
 
 def like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items` in the class of `original`, with its attributes, such as `_metadata`."""
+    """Return `items`, which replace all entries of `original`, in its class.
+
+    A copy keeps attributes such as a defaultdict's factory or a state's `_metadata`. Its entries are set
+    one by one, because some classes refuse `clear` and `update`.
+    """
     if type(original) is dict:
         return items
-    clone: Any = copy.copy(original)
-    clone.clear()
-    clone.update(items)
+    if not isinstance(original, MutableMapping):
+        return type(original)(items)  # type: ignore[call-arg]
+    clone = copy.copy(original)
+    for key, item in items.items():
+        clone[key] = item
     return clone

@@ -297,8 +297,6 @@ class LightningFit:
         connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
         # Lightning's handlers would prevent SIGTERM from ending a worker that waits between epochs.
         trainer._signal_connector.register_signal_handlers = _no_handlers
-        connector = trainer._checkpoint_connector
-        connector.restore_training_state = self._noting_set_up(connector.restore_training_state)
         path = None
         if self.state_to_load is not None:
             path, state = "the trainer's state", self.state_to_load
@@ -393,6 +391,11 @@ class LightningFit:
 
     # -- called by Lightning -------------------------------------------------------------------
 
+    def note_set_up(self) -> None:
+        """Record the hyperparameters after Lightning has made optimizers, before it loads a state."""
+        schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
+        self.set_up = hyperparameters_of(self.trainer.optimizers, schedulers)
+
     def share(self, loader: Any) -> Any:
         """Return this worker's share of a loader, with equally many batches on all workers."""
         if self._dealt is not None:
@@ -454,16 +457,6 @@ class LightningFit:
         self._validation.add({**numbers_in(returned), NUM_SAMPLES: samples}, counted=counted)
 
     # -- in the greenlet -----------------------------------------------------------------------
-
-    def _noting_set_up(self, restore: Callable[[], None]) -> Callable[[], None]:
-        """Return `restore`, which Lightning calls after making optimizers; record hyperparameters first."""
-
-        def both() -> None:
-            schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
-            self.set_up = hyperparameters_of(self.trainer.optimizers, schedulers)
-            restore()
-
-        return both
 
     def _when_told(self) -> None:
         """Run the loop when an epoch is requested; this replaces `FitLoop.run`."""

@@ -22,7 +22,7 @@ from trainkit.train.data.feed import Feed
 from trainkit.train.distributed.tensors import cpu_copy
 from trainkit.train.lightning.fit import LightningFeed, LightningFit, Predicted, ticking
 from trainkit.train.lightning.plugins import WorkerInfo, make_callback, make_strategy, quiet_lightning
-from trainkit.train.step.context import Registered, WorkerContext
+from trainkit.train.step.context import BY_NAME, Registered, WorkerContext, taken
 from trainkit.train.step.finders import RangeTest
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.strategies.base import StepSettings, Strategy
@@ -68,15 +68,10 @@ def _installed(name: str) -> bool:
 
 def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str]:
     """Return the configuration keys that `made_from` passes to none of `classes`."""
-    taken: set[str] = set()
-    for cls in classes:
-        parameters = inspect.signature(cls).parameters
-        if "config" in parameters:
-            return []
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-            taken |= {name for name in config if name.isidentifier()}
-        taken |= set(parameters)
-    return [name for name in config if name not in taken]
+    if any("config" in inspect.signature(cls).parameters for cls in classes):
+        return []
+    given = {name for cls in classes for name in taken(cls, _names_in(config))}
+    return [name for name in config if name not in given]
 
 
 def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
@@ -85,27 +80,25 @@ def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: a parameter without a default is not in `config`.
     """
-    parameters = dict(inspect.signature(cls).parameters)
+    parameters = inspect.signature(cls).parameters
     if "config" in parameters:
         return cls(config=dict(config))
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return cls(**{name: value for name, value in config.items() if name.isidentifier()})
-    named = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    }
+    given = taken(cls, _names_in(config))
     missing = [
         name
-        for name, parameter in named.items()
-        if name not in config and parameter.default is inspect.Parameter.empty
+        for name, parameter in parameters.items()
+        if parameter.kind in BY_NAME and parameter.default is inspect.Parameter.empty and name not in given
     ]
     if missing:
         raise ConfigError(
             f"{cls.__name__}{inspect.signature(cls)} needs {', '.join(missing)}, but config has "
             f"{sorted(map(str, config))}: add the keys, or let the class take all of it, as `config`"
         )
-    return cls(**{name: config[name] for name in named if name in config})
+    return cls(**given)
+
+
+def _names_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if isinstance(name, str) and name.isidentifier()}
 
 
 _OURS = {

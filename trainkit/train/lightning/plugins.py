@@ -68,6 +68,11 @@ class _InWorker:
     def _configure_launcher(self) -> None:
         self._launcher = _Direct()
 
+    def setup(self, trainer: Any) -> None:
+        lightning: Any = super()
+        lightning.setup(trainer)
+        self.fit.note_set_up()
+
     def process_dataloader(self, dataloader: Any) -> Any:
         lightning: Any = super()
         return self.fit.share(lightning.process_dataloader(dataloader))

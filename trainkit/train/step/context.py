@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -108,3 +109,17 @@ def check_schedulers(schedulers: Sequence[Any], frequency: str | None) -> None:
             f"ReduceLROnPlateau steps by a metric, so scheduler_step_freq={frequency!r} can't drive it: pass "
             f"'manual', and call trainer.update_scheduler(metric)"
         )
+
+
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `named` that a method takes; all entries if its signature is unknown."""
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):
+        return dict(named)
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return dict(named)
+    return {name: named[name] for name in named if name in parameters and parameters[name].kind in BY_NAME}

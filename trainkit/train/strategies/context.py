@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -24,19 +24,17 @@ from torch.distributed.tensor.experimental._attention import context_parallel_un
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainkit.errors import ConfigError
-from trainkit.train.distributed.mesh import CONTEXT, DATA, data_parallel_group, degree_mistakes, make_mesh
+from trainkit.train.distributed.mesh import CONTEXT, DATA, data_parallel_group, make_mesh
 from trainkit.train.distributed.tensors import map_tensors, tensors_in
 from trainkit.train.strategies.base import (
     Criterion,
     Models,
     Optimizers,
     Place,
-    StepSettings,
     Strategy,
-    StrategySpec,
 )
 from trainkit.train.strategies.gradients import GradientAverage
-from trainkit.train.strategies.sharded import refuse_ddps_arguments
+from trainkit.train.strategies.sharded import ModelDegree, refuse_ddps_arguments
 
 _KERNELS = {
     "cpu": [SDPBackend.MATH],
@@ -55,7 +53,7 @@ _NOT_ALONE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextParallel(StrategySpec):
+class ContextParallel(ModelDegree):
     """Context parallelism: the whole model on every worker, and a part of each sequence.
 
     Args:
@@ -69,36 +67,20 @@ class ContextParallel(StrategySpec):
         ConfigError: an argument is wrong.
     """
 
-    degree: int | None = None
+    too_few = "a sequence is shared by 2 workers or more: give a larger num_workers, or strategy='auto'"
+    several_devices = "each worker computes its part on one device: give gpus_per_worker=1 and more workers"
+
     seq_dim: int = 1
     buffers: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wrong = [] if self.degree is None else list(degree_mistakes(self.degree, self.degree or 1))
-        if wrong:
-            raise ConfigError(f"ContextParallel: degree={self.degree!r}: {wrong[0]}, or None for all workers")
+        super().__post_init__()
         if not _is_dim(self.seq_dim):
             raise ConfigError(f"ContextParallel: seq_dim={self.seq_dim!r}: give the number of a dimension")
         if not isinstance(self.buffers, Mapping) or not all(map(_is_dim, self.buffers.values())):
             raise ConfigError(
                 f"ContextParallel: buffers={self.buffers!r}: give {{name of a buffer: its dimension}}"
             )
-
-    def for_workers(self, num_workers: int) -> ContextParallel:
-        """Return a copy in which `degree` is a number."""
-        return self if self.degree is not None else replace(self, degree=num_workers)
-
-    @property
-    def model_ways(self) -> int:
-        return self.degree or 1
-
-    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
-        degree = num_workers if self.degree is None else self.degree
-        if degree == 1:
-            yield "a sequence is shared by 2 workers or more: give a larger num_workers, or strategy='auto'"
-        yield from degree_mistakes(degree, num_workers)
-        if devices_per_worker > 1:
-            yield "each worker computes its part on one device: give gpus_per_worker=1 and more workers"
 
     def build(self, place: Place) -> Strategy:
         return ContextParallelStrategy(self.for_workers(place.group.world_size), place)

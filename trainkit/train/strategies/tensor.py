@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,12 +22,13 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from trainkit.errors import ConfigError
-from trainkit.train.distributed.mesh import DATA, MODEL, data_parallel_group, degree_mistakes, make_mesh
+from trainkit.train.distributed.mesh import DATA, MODEL, data_parallel_group, make_mesh
 from trainkit.train.strategies import gradients
-from trainkit.train.strategies.base import Models, Optimizers, Place, StepSettings, Strategy, StrategySpec
+from trainkit.train.strategies.base import Models, Optimizers, Place, StepSettings, Strategy
 from trainkit.train.strategies.gradients import GradientAverage
 from trainkit.train.strategies.modules import chosen_blocks, compile_in_place
 from trainkit.train.strategies.sharded import (
+    ModelDegree,
     ShardedStrategy,
     refuse_ddps_arguments,
     refuse_unusable,
@@ -38,7 +39,7 @@ Plan = Mapping[str, ParallelStyle] | Callable[[nn.Module, DeviceMesh], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorParallel(StrategySpec):
+class TensorParallel(ModelDegree):
     """Tensor parallelism: each copy of the model is split over `degree` workers, layer by layer.
 
     Args:
@@ -58,14 +59,14 @@ class TensorParallel(StrategySpec):
 
     spreads: ClassVar[bool] = True
 
-    degree: int | None = None
+    too_few = "a model is split over 2 workers or more: give a larger num_workers, or strategy='auto'"
+    several_devices = "each worker holds its part on one device: give gpus_per_worker=1 and more workers"
+
     plan: Plan | None = None
     data: Literal["replicate", "shard"] = "replicate"
 
     def __post_init__(self) -> None:
-        wrong = [] if self.degree is None else list(degree_mistakes(self.degree, self.degree or 1))
-        if wrong:
-            raise ConfigError(f"TensorParallel: degree={self.degree!r}: {wrong[0]}, or None for all workers")
+        super().__post_init__()
         if self.data not in ("replicate", "shard"):
             raise ConfigError(f'TensorParallel: data={self.data!r}: give "replicate" or "shard"')
         if not (self.plan is None or callable(self.plan) or _is_plan(self.plan)):
@@ -74,21 +75,8 @@ class TensorParallel(StrategySpec):
                 f"a function of (model, mesh)"
             )
 
-    def for_workers(self, num_workers: int) -> TensorParallel:
-        """Return a copy in which `degree` is a number."""
-        return self if self.degree is not None else replace(self, degree=num_workers)
-
-    @property
-    def model_ways(self) -> int:
-        return self.degree or 1
-
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
-        degree = num_workers if self.degree is None else self.degree
-        if degree == 1:
-            yield "a model is split over 2 workers or more: give a larger num_workers, or strategy='auto'"
-        yield from degree_mistakes(degree, num_workers)
-        if devices_per_worker > 1:
-            yield "each worker holds its part on one device: give gpus_per_worker=1 and more workers"
+        yield from super().mistakes(num_workers=num_workers, devices_per_worker=devices_per_worker, step=step)
         if step.channels_last and self.data == "shard":
             yield 'FSDP2 shards contiguous parameters only: leave out channels_last=True, or data="shard"'
 

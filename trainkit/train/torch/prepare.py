@@ -8,8 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import random
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any, Literal
@@ -20,6 +18,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from trainkit.errors import ConfigError
+from trainkit.train.checkpoint.state import seed_generators
 from trainkit.train.data.prefetch import DevicePrefetcher
 from trainkit.train.data.sharding import with_batches
 from trainkit.train.torch.context import TrainContext, metered, train_context
@@ -243,10 +242,7 @@ def enable_reproducibility(seed: int = 0) -> None:
         seed: seed of Python's, NumPy's and torch's generators; equal on all workers unless the caller adds
             the rank.
     """
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
+    seed_generators(seed)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

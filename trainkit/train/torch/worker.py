@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from trainkit.runtime import api as runtime
 from trainkit.train.distributed.observers import check_libraries
-from trainkit.train.distributed.process_group import meet
 from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
 from trainkit.train.torch.context import TrainContext, WorkerPosition, keep_returned
 from trainkit.train.torch.options import TrialLoop
@@ -102,13 +101,7 @@ class LoopWorker(GroupMember):
             if trial.seed is not None:
                 # Different on each worker, like in unseeded processes, but reproducible.
                 seed_generators(trial.seed + spec.rank)
-        meet(
-            spec.rendezvous,
-            rank=spec.rank,
-            world_size=options.num_workers,
-            devices=devices,
-            listener=self._listener,
-        )
+        self._join(spec, devices)
         check_libraries()
         position = WorkerPosition(
             rank=spec.rank,
@@ -118,7 +111,7 @@ class LoopWorker(GroupMember):
             node_rank=locality.node_rank,
         )
         shards = {name: parts[spec.rank] for name, parts in options.shards.items()}
-        meter = self._metered(spec, options.num_workers, options.name)
+        meter = self._metered(spec, options.name)
         context = TrainContext(trial, position, shards, options.metadata, devices, meter)
         own = replace(
             trial, trial_dir=part_dir(trial.trial_dir, spec.rank), config=dict(options.train_loop_config)

@@ -31,15 +31,14 @@ from trainkit.train.data.feed import Feed
 from trainkit.train.data.prefetch import pinned
 from trainkit.train.data.sharding import FULL_WEIGHT
 from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
-from trainkit.train.distributed.process_group import meet
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.lightning.fit import Predicted
 from trainkit.train.lightning.operator import LightningMethods
 from trainkit.train.operator import TrainingOperator, operator_of
-from trainkit.train.options import TrainerOptions, taken
-from trainkit.train.step.context import WorkerContext
+from trainkit.train.options import TrainerOptions
+from trainkit.train.step.context import WorkerContext, taken
 from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe
 from trainkit.train.step.finders import RangeTest, RangeTestOverError
 from trainkit.train.step.metrics import EpochMetrics, to_numbers
@@ -82,13 +81,7 @@ class Worker(GroupMember):
             devices = tuple(torch.device("cuda", index) for index in range(options.devices_per_worker))
         place = Place(
             devices=devices,
-            group=meet(
-                spec.rendezvous,
-                rank=spec.rank,
-                world_size=options.num_workers,
-                devices=devices,
-                listener=self._listener,
-            ),
+            group=self._join(spec, devices),
             step=options.step,
             wrap=options.wrap_ddp,
             split=options.add_dist_sampler,
@@ -120,7 +113,7 @@ class Worker(GroupMember):
             scheduler_step_freq=options.scheduler_step_freq,
         )
         name = options.training_operator_cls.__name__
-        self._metered(spec, options.num_workers, name).models.update(self._operator._registered.models)
+        self._metered(spec, name).models.update(self._operator._registered.models)
         if self._strategy.data.rank > 0:
             # With equal seeds all workers would drop equal units and use equal augmentations. The first
             # worker keeps the stream of a plain loop. Workers that hold one model together keep equal seeds.
