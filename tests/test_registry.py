@@ -82,9 +82,9 @@ def test_ours_come_first(install):
 
 def test_a_name_of_nothing_names_the_nearest(install):
     install("tealpackage2", "class Teal: pass", "trainkit.colours", teal="tealpackage2:Teal")
-    with pytest.raises(ConfigError, match=r"colour='teel' is none of .*, teal\. Did you mean 'teal'\?"):
+    with pytest.raises(ConfigError, match=r"colour='teel' is not one of .*, teal\. Did you mean 'teal'\?"):
         registry().get("teel")
-    with pytest.raises(ConfigError, match=r"^paint='x' is none of"):
+    with pytest.raises(ConfigError, match=r"^paint='x' is not one of"):
         registry().get("x", "paint")
 
 

@@ -133,7 +133,7 @@ class Registry:
         if found is None:
             names = self.names()
             hint = did_you_mean(str(name), {*names, *self.homes})
-            raise ConfigError(f"{argument or self.kind}={name!r} is none of {', '.join(names)}.{hint}")
+            raise ConfigError(f"{argument or self.kind}={name!r} is not one of {', '.join(names)}.{hint}")
         return found
 
     def name_of(self, cls: type) -> str:

@@ -24,7 +24,7 @@ RULES = {
     "comes to": (r"\b(comes?|came) to\b(?! the (front|terminal))", "results in, reaches"),
     "is none": (r"\b(is|are) none\b", "is missing, is not supported"),
     "lets go": (r"\blets? go of\b", "releases"),
-    "in order": (r"\bin order\b(?! (to|of|in)\b)", "cleanly"),
+    "in order": (r"\b(ends?|ended|ending|exits?|stops?|closes?|leaves?|shuts? down) in order\b", "cleanly"),
     "that of": (r"\b(that|those) of (?!the same)", "name the noun again"),
     "who": (
         r"\b[Ww]ho(ever)? (has|is|asks?|counts?|waits?|gives?|runs?|reads?|looks?|wants?)\b",

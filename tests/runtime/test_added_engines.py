@@ -45,6 +45,6 @@ def test_the_engine_of_the_page_passes_the_suite(counting: dict[str, str], tmp_p
 
 def test_an_unknown_engine_lists_those_that_there_are(counting: dict[str, str]) -> None:
     with pytest.raises(
-        ConfigError, match=r"engine='count' is none of counting, inline, local, ray\. Did you"
+        ConfigError, match=r"engine='count' is not one of counting, inline, local, ray\. Did you"
     ):
         trainkit.init(engine="count")

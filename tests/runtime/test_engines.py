@@ -76,7 +76,7 @@ class TestLocalState(StateSuite):
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(trainkit.errors.ConfigError, match="is none of inline, local, ray"):
+    with pytest.raises(trainkit.errors.ConfigError, match="is not one of inline, local, ray"):
         trainkit.init(engine="spark")
 
 

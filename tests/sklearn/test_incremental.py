@@ -161,7 +161,7 @@ def test_iterations_of_one_fit_and_of_all_are_told_apart() -> None:
         (AdaBoostClassifier(), "AdaBoostClassifier can't be trained"),
         (VotingClassifier([("rf", RandomForestClassifier())]), "VotingClassifier can't be trained"),
         (OneVsRestClassifier(SVC()), "OneVsRestClassifier can't be trained"),
-        (LogisticRegression(solver="liblinear"), r"begins anew with each fit.*take solver='lbfgs'"),
+        (LogisticRegression(solver="liblinear"), r"starts again with each fit.*take solver='lbfgs'"),
         (
             SGDClassifier(early_stopping=True),
             r"SGDClassifier\(early_stopping=True\).*leave one of the two out",

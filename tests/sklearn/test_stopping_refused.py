@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
             {"early_stopping": True},
             "n_estimators=3 can't be divided into max_iters=5",
         ),
-        (SGD, {"alpha": [1]}, {"early_stopping": "nobody"}, "early_stopping='nobody' is none of asha"),
+        (SGD, {"alpha": [1]}, {"early_stopping": "nobody"}, "early_stopping='nobody' is not one of asha"),
         (SGD, {"alpha": [1]}, {"early_stopping": "Ahsa"}, "Did you mean 'asha'"),
         (SGD, {"alpha": [1]}, {"early_stopping": 3}, "early_stopping=3: give True"),
         (SGD, {"alpha": [1]}, {"early_stopping": True, "max_iters": 0}, "max_iters=0: give a whole number"),

@@ -356,7 +356,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if stopping is not None:
             if has_callbacks(self):
                 raise ConfigError(
-                    "early_stopping trains by portions, of which scikit-learn's callbacks would not be told: "
+                    "early_stopping trains by portions, of which scikit-learn's callbacks would learn nothing: "
                     "leave early_stopping out, or take the callbacks off by set_callbacks()"
                 )
             stopping.require_able(estimator, self._searched())
@@ -481,7 +481,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _second_fit(self, stopping: EarlyStopping | None) -> str:
         """Return a sentence about a second `fit` after this one was ended early."""
         if stopping is not None:
-            return "with early stopping a second fit begins anew"
+            return "with early stopping a second fit starts again"
         if getattr(self, "random_state", 0) is None:
             return "a second fit draws other candidates; with a random_state it goes on with what is missing"
         return "a second fit on the same data goes on with what is missing"

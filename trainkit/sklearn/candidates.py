@@ -155,7 +155,7 @@ def search_of(
     if name not in LEARNING:
         names = [RANDOM, *LEARNING]
         raise ConfigError(
-            f"search_optimization={optimization!r} is none of {', '.join(names)}, nor a searcher such as "
+            f"search_optimization={optimization!r} is not one of {', '.join(names)}, nor a searcher such as "
             f"trainkit.tune.search.OptunaSearch().{did_you_mean(name, names)}"
         )
     cls: Any = SEARCHERS.find(LEARNING[name])

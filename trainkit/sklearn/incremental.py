@@ -279,7 +279,7 @@ def _refuse_own_stop(name: str, parameters: Mapping[str, Any], words: Collection
 def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any]) -> None:
     if descends(estimator, "sklearn", "LogisticRegression") and parameters.get("solver") == "liblinear":
         raise ConfigError(
-            f"early_stopping: {name}(solver='liblinear') begins anew with each fit, warm_start or not: take "
+            f"early_stopping: {name}(solver='liblinear') starts again with each fit, warm_start or not: take "
             "solver='lbfgs' or 'saga', or set early_stopping=None"
         )
 

@@ -266,7 +266,7 @@ def _of_skopt(given: Any) -> Domain:
     if kind in ("Real", "Integer"):
         number = float if kind == "Real" else int
         return _of_range((number(given.low), number(given.high), given.prior))
-    raise SpaceError(f"{given!r} is none of scikit-optimize's Real, Integer and Categorical")
+    raise SpaceError(f"{given!r} is not one of scikit-optimize's Real, Integer and Categorical")
 
 
 def _of_optuna(given: Any) -> Domain:
@@ -284,4 +284,4 @@ def _of_optuna(given: Any) -> Domain:
         return Float(given.low, given.high, log=given.log, q=step)
     if words == "IntDistribution":
         return Integer(given.low, given.high + (step == 1), log=given.log, q=step)
-    raise SpaceError(f"{given!r} is none of Optuna's float, int and categorical distributions")
+    raise SpaceError(f"{given!r} is not one of Optuna's float, int and categorical distributions")

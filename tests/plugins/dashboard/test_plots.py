@@ -115,7 +115,9 @@ def test_whole_numbers_have_whole_ticks_and_long_names_are_cut(fit):
 def test_parallel_coordinates_of_chosen_parameters(grid):
     (axes,) = grid.plot("parallel", params=["lr", "x"], log_metric=True).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["lr", "x", "loss"]
-    with pytest.raises(ConfigError, match="no hyperparameter 'width': those that vary are x, lr"):
+    with pytest.raises(
+        ConfigError, match="no hyperparameter 'width': the hyperparameters that vary are x, lr"
+    ):
         grid.plot("parallel", params=["width"])
 
 

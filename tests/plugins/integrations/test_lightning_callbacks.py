@@ -164,7 +164,7 @@ def test_asha_stops_it_inside_fit_without_a_word(fit, tmp_path, capfd, caplog):
 
 
 def test_an_event_that_lightning_does_not_have_is_refused():
-    with pytest.raises(ConfigError, match=r"on='validation_over' is none of .*on_validation_end"):
+    with pytest.raises(ConfigError, match=r"on='validation_over' is not one of .*on_validation_end"):
         TuneReportCallback("loss", on="validation_over")
     assert "on_save_checkpoint" not in HOOKS
 

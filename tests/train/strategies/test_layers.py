@@ -289,5 +289,5 @@ def test_what_cannot_be_placed(strategy: Any, options: dict[str, Any], text: str
 
 
 def test_a_device_of_another_worker_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cuda:1 is none of this worker's, which are cpu"):
+    with pytest.raises(ConfigError, match=r"cuda:1 is not one of this worker's, which are cpu"):
         build(Layers(devices=["cpu", "cuda:1"]))

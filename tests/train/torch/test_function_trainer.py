@@ -186,7 +186,7 @@ def test_one_class_takes_a_function_or_an_operator(tmp_path: Path) -> None:
         (
             one,
             {"datasets": {"train": []}, "dataset_config": train.DataConfig(datasets_to_split=["trian"])},
-            r"has 'trian', which is none of the trainer's datasets\. Did you mean 'train'",
+            r"has 'trian', which is not one of the trainer's datasets\. Did you mean 'train'",
         ),
     ],
 )

@@ -62,10 +62,10 @@ def test_a_class_of_a_script_does_not_stand_for_one_of_a_package_by_its_name(lim
 
 def test_an_unknown_name_lists_those_that_there_are(limit, climb):
     with pytest.raises(
-        ConfigError, match=r"scheduler='limits' is none of asha, .*limit.*Did you mean 'limit'"
+        ConfigError, match=r"scheduler='limits' is not one of asha, .*limit.*Did you mean 'limit'"
     ):
         tune.TuneConfig(scheduler="limits")
-    with pytest.raises(ConfigError, match=r"search_alg='clim' is none of ax, .*climb.*Did you mean"):
+    with pytest.raises(ConfigError, match=r"search_alg='clim' is not one of ax, .*climb.*Did you mean"):
         tune.TuneConfig(search_alg="clim")
 
 

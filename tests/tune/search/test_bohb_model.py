@@ -259,7 +259,7 @@ def test_budgets_are_read_from_reasons():
         ({"random_fraction": 1.5}, "random_fraction=1.5: give a number from 0 to 1"),
         ({"bandwidth_factor": math.nan}, "bandwidth_factor=nan"),
         ({"min_bandwidth": 0}, "min_bandwidth=0"),
-        ({"split": "half"}, "split='half' is none of 'paper', 'hpbandster'"),
+        ({"split": "half"}, "split='half' is not one of 'paper', 'hpbandster'"),
         ({"eta": 3}, "give a dictionary with any of min_points_in_model, top_n_percent"),
         ([], "give a dictionary"),
     ],

@@ -59,7 +59,7 @@ def test_an_analysis_of_it_has_a_row_for_every_trial(kept):
 
 
 def test_there_is_nothing_to_go_on_with(tmp_path):
-    with pytest.raises(ConfigError, match="nothing to go on with"):
+    with pytest.raises(ConfigError, match="nothing to resume"):
         ExperimentRun(
             Bound(descends),
             Space.of(SPACE),

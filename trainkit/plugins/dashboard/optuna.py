@@ -92,8 +92,7 @@ def _page(app: Any) -> bytes:
     page = path.read_bytes() if path.exists() else b""
     if page.count(_BUNDLE) != 1:
         raise DashboardError(
-            f"the page of optuna-dashboard {app.__version__} is none that trainkit knows: "
-            "install optuna-dashboard 0.21"
+            f"the page of optuna-dashboard {app.__version__} is not supported: install optuna-dashboard 0.21"
         )
     return page.replace(_BUNDLE, _OURS + _BUNDLE)
 

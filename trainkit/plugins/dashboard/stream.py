@@ -78,7 +78,7 @@ class ExperimentWatch:
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
         """Check the experiment; return the new state, and the changes or None.
 
-        A listener without a state gets the summary, and is told to read the trials.
+        A listener without a state gets the summary, and a request to read the trials.
 
         Raises:
             StoreError: the experiment is gone, or its file is damaged.

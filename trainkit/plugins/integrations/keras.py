@@ -102,7 +102,7 @@ class KerasReportCallback(KerasCheckpointCallback):
 def _events(name: str, given: On) -> set[str]:
     events = {given} if isinstance(given, str) else set(given)
     for event in sorted(events - set(EVENTS)):
-        require(event in EVENTS, f"{name}={event!r} is none of Keras's events: {', '.join(EVENTS)}")
+        require(event in EVENTS, f"{name}={event!r} is not one of Keras's events: {', '.join(EVENTS)}")
     return events
 
 

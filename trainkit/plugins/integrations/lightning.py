@@ -99,7 +99,9 @@ class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ign
         self._save_checkpoints = save_checkpoints
         for name in [on] if isinstance(on, str) else on:
             hook = name if name.startswith("on_") else f"on_{name}"
-            require(hook in HOOKS, f"on={name!r} is none of Lightning's events: {', '.join(sorted(HOOKS))}")
+            require(
+                hook in HOOKS, f"on={name!r} is not one of Lightning's events: {', '.join(sorted(HOOKS))}"
+            )
             setattr(self, hook, self._handle)
 
     def _handle(self, trainer: Any, *_: Any) -> None:

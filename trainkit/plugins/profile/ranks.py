@@ -266,8 +266,8 @@ def _recorded(
                 since = SYSTEM.monotonic() - cells[Cell.AT]
                 raise TrainkitError(
                     f"{name} has made {int(cells[Cell.TAKEN])} of {steps} steps within {timeout_s:g} s, and "
-                    f"took its last batch {since:.1f} s ago: it is busy in a step, or waits to be told to go "
-                    "on. Ask for fewer steps, or give a longer timeout_s"
+                    f"took its last batch {since:.1f} s ago: it is busy in a step, or waits for a "
+                    "signal to continue. Ask for fewer steps, or give a longer timeout_s"
                 )
             SYSTEM.sleep(_POLL_S)
         if why := read_text(memory, ERROR_AT, ERROR_BYTES):

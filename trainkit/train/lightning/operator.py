@@ -162,7 +162,7 @@ def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str,
         asked["gradient_clip_val"] = step.max_grad_norm
     if both := sorted(set(asked) & set(given)):
         raise ConfigError(
-            f"from_ptl(trainer_args=) has {', '.join(both)}, which TorchTrainer was told by its own "
+            f"from_ptl(trainer_args=) has {', '.join(both)}, which TorchTrainer received by its own "
             f"arguments (precision, grad_accumulation_steps, max_grad_norm): say it once"
         )
     return asked

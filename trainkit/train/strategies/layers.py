@@ -242,7 +242,7 @@ class Layers(StrategySpec):
         ]:
             own = ", ".join(map(str, place.devices))
             raise ConfigError(
-                f"Layers(devices=...): {', '.join(strange)} is none of this worker's, which are {own}; each "
+                f"Layers(devices=...): {', '.join(strange)} is not one of this worker's, which are {own}; each "
                 f"worker counts its own from cuda:0"
             )
         # A single worker has no gradients to average.

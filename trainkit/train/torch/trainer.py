@@ -110,7 +110,7 @@ class DataParallelTrainer:
         for name in () if shared == "all" else shared:
             if name not in self._datasets:
                 raise ConfigError(
-                    f"DataConfig(datasets_to_split=...) has {name!r}, which is none of the trainer's "
+                    f"DataConfig(datasets_to_split=...) has {name!r}, which is not one of the trainer's "
                     f"datasets.{did_you_mean(name, self._datasets)}"
                 )
         self._restored_from: str | None = None
@@ -166,7 +166,7 @@ class DataParallelTrainer:
             needed.add("train_loop_config")
         if train_loop_per_worker is None or not needed <= arguments.keys():
             raise ConfigError(
-                f"TorchTrainer.restore(path, {_ARGUMENTS}): give the function and the arguments of before "
+                f"TorchTrainer.restore(path, {_ARGUMENTS}): give the function and the same arguments "
                 "again, as a run does not hold them; scaling_config=ScalingConfig() where there was none"
             )
         trainer = cls(train_loop_per_worker, **arguments)

@@ -146,7 +146,7 @@ class ActiveAttempt:
         deadline: time by which the process must end, or report, once the outcome is decided.
         interrupts: time at which the running code is interrupted, so that its clean-up runs before the
             deadline.
-        excused: True if the attempt was told to end, and so need not have reported the metric.
+        excused: True if the attempt received a request to end, and so need not have reported the metric.
         pause: decision of the scheduler, if the outcome is PAUSED.
         saving: True while it saves a checkpoint at a report, before it continues.
     """

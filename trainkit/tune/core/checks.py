@@ -220,7 +220,7 @@ def require_number(
 def require_one_of(name: str, value: object, options: Sequence[object]) -> None:
     """Raise ConfigError unless `value` is one of `options`; the message lists them."""
     if value not in options:
-        raise TuneArgumentError(f"{name}={value!r} is none of {', '.join(map(repr, options))}")
+        raise TuneArgumentError(f"{name}={value!r} is not one of {', '.join(map(repr, options))}")
 
 
 def require_name(name: str, value: object, *, optional: bool = False) -> None:

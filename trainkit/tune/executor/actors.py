@@ -47,7 +47,7 @@ class _Leaving:
 
 
 class LeavingProcesses:
-    """Processes that were told to end; overdue ones are killed.
+    """Processes that received a request to end; overdue processes are killed.
 
     Args:
         now: function that returns the time in seconds, which never decreases.

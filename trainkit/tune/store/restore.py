@@ -259,7 +259,7 @@ def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
     """Raise ConfigError for a restore of an experiment that was kept in memory only."""
     if in_memory and rule is not None:
         raise ConfigError(
-            "an experiment in memory has nothing to go on with: leave `resume` out, or keep the experiment "
+            "an experiment in memory has nothing to resume: leave `resume` out, or keep the experiment "
             "in its folder"
         )
 

@@ -304,7 +304,7 @@ class CompiledDAG:
         self._is_open = True
         if any(isinstance(node, ClassNode) for node in self._order):
             raise ConfigError(
-                "a graph that makes actors can't be compiled, as each execution would make them anew: make "
+                "a graph that makes actors can't be compiled, as each execution would make new actors: make "
                 "them by .remote(), and bind the methods of their handles"
             )
         if not any(isinstance(node, InputNode) for node in self._order):

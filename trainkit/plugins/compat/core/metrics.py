@@ -211,7 +211,7 @@ class Metric:
             raise TypeError(f"tag_keys is a tuple of texts, not {self._tag_keys!r}")
         for key in self._tag_keys:
             if not isinstance(key, str):
-                raise TypeError(f"tag_keys is a tuple of texts, and {key!r} is none")
+                raise TypeError(f"tag_keys is a tuple of texts, and {key!r} is no text")
             if not _VALID_TAG.fullmatch(key) or key == self._reserved:
                 raise ValueError(
                     f"the metric {name} can't have a tag {key!r}: take letters, digits and _, no digit first"

@@ -269,10 +269,12 @@ class Source:
         found = hyperparameters_of(self.reader.configs(trials.trial_ids), self.facts.get("space"))
         by_name = {each.name: each for each in found}
         unknown = [name for name in self.options.params if name not in by_name]
-        if unknown or not by_name:
+        if not by_name:
+            raise ConfigError("no hyperparameter varies in this experiment")
+        if unknown:
             raise ConfigError(
-                f"no hyperparameter {', '.join(map(repr, unknown))}: those that vary are "
-                f"{', '.join(by_name) or 'none'}"
+                f"no hyperparameter {', '.join(map(repr, unknown))}: the hyperparameters that vary are "
+                f"{', '.join(by_name)}"
             )
         return [by_name[name] for name in self.options.params] if self.options.params else found
 

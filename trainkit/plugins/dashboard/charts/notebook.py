@@ -87,8 +87,8 @@ class LiveChart(Callback):
         display = notebook_display()
         if display is None:
             raise ConfigError(
-                "LiveChart draws in the output of a notebook's cell, and this is none: leave it out here; "
-                "`trainkit dashboard` draws the same in a browser"
+                "LiveChart draws in the output of a notebook's cell, and this is not a notebook: leave it "
+                "out here; `trainkit dashboard` draws the same in a browser"
             )
         load("matplotlib", "pictures of live charts", "notebook")
         self._display: Callable[..., Any] = display

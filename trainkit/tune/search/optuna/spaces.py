@@ -401,7 +401,7 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
             warnings.simplefilter("ignore", UserWarning)
             return trial.suggest_categorical(name, distribution.choices)
     raise ConfigError(
-        f"{name}: {distribution!r} is none of Optuna's float, int and categorical distributions"
+        f"{name}: {distribution!r} is not one of Optuna's float, int and categorical distributions"
     )
 
 
