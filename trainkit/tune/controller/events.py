@@ -10,7 +10,7 @@ executor --Event--> controller --Record--> store, then callbacks
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, dataclass_transform, get_args
 
@@ -391,20 +391,13 @@ class Step:
         return taken
 
 
-class ActionHandler:
-    """Base class of executors: one method for each supported kind of action."""
-
-    def carry_out(self, actions: Sequence[Action]) -> None:
-        """Carry out the actions of the controller; return at once."""
-        for action in actions:
-            method = getattr(self, _METHODS[type(action)], None)
-            if method is None:
-                raise TypeError(f"{type(self).__name__} can't carry out {action!r}")
-            method(action)
-
-    def interrupt(self, action: Interrupt) -> None:
-        """Do nothing if trials can't be interrupted; the later Kill ends the trial."""
-
-
 _NAMES = "start advance save adopt stop release interrupt kill renew delete_checkpoint".split()
 _METHODS: Mapping[type[Action], str] = dict(zip(get_args(Action), _NAMES, strict=True))
+
+
+def carry_out(executor: object, action: Action) -> None:
+    """Call the method of `executor` that carries out this kind of action, and returns at once."""
+    method = getattr(executor, _METHODS[type(action)], None)
+    if method is None:
+        raise TypeError(f"{type(executor).__name__} can't carry out {action!r}")
+    method(action)

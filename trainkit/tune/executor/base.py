@@ -226,8 +226,8 @@ logger = logging.getLogger("trainkit.tune")
 _AFTER_A_LOSS = (ev.Renew, *ev.FILES_ONLY)
 
 
-class Executor(ev.ActionHandler, ABC):
-    """Base class of executors that run trials.
+class Executor(ABC):
+    """Base class of executors that run trials, with a method for each supported kind of action.
 
     Args:
         now: function that returns the time for events.
@@ -258,9 +258,12 @@ class Executor(ev.ActionHandler, ABC):
             if self._lost and not isinstance(action, _AFTER_A_LOSS):
                 continue  # the process no longer exists; the next events report the loss to the controller
             try:
-                super().carry_out((action,))
+                ev.carry_out(self, action)
             except NodeDiedError as error:
                 self._lose(error)
+
+    def interrupt(self, action: ev.Interrupt) -> None:
+        """Do nothing if trials can't be interrupted; the later Kill ends the trial."""
 
     def renew(self, action: ev.Renew) -> None:
         self._lost = False  # cleared first, so that the loss of the next session is reported too

@@ -227,7 +227,7 @@ class _Run:
     saved_at: int = -1
 
 
-class SimulatedExecutor(ev.ActionHandler):
+class SimulatedExecutor:
     """The executor of simulated trials.
 
     Args:
@@ -413,6 +413,9 @@ class SimulatedExecutor(ev.ActionHandler):
         run = self._runs.pop(action.trial_id, None)
         if run is not None:
             heapq.heappush(self._free, run.worker)
+
+    def interrupt(self, action: ev.Interrupt) -> None:
+        """Do nothing; the later Kill ends the trial."""
 
     def kill(self, action: ev.Kill) -> None:
         self.release(action)

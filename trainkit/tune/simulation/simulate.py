@@ -211,7 +211,8 @@ class SimulatedLoop:
 
     def _apply(self, step: ev.Step) -> None:
         self._store.commit(step.records)
-        self._executor.carry_out(step.actions)
+        for action in step.actions:
+            ev.carry_out(self._executor, action)
 
 
 _TAKEN = ("stop", "failure_config")
