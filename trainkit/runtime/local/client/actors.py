@@ -16,7 +16,7 @@ from trainkit.runtime import serialize
 from trainkit.runtime.local.client.background import END, BackgroundThread
 from trainkit.runtime.local.client.calls import decide
 from trainkit.runtime.local.client.node_client import NodeClient
-from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_client, fail
+from trainkit.runtime.local.client.refs import CallConnection, LocalRef, current_client, fail
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.channel import ACTOR, CALL, FAILURE, HANDLE_KINDS, VALUE, Frame
 from trainkit.runtime.restart_policy import RetriedKinds, retries_on
@@ -351,8 +351,7 @@ class ActorConnection(CallConnection):
             if calls:
                 self._nothing_held(calls[0].held)
         for call in calls:
-            for ref in call.refs:
-                ref.complete(LOST, why)
+            fail(call.refs, why)
 
     def _fail_pending(self) -> None:
         super()._fail_pending()

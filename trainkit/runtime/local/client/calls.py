@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -109,13 +110,10 @@ class CallCodec:
         known = self._definitions.get(id(target))
         if known is not None and known[0]() is target:
             return known[1]
-        definition = LocalRef(self._ids.next(), None)
-        definition.complete(VALUE, self._segments.write(pack(target, name)).owned())
-        try:
+        definition = self.put_packed(VALUE, pack(target, name))
+        with contextlib.suppress(TypeError):  # callables without weak references are pickled each time
             forget = functools.partial(self._definitions.pop, id(target), None)
             self._definitions[id(target)] = (weakref.ref(target, lambda _: forget()), definition)
-        except TypeError:  # callables without weak references are pickled each time
-            return definition
         return definition
 
     def of_call(

@@ -249,8 +249,6 @@ class WorkerLease(CallConnection):
         self.blocked = why == channel.BLOCKED
         for task in tasks:
             self.forget([ref.id for ref in task.refs])
-            for ref in task.refs:
-                ref.attach(None)
         self.pool.again(tasks)
         self.pool.progressed(self)
 

@@ -240,10 +240,10 @@ class LocalRef(ObjectRef[Any]):
             callback()
 
 
-def fail(refs: Iterable[LocalRef], kind: type[Exception], reason: str) -> None:
-    """Complete references, whose answers will never arrive, with an error of `kind`."""
+def fail(refs: Iterable[LocalRef], error: Callable[..., Exception], *args: Any) -> None:
+    """Complete references, whose answers will never arrive, with `error(*args)`, made when it is raised."""
     for ref in refs:
-        ref.complete(LOST, functools.partial(kind, reason))
+        ref.complete(LOST, functools.partial(error, *args) if args else error)
 
 
 class CallConnection(BatchingConnection):
@@ -393,13 +393,6 @@ class CallConnection(BatchingConnection):
         """Return the error for an answer that will never arrive."""
         error: Exception = current_client().death_of(self)
         return error
-
-    def open_fd(self) -> int:
-        """Return the descriptor of a further connection to the same process, for another process."""
-        ours, theirs = socket.socketpair()
-        with contextlib.suppress(OSError):  # that process is dead: the receiver finds a closed connection
-            self.send(channel.CONNECT, 0, Packed(b"", (), [channel.Descriptor(ours.detach())]))
-        return theirs.detach()
 
     def __del__(self) -> None:
         # No call and no answer is pending, as a pending reference would have kept this connection alive.

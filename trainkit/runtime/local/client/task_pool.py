@@ -7,7 +7,6 @@ next task with the same placement starts at once.
 
 from __future__ import annotations
 
-import errno
 import functools
 import operator
 import os
@@ -28,7 +27,7 @@ from trainkit.runtime.local.client.node_client import NodeClient, death
 from trainkit.runtime.local.client.refs import LOST, LocalRef, fail
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.batching import MOST
-from trainkit.runtime.local.wire.channel import VALUE, Descriptor, explain, no_descriptor_left
+from trainkit.runtime.local.wire.channel import VALUE, Descriptor, descriptors_explained
 from trainkit.runtime.local.wire.messages import Cancel, Kill, RequestLease, ReturnLease, WorkerEnvironment
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.signals import InterruptGuard
@@ -140,12 +139,10 @@ class TaskPool:
         elif lacks:
             try:
                 self._ask()
-            except Exception as error:
+            except Exception:
                 with self._lock:  # the caller gets the error, so the task must not run
                     if task in self._queue:
                         self._queue.remove(task)
-                if isinstance(error, OSError):
-                    explain(error)
                 raise
         if lease is None:
             return
@@ -176,6 +173,8 @@ class TaskPool:
         with self._lock:
             for task in tasks:
                 self._no_longer_expect(task)
+                for ref in task.refs:
+                    ref.attach(None)
             wanted = [task for task in tasks if not task.cancelled]
             self._queue.extendleft(reversed(wanted))
             self._watch_busy()
@@ -212,7 +211,7 @@ class TaskPool:
         asked: list[tuple[WorkerLease, LocalRef]] = []
         with InterruptGuard():  # Ctrl-C must not lose a lease that was just requested
             try:
-                with self._lock:
+                with self._lock, descriptors_explained:
                     reclaims = self._reclaims
                     while self._lacks_leases():
                         environment = self._environment()
@@ -234,8 +233,6 @@ class TaskPool:
             self._ask()
         except Exception as error:
             reason = f"a process to run it in could not be asked for: {error}"
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                reason = str(no_descriptor_left())
             self._fail_if_none_comes(LOST, functools.partial(ObjectLostError, reason))
 
     def _fail_if_none_comes(self, kind: int, body: Any) -> None:
@@ -472,17 +469,12 @@ class TaskPool:
         except TrainkitError as error:
             if isinstance(error, ObjectLostError) and not self._node.closing:
                 # The worker is alive but had no descriptor left for the connection, so no task has begun.
-                for task in tasks:
-                    for ref in task.refs:
-                        ref.attach(None)
                 lease.retiring = True
                 self._give_back(lease)
                 self.again(tasks)
                 return
             why = error  # the node has ended, and all workers with it
-            for task in tasks:
-                for ref in task.refs:
-                    ref.complete(LOST, lambda: why)
+            fail([ref for task in tasks for ref in task.refs], lambda: why)
             self.fail(LOST, lambda: why)
             return
         # Tasks are answered in order, so the first unanswered one was probably running and uses a retry. The
@@ -497,12 +489,9 @@ class TaskPool:
                 if task is first and not lease.condemned:  # a kill for another task uses no retry
                     task.retries_left -= task.retries_left > 0
                 task.alone = True
-                for ref in task.refs:
-                    ref.attach(None)
                 again.append(task)
             else:
-                for ref in task.refs:
-                    ref.complete(LOST, functools.partial(death, WorkerDiedError, exit_, task.name))
+                fail(task.refs, death, WorkerDiedError, exit_, task.name)
         lease.pending.clear()
         self.again(again)
 

@@ -75,29 +75,21 @@ class TaskPools:
             fail(refs, InfeasibleError, str(error))
             return self._results.handed_out(refs, spec.num_returns)
         definition = self._codec.definition(spec.function, spec.name)
+        arguments, body = None, None
         # A small call carries no name, so its name must be the name of the function.
-        is_small = spec.num_returns == 1 and spec.name == getattr(spec.function, "__qualname__", spec.name)
-        arguments = lasting(spec.args, spec.kwargs) if is_small else None
-        task = Task(
-            spec.name,
-            pool,
-            definition,
-            arguments,
-            None,
-            refs,
-            spec.max_retries,
-            spec.retry_exceptions,
-            spec.max_calls,
-        )
-        for ref in refs:
-            ref.body = task
-        waits_for: list[LocalRef] = []
+        if spec.num_returns == 1 and spec.name == getattr(spec.function, "__qualname__", spec.name):
+            arguments = lasting(spec.args, spec.kwargs)
         if arguments is None:
             # Packed now, as the caller may modify the arguments; a pending reference is packed as a promise.
-            body = self._codec.of_call(definition, spec.name, spec.num_returns, spec.args, spec.kwargs)
-            task.body = body.owned()
-            waits_for = pending(spec.args, spec.kwargs)
-        if waits_for:  # in a worker, the task would wait and keep the tasks that it waits for from running
+            body = self._codec.of_call(
+                definition, spec.name, spec.num_returns, spec.args, spec.kwargs
+            ).owned()
+        retries = spec.max_retries, spec.retry_exceptions
+        task = Task(spec.name, pool, definition, arguments, body, refs, *retries, spec.max_calls)
+        for ref in refs:
+            ref.body = task
+        if body is not None and (waits_for := pending(spec.args, spec.kwargs)):
+            # In a worker, the task would wait and keep the tasks that it waits for from running.
             pool.expect(task)
             submit = functools.partial(pool.submit, task, watch=True)
             self._waiter.when_all(waits_for, lambda: self._background.run(submit))

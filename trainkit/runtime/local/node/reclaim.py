@@ -204,7 +204,7 @@ class WaitExplainer:
 
     def waits(self, requests: Sequence[records.Request]) -> list[Wait]:
         """Return the reason why each of `requests`, which are in the queue, is not granted."""
-        by_key = {request.key: request for request in self._queue}
+        by_key = {request.key: request for request in self._queue.all()}
         machine = Room(
             existing=self._totals, ledger=self._groups.machine, holders=self._holders_of_the_machine()
         )

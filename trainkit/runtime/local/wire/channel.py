@@ -282,6 +282,13 @@ class Connection:
             self._drop_backlog()
         return None
 
+    def open_fd(self) -> int:
+        """Return the descriptor of a further connection to the same process, for another process."""
+        ours, theirs = socket.socketpair()
+        with contextlib.suppress(OSError):  # that process is dead: the receiver finds a closed connection
+            self.send(CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
+        return theirs.detach()
+
     @property
     def has_backlog(self) -> bool:
         """True if data waits for room in the kernel's buffer."""
@@ -525,18 +532,10 @@ def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: 
         conn.send(kind, call_id, body)
     except (BrokenPipeError, ConnectionResetError):
         raise
-    except (OSError, TrainkitError) as error:  # no descriptor is left for the answer's handles
-        conn.send(FAILURE, call_id, pack_failure(_unsent(error), where))
-
-
-def _unsent(error: OSError | TrainkitError) -> TrainkitError:
-    """Return the error for an answer for which no descriptor is left."""
-    if isinstance(error, TrainkitError):
-        return error
-    return ObjectLostError(
-        f"the result could not be sent: {error}. Each handle, reference and large object in it takes a file "
-        "descriptor of the process that returns it: release some, or raise the limit (ulimit -n)."
-    )
+    except (OSError, TrainkitError) as error:  # no descriptor is left for the answer's handles, or no memory
+        is_ours = isinstance(error, TrainkitError)
+        failure = error if is_ours else ObjectLostError(f"the result could not be sent: {error}")
+        conn.send(FAILURE, call_id, pack_failure(failure, where))
 
 
 def _open_all(handles: Iterable[Handle]) -> list[int]:

@@ -34,18 +34,20 @@ from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
 from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
 
 
-class SmallCall(NamedTuple):
-    """Call that arrived in a batch, see `wire/batching.py`.
+class ArrivedCall(NamedTuple):
+    """Call that arrived in a frame of its own, which has its `body`, or in a batch of small calls.
 
     Attributes:
-        target: the method, or the id of the function's definition.
-        arguments: packed arguments, see `batching.lasting`.
+        target: the method of a small call, or the id of the function's definition.
+        arguments: packed arguments of a small call, see `batching.lasting`.
+        kind: kind of the frame.
     """
 
     call_id: int
     target: str | int
     arguments: Any
     kind: int = channel.CALL
+    body: Packed | None = None
 
 
 class CallerConnection(BatchingConnection):
@@ -71,23 +73,19 @@ class CallerConnection(BatchingConnection):
         return channel.ANSWERS, pickle.dumps((ids, values, pickled, spent_s), PROTOCOL)
 
 
-def parts_of(call: channel.Frame | SmallCall) -> Sequence[Any]:
+def parts_of(call: ArrivedCall) -> Sequence[Any]:
     """Return the parts of a call: definition, method, result count, args, kwargs, and any group and name."""
-    if isinstance(call, SmallCall):
+    if call.body is None:
         arguments = call.arguments
-        return (
-            None,
-            call.target,
-            1,
-            *((arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)),
-        )
+        args, kwargs = (arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)
+        return None, call.target, 1, args, kwargs
     parts: Sequence[Any] = unpack(opened(call.body))
     return parts
 
 
-def results_of(call: channel.Frame | SmallCall) -> int:
+def results_of(call: ArrivedCall) -> int:
     """Return the number of answers to a call, even if it can't be unpacked; see `CallCodec.of_call`."""
-    if isinstance(call, SmallCall):
+    if call.body is None:
         return 1
     return max(1, int.from_bytes(call.body.payload[-COUNT_BYTES:], "little", signed=True))
 
@@ -206,9 +204,9 @@ class Calls:
 
     # running calls
 
-    def run_small(self, conn: CallerConnection, call: SmallCall) -> None:
+    def run_small(self, conn: CallerConnection, call: ArrivedCall) -> None:
         """Run and answer a small call, faster than `run`."""
-        call_id, target, arguments, _ = call
+        call_id, target, arguments, _, _ = call
         method = str(target)
         try:
             if self.cancelled:
@@ -263,7 +261,7 @@ class Calls:
         if conn.ended:
             self._parted(conn)
 
-    def run(self, conn: CallerConnection, frame: channel.Frame | SmallCall) -> None:
+    def run(self, conn: CallerConnection, frame: ArrivedCall) -> None:
         """Unpack, run and answer the call in `frame`."""
         try:
             parts = parts_of(frame)
@@ -402,7 +400,7 @@ class Calls:
                 sys.stderr.write(f"{formatted(error)}\n")
         return [(channel.FAILURE, failure)] * max(1, count)
 
-    def refuse(self, conn: CallerConnection, frame: channel.Frame | SmallCall, error: Exception) -> None:
+    def refuse(self, conn: CallerConnection, frame: ArrivedCall, error: Exception) -> None:
         """Answer a call that can't be run, such as one that can't be unpacked, with `error`."""
         answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, results_of(frame))
         if frame.kind != channel.INIT:
@@ -490,7 +488,7 @@ class RecordedCalls(Calls):
 
     recorder: CallRecorder
 
-    def run_small(self, conn: CallerConnection, call: SmallCall) -> None:
+    def run_small(self, conn: CallerConnection, call: ArrivedCall) -> None:
         method: Any = call.target
         if not isinstance(method, str):
             function = self._functions.get(method)

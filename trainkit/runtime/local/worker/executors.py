@@ -22,14 +22,14 @@ from trainkit.errors import ConfigError, TaskCancelledError
 from trainkit.runtime.local.client.calls import GivenName, calling
 from trainkit.runtime.local.client.futures import Futures, Results
 from trainkit.runtime.local.client.refs import LocalRef
-from trainkit.runtime.local.wire.channel import CALL, FAILURE, INIT, Connection, Frame
+from trainkit.runtime.local.wire.channel import CALL, FAILURE, INIT, Connection
 from trainkit.runtime.local.worker.calls import (
     ENDS,
+    ArrivedCall,
     CallerConnection,
     Calls,
     Cancelled,
     ConstructorFailed,
-    SmallCall,
     parts_of,
 )
 from trainkit.runtime.serialize import Packed
@@ -147,7 +147,7 @@ class Executor(Protocol):
 
     unfinished: int
 
-    def begin(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
+    def begin(self, conn: CallerConnection, frame: ArrivedCall) -> None:
         """Run or schedule a call; called in the main thread, in the order in which calls arrived."""
 
     def cancelled(self, call_id: int, recursive: bool) -> None:
@@ -177,14 +177,14 @@ class SerialExecutor:
         self._results = results
         self._interruption = Interruption(calls, node, can_raise)
 
-    def begin(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
+    def begin(self, conn: CallerConnection, frame: ArrivedCall) -> None:
         calls, started = self._calls, self._results.started
         if started:
             started.clear()
         calls.running = frame.call_id
         if self._interruption.missed:  # checked after setting `running`, so that no signal is overlooked
             self._interruption.look()
-        if type(frame) is SmallCall:
+        if frame.body is None:
             calls.run_small(conn, frame)
         else:
             calls.run(conn, frame)
@@ -219,7 +219,7 @@ class Threads:
         }
         self.unfinished = 0
 
-    def begin(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
+    def begin(self, conn: CallerConnection, frame: ArrivedCall) -> None:
         if frame.kind == INIT:
             self._calls.run(conn, frame)
             return
@@ -289,7 +289,7 @@ class _Pool:
 @dataclass(slots=True, eq=False)
 class _Call:
     conn: CallerConnection
-    frame: Frame | SmallCall
+    frame: ArrivedCall
     method: str
     count: int
     args: tuple[Any, ...]
@@ -384,7 +384,7 @@ class AsyncioExecutor:
             self._host.end(error)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def begin(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
+    def begin(self, conn: CallerConnection, frame: ArrivedCall) -> None:
         if frame.kind == INIT:
             if self._has_threads:
                 self._construct_in_main_thread(conn, frame)
@@ -410,13 +410,13 @@ class AsyncioExecutor:
         else:
             group.queue.put_nowait(call)
 
-    def _construct(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
+    def _construct(self, conn: CallerConnection, frame: ArrivedCall) -> None:
         try:
             self._calls.run(conn, frame)
         except BaseException as error:
             self._host.end(error)
 
-    def _construct_in_main_thread(self, conn: CallerConnection, frame: Frame | SmallCall) -> None:
+    def _construct_in_main_thread(self, conn: CallerConnection, frame: ArrivedCall) -> None:
         made = threading.Event()
 
         async def construct() -> None:
@@ -429,7 +429,7 @@ class AsyncioExecutor:
         self._asyncio.run_coroutine_threadsafe(construct(), self._loop)
         made.wait()
 
-    async def _begin_instance(self, frame: Frame | SmallCall) -> None:
+    async def _begin_instance(self, frame: ArrivedCall) -> None:
         """Run the `async def __init__` of the actor's class, if it has one."""
         calls, beginning = self._calls, self._calls.beginning
         if beginning is None:

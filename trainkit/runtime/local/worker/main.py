@@ -29,7 +29,7 @@ from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire import channel, messages
 from trainkit.runtime.local.worker.bootstrap import Inherited, enter_environment
-from trainkit.runtime.local.worker.calls import CallerConnection, Calls, RecordedCalls, SmallCall
+from trainkit.runtime.local.worker.calls import ArrivedCall, CallerConnection, Calls, RecordedCalls
 from trainkit.runtime.local.worker.executors import AsyncioExecutor, Executor, SerialExecutor, Threads
 from trainkit.runtime.observability.call_recorder import CallRecorder
 from trainkit.runtime.options import interface_of
@@ -109,9 +109,10 @@ class _Connection(CallerConnection):
 
     def on_frame(self, frame: channel.Frame) -> None:
         if frame.kind == channel.CALLS:
-            self._worker.arrived(self, [SmallCall(*call) for call in pickle.loads(frame.body.payload)])
+            calls = [ArrivedCall(*call) for call in pickle.loads(frame.body.payload)]
         else:
-            self._worker.arrived(self, [frame])
+            calls = [ArrivedCall(frame.call_id, "", None, frame.kind, frame.body)]
+        self._worker.arrived(self, calls)
 
     def on_end(self) -> None:
         return  # the caller makes no more calls, but may still read answers
@@ -138,11 +139,9 @@ class _Worker:
         self._conns: dict[int, CallerConnection] = {}
         self._parted: list[CallerConnection] = []
         self._parting = threading.Lock()
-        self._queue: deque[tuple[CallerConnection, channel.Frame | SmallCall]] = deque()
+        self._queue: deque[tuple[CallerConnection, ArrivedCall]] = deque()
         # Calls to a restarted actor may arrive before its constructor call, and wait here for it.
-        self._early: list[tuple[CallerConnection, channel.Frame | SmallCall]] | None = (
-            [] if spec.is_actor else None
-        )
+        self._early: list[tuple[CallerConnection, ArrivedCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._introduced = 0
         self._own_conn: _Connection | None = None  # for this process's handles to its own actor
@@ -214,12 +213,10 @@ class _Worker:
             peer.kind, peer.life = channel.RECONNECTING_ACTOR, self._spec.restarts
         return shared(ActorEndpoint(peer)), interface
 
-    def arrived(self, conn: CallerConnection, calls: Sequence[channel.Frame | SmallCall]) -> None:
+    def arrived(self, conn: CallerConnection, calls: Sequence[ArrivedCall]) -> None:
         """Queue calls, or serve a new connection."""
-        if calls[0].kind == channel.CONNECT:
-            (frame,) = calls
-            if isinstance(frame, channel.Frame):
-                self._introduce(frame.body)
+        if calls[0].kind == channel.CONNECT and (body := calls[0].body) is not None:
+            self._introduce(body)
         else:
             self._enqueue([(conn, call) for call in calls])
             if len(calls) > 1 and not self._spec.is_actor and not conn.ticking:
@@ -232,7 +229,7 @@ class _Worker:
                 self._return_unbegun(channel.SLOW)
             self.wake()
 
-    def _enqueue(self, calls: list[tuple[CallerConnection, channel.Frame | SmallCall]]) -> None:
+    def _enqueue(self, calls: list[tuple[CallerConnection, ArrivedCall]]) -> None:
         if self._early is None:
             self._queue.extend(calls)
         elif calls[0][1].kind == channel.INIT:
@@ -283,7 +280,7 @@ class _Worker:
                 conn, call = self._queue.pop()
             except IndexError:
                 break
-            if isinstance(call, SmallCall):
+            if call.body is None:
                 returned.setdefault(conn, []).insert(0, call.call_id)
             else:
                 kept.append((conn, call))
