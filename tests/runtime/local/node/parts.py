@@ -236,14 +236,14 @@ class NodeParts:
         message = actor(worker_id, **more)
         if self.named.register(message, lambda _: None):
             self.restarts.remember(client, message, Packed(b"", (), [first()]))
-            self.scheduler.start_actor(client, message, first())
+            self.scheduler.enqueue(client, message, first())
         self.scheduler.serve()
 
     def ask_lease(self, worker_id: int, client: int = DRIVER, **resources: float) -> list[Any]:
         """Ask for a process for tasks, and grant what can be granted; returns the answers to come."""
         answers: list[Any] = []
         message = RequestLease(worker_id, "task", Placement(resources=resources or {"CPU": 1}), ENVIRONMENT)
-        self.scheduler.lease(client, message, first(), answers.append)
+        self.scheduler.enqueue(client, message, first(), answers.append)
         self.scheduler.serve()
         return answers
 

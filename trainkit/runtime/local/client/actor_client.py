@@ -17,12 +17,10 @@ from trainkit.runtime.local.client.actors import (
     ActorConnection,
     ActorEndpoint,
     CallAwaitingArguments,
-    ConnectionParts,
-    HeldCalls,
+    ClientParts,
     known_endpoint,
     shared,
 )
-from trainkit.runtime.local.client.calls import CallCodec
 from trainkit.runtime.local.client.futures import Results
 from trainkit.runtime.local.client.refs import CallConnection, LocalRef, is_own
 from trainkit.runtime.local.client.waiting import pending
@@ -54,7 +52,7 @@ class ActorLookup:
         namespace: this process's namespace, the default for lookups.
     """
 
-    def __init__(self, parts: ConnectionParts, namespace: str) -> None:
+    def __init__(self, parts: ClientParts, namespace: str) -> None:
         self._parts = parts
         self._node = parts.node
         self._waiter = parts.waiter
@@ -217,30 +215,15 @@ class ActorClient:
     Args:
         parts: parts of this process's engine.
         lookup: finds actors by name.
-        codec: packs calls.
         results: makes references to results.
-        placed: checks a placement and moves it into this process's own group if that captures child tasks.
-        environment: returns what a new worker inherits.
     """
 
-    def __init__(
-        self,
-        parts: ConnectionParts,
-        lookup: ActorLookup,
-        codec: CallCodec,
-        results: Results,
-        *,
-        placed: Callable[[specs.Placement, str], specs.Placement],
-        environment: Callable[[], messages.WorkerEnvironment],
-    ) -> None:
+    def __init__(self, parts: ClientParts, lookup: ActorLookup, results: Results) -> None:
         self._parts = parts
         self._node = parts.node
         self._lookup = lookup
-        self._codec = codec
+        self._codec = parts.codec
         self._results = results
-        self._placed = placed
-        self._environment = environment
-        self._held = HeldCalls(parts.background)
 
     def start(self, spec: specs.ActorSpec) -> ActorEndpoint:
         """Request an actor and return its endpoint; see `Engine.start_actor`."""
@@ -252,7 +235,7 @@ class ActorClient:
                 return self._lookup.existing(wanted) or self._start(spec)
 
     def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
-        placement = self._placed(spec.placement, spec.name)
+        placement = self._parts.placed(spec.placement, spec.name)
         definition = self._codec.definition(spec.cls, spec.name)
         waits_for = pending(spec.args, spec.kwargs)
         body = self._codec.of_call(definition, spec.name, 1, spec.args, spec.kwargs)
@@ -264,7 +247,7 @@ class ActorClient:
             peer.worker_id or 0,
             spec.name,
             placement,
-            self._environment(),
+            self._parts.environment(),
             conduct=messages.ActorConduct(
                 spec.concurrency,
                 spec.interface.is_async,
@@ -325,7 +308,7 @@ class ActorClient:
         if waits_for or peer.keeps_back:
             refs = self._results.new(spec.num_returns, None)
             held = CallAwaitingArguments(
-                self._held, self._parts, actor, peer, method, body.owned(), refs, spec, ready=not waits_for
+                self._parts, actor, peer, method, body.owned(), refs, spec, ready=not waits_for
             )
             peer.hold(held, waits_for)
         else:
@@ -344,7 +327,3 @@ class ActorClient:
             sessions.kill(peer.home or "", peer.worker_id, reason, not no_restart)
         else:
             self._node.demand_end(messages.Kill(peer.worker_id, reason, not no_restart))
-
-    def fail_held(self, why: Callable[[], Exception]) -> None:
-        """Fail the calls that wait for their arguments."""
-        self._held.fail(why)

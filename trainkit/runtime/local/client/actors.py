@@ -14,58 +14,35 @@ from typing import Any
 from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError, TaskError
 from trainkit.runtime import serialize
 from trainkit.runtime.local.client.background import END, BackgroundThread
-from trainkit.runtime.local.client.calls import decide
+from trainkit.runtime.local.client.calls import CallCodec, decide
 from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import CallConnection, LocalRef, current_client, fail
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.channel import ACTOR, CALL, FAILURE, HANDLE_KINDS, VALUE, Frame
+from trainkit.runtime.local.wire.messages import WorkerEnvironment
 from trainkit.runtime.restart_policy import RetriedKinds, retries_on
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
-from trainkit.runtime.specs import MethodSpec, Uncopied
+from trainkit.runtime.specs import MethodSpec, Placement, Uncopied
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionParts:
-    """Parts of this process's engine that its connections to actors need.
+class ClientParts:
+    """Parts of this process's engine that its tasks, its actors and its connections to actors need.
 
     Attributes:
         mark: mark of this process's session.
+        placed: checks a placement and moves it into this process's own group if that captures child tasks.
+        environment: returns what a new worker inherits.
     """
 
     mark: str
     node: NodeClient
     background: BackgroundThread
     waiter: Waiter
-
-
-class HeldCalls:
-    """Connections of this process that hold calls back.
-
-    Args:
-        background: notices when these connections close.
-    """
-
-    def __init__(self, background: BackgroundThread) -> None:
-        self._background = background
-        self._connections: set[ActorConnection] = set()
-
-    def begin(self, conn: ActorConnection) -> None:
-        """Register that `conn` holds calls, and watch for its end."""
-        self._connections.add(conn)
-        if not conn.is_watched:
-            self._background.watch(conn, END)
-
-    def end(self, conn: ActorConnection) -> None:
-        """Register that `conn` holds no calls any more."""
-        self._connections.discard(conn)
-        if not conn.is_watched:
-            self._background.unwatch(conn, END)
-
-    def fail(self, why: Callable[[], Exception]) -> None:
-        """Fail all held calls."""
-        for conn in list(self._connections):
-            conn.fail_held(why)
+    codec: CallCodec
+    placed: Callable[[Placement, str], Placement]
+    environment: Callable[[], WorkerEnvironment]
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +50,6 @@ class CallAwaitingArguments:
     """Actor method call that has not been sent.
 
     Attributes:
-        held: this process's connections that hold calls.
         parts: parts of this process's engine.
         actor: the actor's endpoint, which keeps the actor alive.
         peer: the connection that will carry the call.
@@ -81,8 +57,7 @@ class CallAwaitingArguments:
         ready: the call's arguments have arrived.
     """
 
-    held: HeldCalls
-    parts: ConnectionParts
+    parts: ClientParts
     actor: Any
     peer: ActorConnection
     name: str
@@ -168,7 +143,7 @@ class ActorConnection(CallConnection):
         self._retriable: dict[int, SentCall] = {}
         self.max_task_retries = 0
 
-    def follow(self, parts: ConnectionParts, *, life: int = 0, owner: bool = False) -> None:
+    def follow(self, parts: ClientParts, *, life: int = 0, owner: bool = False) -> None:
         """Reconnect after each restart of the actor from now on; a second call has no effect.
 
         Args:
@@ -189,7 +164,7 @@ class ActorConnection(CallConnection):
         if spec.retry_exceptions and call.retries_left:
             call.actor, call.body, call.kept = actor, body.owned(), refs
             call.kinds = spec.retry_exceptions
-            parts: ConnectionParts = current_client().parts
+            parts: ClientParts = current_client().parts
             # Answers are watched, as no thread may be reading this connection. Watching starts before
             # sending: after a failure, the references have no connection until the retry.
             for ref in refs:
@@ -279,8 +254,8 @@ class ActorConnection(CallConnection):
             ref.body = call
         with InterruptGuard():  # Ctrl-C must not leave a call behind that is never sent
             with self._order:
-                if not self._lanes:
-                    call.held.begin(self)
+                if not self._lanes and not self.is_watched:
+                    call.parts.background.watch(self, END)  # to fail the call if the connection ends
                 self._lanes.setdefault(call.lane, deque()).append(call)
                 if self.in_order:
                     self.takes_small_calls = False
@@ -313,11 +288,12 @@ class ActorConnection(CallConnection):
         if not calls:
             del self._lanes[lane]
         if not self._lanes:
-            self._nothing_held(call.held)
+            self._nothing_held(call.parts)
 
-    def _nothing_held(self, held: HeldCalls) -> None:
+    def _nothing_held(self, parts: ClientParts) -> None:
         self.takes_small_calls = type(self).takes_small_calls
-        held.end(self)
+        if not self.is_watched:
+            parts.background.unwatch(self, END)
 
     def _send_held(self, call: CallAwaitingArguments) -> None:
         for ref in call.refs:
@@ -349,7 +325,7 @@ class ActorConnection(CallConnection):
             calls = [call for lane in self._lanes.values() for call in lane]
             self._lanes.clear()
             if calls:
-                self._nothing_held(calls[0].held)
+                self._nothing_held(calls[0].parts)
         for call in calls:
             fail(call.refs, why)
 
@@ -476,19 +452,10 @@ def _reduce_endpoint(pickler: Any, endpoint: ActorEndpoint) -> Any:
     return _load_endpoint, (pickler.attach(endpoint), *details)
 
 
-def _load_endpoint(
-    position: int,
-    name: str,
-    worker_id: int | None,
-    home: str,
-    in_order: bool,
-    max_task_retries: int,
-    life: int | None,
-) -> ActorEndpoint:
+def _load_endpoint(position: int, *details: Any) -> ActorEndpoint:
     endpoint: Any = serialize.claim(position)
     peer: ActorConnection = endpoint.peer
-    peer.name, peer.worker_id, peer.home = name, worker_id, home
-    peer.in_order, peer.max_task_retries = in_order, max_task_retries
+    peer.name, peer.worker_id, peer.home, peer.in_order, peer.max_task_retries, life = details
     if shared(endpoint).peer is peer and life is not None:
         peer.follow(current_client().parts, life=life)
     return endpoint  # type: ignore[no-any-return]

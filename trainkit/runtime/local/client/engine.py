@@ -19,7 +19,7 @@ from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.failures import ActorExit
 from trainkit.runtime.local.client import launch
 from trainkit.runtime.local.client.actor_client import ActorClient, ActorLookup
-from trainkit.runtime.local.client.actors import ConnectionParts, actor_peers
+from trainkit.runtime.local.client.actors import ClientParts, actor_peers
 from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.client.calls import CallCodec, ProcessContext
 from trainkit.runtime.local.client.futures import CallControl, Futures, Results
@@ -110,34 +110,26 @@ class LocalEngine:
         )
         self.node.home = self.mark
         self.node.on_notice = self.notified
-        self.waiter = Waiter(
-            self.node,
-            self.background,
-            is_worker=node is None,
-            lends=cpus > 0,
-            asks_for_processes=lambda: self._tasks.asks(),
-        )
-        self.parts = ConnectionParts(self.mark, self.node, self.background, self.waiter)
-        self.owed = OwedResults(self.waiter, self.background)
-        self.futures = Futures(self.background, self.waiter)
-        self.control = CallControl(self.node, self.background, ids)
+        self.waiter = Waiter(self.node, self.background, is_worker=node is None, lends=cpus > 0)
         self._segments = SegmentPool(account)
         self.codec = CallCodec(self._segments, ids)
-        self.results = Results(ids, self.waiter, self.futures, self.control)
-        self._tasks = TaskPools(
+        self.parts = ClientParts(
+            self.mark,
             self.node,
             self.background,
             self.waiter,
             self.codec,
-            self.results,
-            totals=self._totals,
-            placed=self._placed,
-            environment=self._environment,
+            self._placed,
+            self._environment,
         )
+        self.owed = OwedResults(self.waiter, self.background)
+        self.futures = Futures(self.background, self.waiter)
+        self.control = CallControl(self.node, self.background, ids)
+        self.results = Results(ids, self.waiter, self.futures, self.control)
+        self._tasks = TaskPools(self.parts, self.results, self._totals)
+        self.waiter.asks_for_processes = self._tasks.asks
         lookup = ActorLookup(self.parts, self.context.namespace)
-        self._actors = ActorClient(
-            self.parts, lookup, self.codec, self.results, placed=self._placed, environment=self._environment
-        )
+        self._actors = ActorClient(self.parts, lookup, self.results)
         # Methods of `Engine` that one part implements are bound directly, which saves a call.
         self.put = self.codec.put
         self.get, self.wait, self.lending = self.waiter.get, self.waiter.wait, self.waiter.lending
@@ -349,7 +341,8 @@ class LocalEngine:
         self.unread.finish()
         self.futures.fail(self.node.lost())
         self._tasks.close()
-        self._actors.fail_held(self.node.lost)
+        for conn in actor_peers():
+            conn.fail_held(self.node.lost)
         self._segments.close()
         self.node.close()
         self._is_closed = True

@@ -25,7 +25,7 @@ from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local.client.actors import (
     ActorConnection,
     ActorEndpoint,
-    ConnectionParts,
+    ClientParts,
     SentCall,
     shared,
 )
@@ -47,7 +47,7 @@ class ReconnectingConnection(ActorConnection):
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
         self._calls: dict[int, SentCall] = {}  # in the order made, by the id of each call's last reference
-        self._parts: ConnectionParts | None = None
+        self._parts: ClientParts | None = None
         self._owner = False
         self._let_go = False
         self._other_end: socket.socket | None = None  # of a connection that the node has not answered for
@@ -62,7 +62,7 @@ class ReconnectingConnection(ActorConnection):
     def life(self) -> int:  # type: ignore[override]
         return self._life + (self._other_end is not None)
 
-    def follow(self, parts: ConnectionParts, *, life: int = 0, owner: bool = False) -> None:
+    def follow(self, parts: ClientParts, *, life: int = 0, owner: bool = False) -> None:
         if self._parts is None:
             self._life, self._owner, self._parts = life, owner, parts
             parts.background.watch(self, END)
@@ -181,7 +181,7 @@ class ReconnectingConnection(ActorConnection):
             self._sever(parts, ours, theirs, end)
 
     def _sever(
-        self, parts: ConnectionParts, ours: socket.socket, theirs: socket.socket, end: channel.Descriptor
+        self, parts: ClientParts, ours: socket.socket, theirs: socket.socket, end: channel.Descriptor
     ) -> None:
         with self._order, self._send_lock:
             self._other_end = theirs
@@ -194,7 +194,7 @@ class ReconnectingConnection(ActorConnection):
             self.forget_received()
         self._reconnect(parts, end)
 
-    def _reconnect(self, parts: ConnectionParts, end: channel.Descriptor) -> None:
+    def _reconnect(self, parts: ClientParts, end: channel.Descriptor) -> None:
         message = Reconnect(self.worker_id or 0, self._life)
         if self.home != parts.mark:
             ask = functools.partial(self._ask_abroad, message, end)
@@ -337,7 +337,7 @@ def _interrupted(reply: Reconnected, name: str) -> TrainkitError:
     return death(ActorUnavailableError, reply.exit_, name, consequence)
 
 
-def endpoint_of(parts: ConnectionParts, spec: ActorSpec) -> tuple[ActorEndpoint, channel.Descriptor]:
+def endpoint_of(parts: ClientParts, spec: ActorSpec) -> tuple[ActorEndpoint, channel.Descriptor]:
     """Return the first endpoint of the actor that `spec` describes, and the other end of its connection."""
     ours, theirs = socket.socketpair()
     connection = ReconnectingConnection if spec.max_restarts else ActorConnection

@@ -14,21 +14,20 @@ import pickle
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.errors import ObjectLostError, TaskError, TrainkitError, WorkerDiedError
 from trainkit.runtime import restart_policy
 from trainkit.runtime.engine import Row, task_row
-from trainkit.runtime.local.client.background import END, BackgroundThread
-from trainkit.runtime.local.client.calls import CallCodec
+from trainkit.runtime.local.client.actors import ClientParts
+from trainkit.runtime.local.client.background import END
 from trainkit.runtime.local.client.leases import AHEAD_S, Task, WorkerLease
-from trainkit.runtime.local.client.node_client import NodeClient, death
+from trainkit.runtime.local.client.node_client import death
 from trainkit.runtime.local.client.refs import LOST, LocalRef, fail
-from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.batching import MOST
 from trainkit.runtime.local.wire.channel import VALUE, Descriptor, descriptors_explained
-from trainkit.runtime.local.wire.messages import Cancel, Kill, RequestLease, ReturnLease, WorkerEnvironment
+from trainkit.runtime.local.wire.messages import Cancel, Kill, RequestLease, ReturnLease
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.signals import InterruptGuard
 from trainkit.runtime.specs import Placement
@@ -48,30 +47,15 @@ class TaskPool:
     Args:
         placement: placement of every task.
         most: number of tasks that could run at once if all resources were free.
-        node: grants leases.
-        background: reads leases that no thread waits for.
-        waiter: takes this process's CPUs back before a returned lease's resources go to another process.
-        codec: packs calls.
-        environment: returns what a new worker inherits.
+        parts: parts of this process's engine.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        most: int,
-        node: NodeClient,
-        background: BackgroundThread,
-        waiter: Waiter,
-        codec: CallCodec,
-        environment: Callable[[], WorkerEnvironment],
-    ) -> None:
+    def __init__(self, placement: Placement, most: int, parts: ClientParts) -> None:
         self._placement = placement
         self._most = most
-        self._node = node
-        self._background = background
-        self._waiter = waiter
-        self._codec = codec
-        self._environment = environment
+        self._node, self._background = parts.node, parts.background
+        self._waiter, self._codec = parts.waiter, parts.codec
+        self._environment = parts.environment
         self._lock = threading.RLock()
         self._queue: deque[Task] = deque()
         self._idle: list[WorkerLease] = []

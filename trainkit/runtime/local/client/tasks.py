@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from trainkit.errors import InfeasibleError
 from trainkit.resources import QUANTUM, Bundle
-from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.calls import CallCodec
+from trainkit.runtime.local.client.actors import ClientParts
 from trainkit.runtime.local.client.futures import Results
 from trainkit.runtime.local.client.leases import Task
-from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import LocalRef, fail
 from trainkit.runtime.local.client.task_pool import TaskPool
-from trainkit.runtime.local.client.waiting import Waiter, pending
+from trainkit.runtime.local.client.waiting import pending
 from trainkit.runtime.local.wire.batching import lasting
-from trainkit.runtime.local.wire.messages import WorkerEnvironment
 from trainkit.runtime.specs import ObjectRef, Placement, TaskSpec
 
 _logger = logging.getLogger(__name__)
@@ -31,36 +28,17 @@ class TaskPools:
     """Tasks of this process, with one pool for each placement.
 
     Args:
-        node: grants leases.
-        background: submits tasks whose arguments have arrived.
-        waiter: waits for the arguments of tasks.
-        codec: packs calls.
+        parts: parts of this process's engine.
         results: makes references to results.
         totals: all resources of the session.
-        placed: checks a placement and moves it into this process's own group if that captures child tasks.
-        environment: returns what a new worker inherits.
     """
 
-    def __init__(
-        self,
-        node: NodeClient,
-        background: BackgroundThread,
-        waiter: Waiter,
-        codec: CallCodec,
-        results: Results,
-        *,
-        totals: Bundle,
-        placed: Callable[[Placement, str], Placement],
-        environment: Callable[[], WorkerEnvironment],
-    ) -> None:
-        self._node = node
-        self._background = background
-        self._waiter = waiter
-        self._codec = codec
+    def __init__(self, parts: ClientParts, results: Results, totals: Bundle) -> None:
+        self._parts = parts
+        self._node, self._background = parts.node, parts.background
+        self._waiter, self._codec = parts.waiter, parts.codec
         self._results = results
         self._totals = totals
-        self._placed = placed
-        self._environment = environment
         self._pools: dict[Hashable, TaskPool] = {}
         self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
         self._lock = threading.RLock()  # reentrant, as garbage collection may make a call
@@ -101,7 +79,7 @@ class TaskPools:
         known = self._pool_of.get(id(placement))
         if known is not None and known[0] is placement:
             return known[1]
-        asked, placement = placement, self._placed(placement, name)
+        asked, placement = placement, self._parts.placed(placement, name)
         key = (
             tuple(sorted(placement.resources.items())),
             placement.group,
@@ -111,15 +89,7 @@ class TaskPools:
         with self._lock:
             pool = self._pools.get(key)
             if pool is None:
-                pool = self._pools[key] = TaskPool(
-                    placement,
-                    self._most(placement),
-                    self._node,
-                    self._background,
-                    self._waiter,
-                    self._codec,
-                    self._environment,
-                )
+                pool = self._pools[key] = TaskPool(placement, self._most(placement), self._parts)
                 self._background.watch(self._node, "leases")  # for the node's requests to return them
             if len(self._pool_of) > _PLACEMENTS_KNOWN:
                 self._pool_of.clear()

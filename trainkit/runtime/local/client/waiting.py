@@ -145,27 +145,21 @@ class Waiter:
         background: reads the connections that no waiting thread reads.
         is_worker: this process runs calls, and may keep others from running while it waits.
         lends: this process holds CPUs that other processes may use while it waits.
-        asks_for_processes: returns whether tasks of this process wait for a worker that was requested.
 
     Attributes:
+        asks_for_processes: returns whether tasks of this process wait for a worker that was requested.
         on_blocked: called with True before the main thread of a worker waits longer, and with False
             afterwards.
     """
 
     def __init__(
-        self,
-        node: NodeClient,
-        background: BackgroundThread,
-        *,
-        is_worker: bool,
-        lends: bool,
-        asks_for_processes: Callable[[], bool],
+        self, node: NodeClient, background: BackgroundThread, *, is_worker: bool, lends: bool
     ) -> None:
         self._node = node
         self._background = background
         self._is_worker = is_worker
         self._lends = lends
-        self._asks_for_processes = asks_for_processes
+        self.asks_for_processes: Callable[[], bool] = lambda: False
         self.on_blocked: Callable[[bool], None] = lambda _: None
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
@@ -244,7 +238,7 @@ class Waiter:
             self._brief_call, self._brief_left = call, _BRIEF_WAITS
         is_brief = deadline is None and self._brief_left > 0  # a loop of short waits must lend too
         self._brief_left -= 1
-        if not is_brief or self._asks_for_processes():
+        if not is_brief or self.asks_for_processes():
             if self._await_guarded(refs, count, now, guard):
                 return True
             if not is_brief:
@@ -298,7 +292,7 @@ class Waiter:
             if peer is not None and peer.has_posted:
                 peer.flush_if_open()
             if len(pending) == 1 and peer is not None and not peer.closed:
-                peer.wait_until(functools.partial(_settled, pending[0], peer), left, SYSTEM.monotonic, guard)
+                peer.wait_until(functools.partial(_settled, pending[0], peer), left, guard)
             elif are_many(pending):
                 await_many(pending, count - len(refs) + len(pending), left, guard, self._background)
             else:

@@ -184,13 +184,13 @@ class Node:
             case messages.StartActor():
                 if self._named_actors.register(message, answer):
                     self._restarts.remember(serial, message, frame.body)
-                    self._scheduler.start_actor(serial, message, handles[0])
+                    self._scheduler.enqueue(serial, message, handles[0])
             case messages.ArgumentsThere(worker_id):
                 self._queue.arguments_there(worker_id)
             case messages.FindActor():
                 self._named_actors.find(message, handles, answer)
             case messages.RequestLease():
-                self._scheduler.lease(serial, message, handles[0], answer)
+                self._scheduler.enqueue(serial, message, handles[0], answer)
             case messages.ReturnLease(worker_id, retire):
                 self._scheduler.return_lease(worker_id, retire)
             case messages.Reserve():

@@ -97,21 +97,14 @@ class ResourceScheduler:
     def __post_init__(self) -> None:
         self._ledger = self._groups.machine
 
-    def start_actor(self, client: int, message: StartActor, first: Descriptor) -> None:
-        """Queue a request for an actor's process; `first` is its first connection."""
-        self._enqueue(client, message, first, None)
-
-    def lease(self, client: int, message: RequestLease, first: Descriptor, answer: records.Answer) -> None:
-        """Queue a request for a process for tasks; `first` is its first connection."""
-        self._enqueue(client, message, first, answer)
-
-    def _enqueue(
+    def enqueue(
         self,
         client: int,
         message: StartActor | RequestLease,
         first: Descriptor,
-        answer: records.Answer | None,
+        answer: records.Answer | None = None,
     ) -> None:
+        """Queue a request for a worker; `first` is its first connection, and a lease is answered."""
         placement = message.placement
         group = None if placement.group is None else placement.group.group
         bundle = None if placement.group is None else placement.group.bundle

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import NamedTuple
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectLostError, TrainkitError
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.serialize import Handle, LostHandle, Packed
@@ -352,14 +353,9 @@ class Connection:
 
     # reading
 
-    def wait_until(
-        self,
-        done: Callable[[], bool],
-        timeout_s: float | None,
-        now: Callable[[], float],
-        guard: InterruptGuard,
-    ) -> None:
+    def wait_until(self, done: Callable[[], bool], timeout_s: float | None, guard: InterruptGuard) -> None:
         """Read, or wait for the reading thread, until `done()`, a timeout, the connection's end or Ctrl-C."""
+        now = SYSTEM.monotonic
         deadline = None if timeout_s is None else now() + timeout_s
         left = timeout_s
         while not done() and not guard.noted:
@@ -367,7 +363,7 @@ class Connection:
                 try:
                     if self.closed:
                         return
-                    if not done() and not self._receive_shortly(now):
+                    if not done() and not self._receive_shortly():
                         begun = now()
                         if guard.poll([self.sock.fileno()], left):
                             self._receive()
@@ -387,9 +383,10 @@ class Connection:
                 if left <= 0:
                     return
 
-    def _receive_shortly(self, now: Callable[[], float]) -> bool:
+    def _receive_shortly(self) -> bool:
         """Poll for up to 60 us if the last answers came quickly, as sleeping would take longer."""
         if self._is_quick:
+            now = SYSTEM.monotonic
             end = now() + SHORT_WAIT_S
             while now() < end:
                 if self._receive():

@@ -254,7 +254,7 @@ class ControlClient(Connection):
         while True:
             left = None if deadline is None else deadline - SYSTEM.monotonic()
             with InterruptGuard() as guard:
-                self.wait_until(lambda: done() or self.closed, left, SYSTEM.monotonic, guard)
+                self.wait_until(lambda: done() or self.closed, left, guard)
             if not guard.noted:  # otherwise a Ctrl-C handler has returned, and the wait continues
                 return
 
