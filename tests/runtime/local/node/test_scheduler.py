@@ -172,7 +172,7 @@ def test_a_long_wait_is_explained() -> None:
     node = NodeParts(CPU=1)
     node.ask_actor(11)
     node.ask_actor(12)
-    for request in node.queue:
+    for request in node.queue.all():
         request.since -= 60
     node.timers.run()
     texts = [message.text for _, message in node.notices if isinstance(message, Waits)]
