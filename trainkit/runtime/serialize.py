@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import cloudpickle
@@ -200,6 +200,20 @@ def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
         if type(item) not in ATOMS and not is_plain(item, depth - 1):
             return False
     return items is not None
+
+
+def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return small arguments in a form that later changes don't affect: immutable values, or a pickle.
+
+    Return None for any other arguments.
+    """
+    for value in args:
+        if type(value) not in NUMBERS and not (type(value) is str and len(value) <= SHORT):
+            break
+    else:
+        if not kwargs:
+            return args
+    return pickle.dumps((args, kwargs), PROTOCOL) if is_small(args) and is_small(kwargs) else None
 
 
 def _short_items(value: Any, depth: int) -> Collection[Any] | None:

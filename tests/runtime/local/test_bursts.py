@@ -21,7 +21,7 @@ from tests.conftest import SESSION_CPUS, eventually
 from tests.runtime.local.victims import Victim
 from trainkit.errors import WorkerDiedError
 from trainkit.runtime.local.system import process
-from trainkit.runtime.local.wire.batching import lasting
+from trainkit.runtime.serialize import lasting
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -25,9 +25,8 @@ from trainkit.runtime.local.client.futures import Results
 from trainkit.runtime.local.client.refs import CallConnection, LocalRef, is_own
 from trainkit.runtime.local.client.waiting import pending
 from trainkit.runtime.local.wire import messages, sessions
-from trainkit.runtime.local.wire.batching import lasting
 from trainkit.runtime.local.wire.channel import INIT, Descriptor, descriptors_explained
-from trainkit.runtime.serialize import Handle
+from trainkit.runtime.serialize import Handle, lasting
 
 making = threading.RLock()
 """Held while an actor with get_if_exists=True is looked up or started.

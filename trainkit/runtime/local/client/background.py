@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Protocol, TypeVar
 
-from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.local.wire.channel import Connection
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ class BackgroundThread:
         self._watched: dict[Watched, set[Hashable]] = {}
         self._flushing: set[Connection] = set()
         self._jobs: list[Callable[[], None]] = []
-        self._ticking: dict[BatchingConnection, int] = {}
+        self._ticking: dict[Connection, int] = {}
         self._stopping = False
 
     @property
@@ -84,7 +83,7 @@ class BackgroundThread:
             self._flushing.add(conn)
             self._wake()
 
-    def tick(self, conn: BatchingConnection) -> None:
+    def tick(self, conn: Connection) -> None:
         """Flush the posted entries of `conn` periodically, until no more entries are posted."""
         with self._lock:
             conn.ticking = True
@@ -197,8 +196,7 @@ class BackgroundThread:
         with self._lock:
             unsent = [*self._ticking, *self._flushing]
         for conn in unsent:
-            if isinstance(conn, BatchingConnection):
-                conn.flush_if_open()
+            conn.flush_if_open()
             conn.flush_blocking(timeout_s)
 
     def stop(self) -> None:

@@ -64,7 +64,7 @@ class Task:
     Attributes:
         pool: the pool that runs the task.
         definition: reference to the pickled function.
-        arguments: packed arguments of a small call, see `batching.lasting`; None if `body` holds them.
+        arguments: packed arguments of a small call, see `serialize.lasting`; None if `body` holds them.
         body: the packed call; None until it is needed.
         retries_left: remaining retries; -1 for no limit.
         retry_exceptions: True to retry after any exception, or the exceptions to retry after.

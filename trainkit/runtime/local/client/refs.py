@@ -21,7 +21,6 @@ from trainkit.runtime import serialize, session
 from trainkit.runtime.failures import unpack_failure
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire import channel
-from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import ObjectRef
 
@@ -246,7 +245,7 @@ def fail(refs: Iterable[LocalRef], error: Callable[..., Exception], *args: Any) 
         ref.complete(LOST, functools.partial(error, *args) if args else error)
 
 
-class CallConnection(BatchingConnection):
+class CallConnection(channel.Connection):
     """Connection that sends calls and receives their answers.
 
     Args:
@@ -293,7 +292,7 @@ class CallConnection(BatchingConnection):
         Args:
             ref: receives the answer.
             target: the method, or the id of the function's definition.
-            arguments: packed arguments, see `batching.lasting`.
+            arguments: packed arguments, see `serialize.lasting`.
         """
         self.pending[ref.id] = weakref.ref(ref)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

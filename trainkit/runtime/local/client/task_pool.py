@@ -25,8 +25,7 @@ from trainkit.runtime.local.client.background import END
 from trainkit.runtime.local.client.leases import AHEAD_S, Task, WorkerLease
 from trainkit.runtime.local.client.node_client import death
 from trainkit.runtime.local.client.refs import LOST, LocalRef, fail
-from trainkit.runtime.local.wire.batching import MOST
-from trainkit.runtime.local.wire.channel import VALUE, Descriptor, descriptors_explained
+from trainkit.runtime.local.wire.channel import MOST, VALUE, Descriptor, descriptors_explained
 from trainkit.runtime.local.wire.messages import Cancel, Kill, RequestLease, ReturnLease
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.signals import InterruptGuard

@@ -6,6 +6,9 @@
 A send never blocks: data that the kernel doesn't accept waits in the backlog. Any thread may read, one at a
 time: it holds the reading lock and processes every frame that has arrived, also frames that other threads
 wait for. Descriptors are sent beside the bytes, and a frame's header contains the number of its descriptors.
+
+A single small call or answer is posted, and sent at once. Those in a burst are collected until the batch is
+full, until a thread waits for an answer, or until the next tick of the background thread.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectLostError, TrainkitError
@@ -49,6 +52,13 @@ CANCEL = 12  # to the owner of a promise: stop the call; its two bytes are `forc
 BLOCKED = "blocked"  # the running call waits for others
 SLOW = "slow"  # the running call takes long
 UNKNOWN = "unknown"  # this process does not know the function, or has forgotten it
+
+
+MOST = 256
+"""Maximum number of entries in a frame: many amortize its cost, but too many delay the receiver's start."""
+
+_ALONE_S = 30e-6
+"""Time after the last frame from which a post no longer belongs to a burst."""
 
 
 class Frame(NamedTuple):
@@ -84,12 +94,8 @@ _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _CUT_OFF = int(socket.MSG_CTRUNC)  # a plain int, as enum operations are slow
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 SHORT_WAIT_S = 60e-6
-"""Longest time of busy waiting. Sleeping and waking costs about as much, so a wait that is probably shorter
-polls instead, and yields the CPU between polls.
-"""
+"""Longest busy wait, as sleeping and waking costs about as much. The CPU is yielded between polls."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
-
-
 _LOST = -1
 """Placeholder among received descriptors for the descriptors of a send that this process could not open."""
 
@@ -171,10 +177,13 @@ descriptors_explained = Explained(explain)
 
 
 class Connection:
-    """One end of a Unix stream socket. Subclasses process the frames.
+    """One end of a Unix stream socket. Subclasses process the frames, and may post entries in batches.
 
     Args:
         sock: a connected socket, which this connection owns from now on.
+
+    Attributes:
+        ticking: the background thread flushes posted entries within a millisecond.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -190,6 +199,9 @@ class Connection:
         self._backlog: deque[tuple[memoryview, list[int]]] = deque()
         self._half_closed = False
         self._is_quick = False
+        self.ticking = False
+        self._posted: list[Any] = []
+        self._last_sent = 0.0
         self._close_when_sent = False
         self._partial = bytearray()
         self._fds: deque[int] = deque()
@@ -211,6 +223,17 @@ class Connection:
         """Have `flush` called when the socket becomes writable, as a send did not fit."""
         raise BlockingIOError(errno.EAGAIN, "the connection is full, and nobody would flush it")
 
+    def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
+        """Return the kind and the body of the frame that carries posted `entries`."""
+        raise NotImplementedError("a connection that posts entries defines make_batch()")
+
+    def tick(self) -> None:
+        """Have `flush_posted` called soon."""
+
+    def on_tick(self) -> bool:
+        """Do periodic work in the background thread while ticking; return True to keep ticking."""
+        return False
+
     def fileno(self) -> int:
         return self.sock.fileno()
 
@@ -224,6 +247,14 @@ class Connection:
             ObjectLostError, ObjectStoreFullError: no descriptor is left for one of the frame's handles, and
                 nothing was sent.
         """
+        if self._posted:
+            with self._send_lock:
+                self.flush_posted()
+                self._transmit(kind, call_id, body)
+        else:
+            self._transmit(kind, call_id, body)
+
+    def _transmit(self, kind: int, call_id: int, body: Packed) -> None:
         if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path: most calls
             self._send_frame(encoded(kind, call_id, body), [])
             return
@@ -248,6 +279,59 @@ class Connection:
                 self._backlog.append(rest)
                 self.on_backlog()
         guard.act()
+
+    def post(self, entry: Any) -> None:
+        """Send `entry` at once if it comes alone, else in a batch soon.
+
+        Raises:
+            BrokenPipeError: the connection is closed.
+        """
+        with self._send_lock:
+            self._require_open()
+            self._posted.append(entry)
+            count = len(self._posted)
+            if count >= MOST or (count == 1 and SYSTEM.monotonic() - self._last_sent > _ALONE_S):
+                self.flush_posted()
+            elif not self.ticking:
+                self.tick()
+
+    def post_together(self, entries: list[Any]) -> None:
+        """Send `entries`, at most `MOST`, now and in one frame; raise like `post`."""
+        with self._send_lock:
+            self._require_open()
+            self._posted.extend(entries)
+            self.flush_posted()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise BrokenPipeError(errno.EPIPE, "the connection is closed")
+
+    def flush_posted(self) -> None:
+        """Send the posted entries now."""
+        with self._send_lock:
+            if len(self._posted) > 1:
+                # Ctrl-C between two steps would lose or repeat entries that other threads wait for.
+                with InterruptGuard():
+                    self._send_posted()
+            elif self._posted:
+                self._send_posted()
+
+    def _send_posted(self) -> None:
+        entries, self._posted = self._posted, []
+        kind, data = self.make_batch(entries)
+        self._transmit(kind, 0, Packed(data))
+        self._last_sent = SYSTEM.monotonic()
+
+    @property
+    def has_posted(self) -> bool:
+        """True if an entry waits to be sent in a batch."""
+        return bool(self._posted)
+
+    def flush_if_open(self) -> None:
+        """Send the posted entries now, unless the connection is closed."""
+        if self._posted and not self.closed:
+            with contextlib.suppress(OSError):  # the other end has ended and needs no entries
+                self.flush_posted()
 
     def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
         """Write as much as the kernel accepts now; return the rest, or None."""
@@ -324,6 +408,7 @@ class Connection:
 
     def finish_sending(self) -> None:
         """Shut down sending once the backlog is written; answers still arrive."""
+        self.flush_if_open()
         with self._send_lock:
             if not self._half_closed and not self.closed:
                 self._half_closed = True
@@ -332,6 +417,7 @@ class Connection:
 
     def close_when_sent(self) -> None:
         """Close this end as soon as the backlog is written."""
+        self.flush_if_open()
         with self._send_lock:
             if self._backlog:
                 self._close_when_sent = True

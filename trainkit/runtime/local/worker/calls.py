@@ -24,7 +24,6 @@ from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.wire import channel
-from trainkit.runtime.local.wire.batching import BatchingConnection
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
 from trainkit.runtime.local.worker.bootstrap import TaskOutput
 from trainkit.runtime.observability.call_recorder import CallRecorder
@@ -39,7 +38,7 @@ class ArrivedCall(NamedTuple):
 
     Attributes:
         target: the method of a small call, or the id of the function's definition.
-        arguments: packed arguments of a small call, see `batching.lasting`.
+        arguments: packed arguments of a small call, see `serialize.lasting`.
         kind: kind of the frame.
     """
 
@@ -50,7 +49,7 @@ class ArrivedCall(NamedTuple):
     body: Packed | None = None
 
 
-class CallerConnection(BatchingConnection):
+class CallerConnection(channel.Connection):
     """Connection over which calls arrive.
 
     Attributes:
