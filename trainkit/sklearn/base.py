@@ -356,8 +356,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if stopping is not None:
             if has_callbacks(self):
                 raise ConfigError(
-                    "early_stopping trains by portions, of which scikit-learn's callbacks would learn nothing: "
-                    "leave early_stopping out, or take the callbacks off by set_callbacks()"
+                    "early_stopping trains by portions, of which scikit-learn's callbacks would learn "
+                    "nothing: leave early_stopping out, or take the callbacks off by set_callbacks()"
                 )
             stopping.require_able(estimator, self._searched())
         return stopping

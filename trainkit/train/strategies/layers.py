@@ -242,8 +242,8 @@ class Layers(StrategySpec):
         ]:
             own = ", ".join(map(str, place.devices))
             raise ConfigError(
-                f"Layers(devices=...): {', '.join(strange)} is not one of this worker's, which are {own}; each "
-                f"worker counts its own from cuda:0"
+                f"Layers(devices=...): {', '.join(strange)} is not one of this worker's, which are {own}; "
+                "each worker counts its own from cuda:0"
             )
         # A single worker has no gradients to average.
         wrap = place.wrap and place.group.world_size > 1

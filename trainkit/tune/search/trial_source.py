@@ -296,8 +296,8 @@ class TrialSource:
             config = self._whole(dict(given))
             if not self._searcher.knows(config):
                 raise ConfigError(
-                    f"{config!r} is not a configuration of the space of {self.name}: give all that it draws, with values "
-                    "that it may have"
+                    f"{config!r} is not a configuration of the space of {self.name}: give all that it "
+                    "draws, with values that it may have"
                 )
         else:
             self.space.point(given)
