@@ -233,15 +233,12 @@ class ActorSuite(Suite):
         assert actor._actor_id == found._actor_id != other._actor_id
         assert actor._actor_id.binary().hex() == inside
 
-    def test_a_call_sent_is_done_although_no_handle_is_left(self) -> None:
-        assert trainkit.get(keeper("last").get.remote()) == "last"
-
     # ends
 
-    def test_an_actor_may_leave(self) -> None:
-        actor = trainkit.remote(Leaver).remote()
+    def test_an_actor_may_leave_from_deep_down_and_is_not_made_anew(self) -> None:
+        actor = trainkit.remote(Leaver).options(max_restarts=3).remote()
         assert trainkit.get(actor.same.remote(1)) == 1
-        for call in (actor.leave.remote, lambda: actor.same.remote(2)):
+        for call in (lambda: actor.leave.remote(50), lambda: actor.same.remote(2)):
             with pytest.raises(ActorDiedError, match="exit_actor"):
                 trainkit.get(call())
 
@@ -251,13 +248,6 @@ class ActorSuite(Suite):
         with pytest.raises(ActorDiedError, match="exit_actor"):
             trainkit.get(getattr(actor, method).remote())
         assert eventually(lambda: not is_known(f"leaver-{method}"))
-
-    def test_it_may_leave_from_deep_down_and_is_not_made_anew(self) -> None:
-        actor = trainkit.remote(Leaver).options(max_restarts=3).remote()
-        with pytest.raises(ActorDiedError, match="exit_actor"):
-            trainkit.get(actor.leave.remote(50))
-        with pytest.raises(ActorDiedError, match="exit_actor"):
-            trainkit.get(actor.same.remote(1))
 
     def test_only_an_actor_can_leave(self) -> None:
         with pytest.raises(ConfigError, match="actor"):

@@ -69,14 +69,10 @@ def test_refused_calls_end_nobody(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no whole checkpoint") as caught:
             trainer.load(tmp_path / "nothing")
         assert caught.value.__notes__ == ["raised by worker 0 of 2"]
-        with pytest.raises(CheckpointError, match="no trainer's state"):
+        with pytest.raises(CheckpointError, match="no trainer's state: it lacks epoch, global_step, models"):
             trainer.load_state_dict({})
         with pytest.raises(ValueError, match="high"):
             trainer.update_scheduler("high")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="no validation data"):
-            trainer.validate()
-        with pytest.raises(ConfigError, match="num_steps=0"):
-            trainer.train(num_steps=0)
         assert trainer.train()["epoch"] == 1
 
 

@@ -188,10 +188,6 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     with trainer(use_local=True, config={"samples": 5}) as gang:
         with pytest.raises(CheckpointError, match="holds 2 models, but 1 were registered"):
             gang.load(tmp_path / "c")
-        with pytest.raises(CheckpointError, match="no whole checkpoint"):
-            gang.load(tmp_path / "nothing")
-        with pytest.raises(CheckpointError, match="it lacks epoch, global_step, models"):
-            gang.load_state_dict({})
         assert gang.train()["epoch"] == 1
 
 

@@ -154,43 +154,6 @@ def test_a_regression_has_no_accuracy() -> None:
     assert set(result) == {"batch_count", "num_samples", "val_loss", "last_val_loss"}
 
 
-def test_info_reaches_the_step() -> None:
-    seen: list[dict[str, Any]] = []
-
-    class Listener(Digits):
-        def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
-            seen.append(batch_info)
-            return {"loss": 0.0, "num_samples": 1}
-
-    operator = Listener({"samples": 4, "batch_size": 2})
-    assert operator._train_feed is not None
-    operator.train_epoch(EpochBatches(operator._train_feed.batches()), {"note": "x"})
-    assert seen == [
-        {"note": "x", "batch_idx": 0, "global_step": 0},
-        {"note": "x", "batch_idx": 1, "global_step": 1},
-    ]
-
-
-def test_a_scheduler_stepped_by_batch() -> None:
-    class Scheduled(Digits):
-        def setup(self, config: dict[str, Any]) -> None:
-            model = nn.Linear(64, 10)
-            optimizer = sgd(model)
-            self.register(
-                models=model,
-                optimizers=optimizer,
-                criterion=nn.CrossEntropyLoss(),
-                schedulers=StepLR(optimizer, 1, gamma=0.5),
-            )
-            data = TensorDataset(torch.randn(6, 64), torch.zeros(6, dtype=torch.int64))
-            self.register_data(train_loader=DataLoader(data, 2))
-            self.steps = []
-
-    operator = Scheduled({}, WorkerContext(scheduler_step_freq="batch"))
-    epoch(operator)
-    assert operator.scheduler.get_last_lr() == [0.5 * 0.5**3]
-
-
 def test_what_the_default_step_lacks_is_named() -> None:
     class TwoModels(TrainingOperator):
         def setup(self, config: dict[str, Any]) -> None:
