@@ -32,8 +32,8 @@ def test_all_workers_hold_worker_0s_weights_and_buffers_and_wait_for_nobody_in_v
     # Of 9 samples in batches of 4 the first worker has two batches, the second one.
     with TorchTrainer(training_operator_cls=GradientsInValidation, num_workers=2, use_gpu=False) as gang:
         for epoch in range(1, 3):
-            assert gang.validate()["num_samples"] == 9
             assert gang.train()["epoch"] == epoch
+            assert gang.validate()["num_samples"] == 9
         states = gang.apply_all_operators(
             lambda operator: [
                 torch.cat([t.flatten() for t in m.state_dict().values()]) for m in operator.models
