@@ -71,6 +71,7 @@ def lines(output: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in output.glob("search-*/*/result.json"))
 
 
+@pytest.mark.timeout(900)
 def test_it_resumes_after_a_kill_and_leaves_what_it_prints(tmp_path: Path):
     options = ("--data", "digits", "--trials", "4", "--epochs", "3")
     process = start(tmp_path, *options)

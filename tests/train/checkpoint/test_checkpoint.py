@@ -187,7 +187,7 @@ while True:
 def test_a_killed_writer_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     where = tmp_path / "c"
     generator = random.Random(0)
-    for _ in range(3):
+    for _ in range(2):
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(where)], stdout=subprocess.PIPE, text=True
         ) as writer:

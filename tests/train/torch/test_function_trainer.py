@@ -242,9 +242,9 @@ def reports_elsewhere() -> None:
 
 @pytest.mark.usefixtures("runtime")
 def test_a_run_whose_reports_another_thread_has_lost_fails(tmp_path: Path) -> None:
-    run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
+    run = RunConfig(storage_path=str(tmp_path), verbose=0)
     with pytest.raises(TrainingFailedError, match=r"nothing was reported: report\(\) was called from thread"):
-        TorchTrainer(reports_elsewhere, run_config=run, scaling_config=two).fit()
+        TorchTrainer(reports_elsewhere, run_config=run).fit()
 
 
 def speeds_up_late() -> None:
