@@ -41,12 +41,12 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --hypothesis-profile=$(EXAMPLES)
 
 test: EXAMPLES ?= quick
-test: $(READY)  ## Run the tests that take minutes: rules, and the runtime and tuner on their own engine
-	$(PYTEST) --tier unit,process $(ARGS)
+test: $(READY)  ## Run the unit tests, and about a hundred tests of what users do
+	$(PYTEST) --tier unit,front $(ARGS)
 
 test-rest: EXAMPLES ?= steady
-test-rest: $(READY)  ## Run the tests that `make test` leaves out: trainers, Ray, docs, recipes, benchmarks
-	$(PYTEST) --tier gang,external,slow $(ARGS)
+test-rest: $(READY)  ## Run the tests that `make test` leaves out: the engine, trainers, Ray, docs, recipes, benchmarks
+	$(PYTEST) --tier process,gang,external,slow $(ARGS)
 
 test-all: EXAMPLES ?= steady
 test-all: $(READY)  ## Run all tests, with all their examples; without ARGS, those with the newest versions too

@@ -9,12 +9,13 @@ from pathlib import Path
 
 TIERS = {
     "unit": "starts no process",
+    "front": "uses the product as its users do, on the local engine: about a hundred tests",
     "process": "starts the local engine: a node and its workers",
     "gang": "starts the workers of a trainer, many processes at once, or ones that load whole libraries",
     "external": "starts Ray, programs, type checkers, docs, recipes, benchmarks; needs Lightning, MLflow",
     "slow": "takes about ten seconds, or two of processor time; a mark of single tests, whatever they start",
 }
-"""Each tier by what it may take; the first two are `make test`."""
+"""Each tier by what it needs; the first two are `make test`."""
 
 LONGEST_TIERS = ("external", "slow")
 """The tiers that take most of the time of the whole suite."""
@@ -69,18 +70,24 @@ OTHERS = {
         train/workers/test_symptoms.py train/strategies/test_tensor_plan.py
         train/distributed/test_tensors.py train/torch/test_prepare.py train/torch/test_shards.py
     """,
+    "front": """
+        cli/test_cli.py plugins/pools/test_pools.py runtime/test_engines.py runtime/test_promises.py
+        sklearn/test_grid_search_cv.py sklearn/test_search_estimators.py sklearn/test_search_parity.py
+        tune/experiment/test_commands.py tune/experiment/test_end_to_end.py tune/trial/test_forms.py
+        tune/trial/test_trial_errors.py
+    """,
     "process": """
         plugins/compat/test_collective.py plugins/compat/test_graphs.py plugins/compat/test_metrics.py
         plugins/compat/test_queue.py plugins/compat/test_timeline.py plugins/compat/test_util.py
         plugins/compat/test_util_state.py
-        train/data/test_delivery.py tune/experiment/test_by_hand.py tune/experiment/test_commands.py
-        tune/experiment/test_end_to_end.py tune/controller/test_failed_trials.py
-        tune/experiment/test_faults.py tune/trial/test_forms.py
+        train/data/test_delivery.py tune/experiment/test_by_hand.py
+        tune/controller/test_failed_trials.py
+        tune/experiment/test_faults.py
         tune/schedulers/test_hyperband_killed.py tune/trial/test_leaving.py
         tune/callbacks/test_log_to_file.py tune/trial/test_parameters.py tune/test_registry.py
         tune/executor/test_reuse.py tune/search/test_search_order.py
         tune/executor/test_task_executor.py tune/executor/test_timeouts.py
-        tune/trial/test_trial_errors.py tune/trial/test_trial_memory.py
+        tune/trial/test_trial_memory.py
         tune/trial/test_trial_resources.py
     """,
     "gang": """
