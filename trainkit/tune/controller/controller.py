@@ -52,7 +52,7 @@ class Controller:
         source, scheduler: source of trials, and judge of reports; already rebuilt when an experiment is
             resumed.
         ledger: resources for trials.
-        trials: trials of the resumed experiment, in order; the PENDING trials will run.
+        trials: trials of the resumed experiment, the first suggested first; the PENDING trials will run.
         with_metric: ids of `trials` that have reported the metric.
         stop: rules of `plan.stop` that have already seen the earlier reports; None: new rules from
             `plan.stop`.
