@@ -368,6 +368,7 @@ class RunSuite(FunctionTrainerSuite):
         assert "finished with another configuration: lr: 0.1 -> 0.2; call: " in told
         assert "-> none; new: none -> 1" in told
 
+    @pytest.mark.slow
     def test_a_name_of_a_run_that_finished_otherwise_is_taken(self, caplog: pytest.LogCaptureFixture) -> None:
         def fit(lr: float, fault: Any = None) -> tune.Result:
             caplog.clear()

@@ -219,6 +219,7 @@ def save_while_another_trainer_holds_all(folder: Path) -> None:
         trainer.save(folder / "checkpoint")
 
 
+@pytest.mark.external
 def test_an_interrupted_trainer_waits_for_no_place_that_its_own_program_holds(tmp_path: Path) -> None:
     """In a program of its own: beside a thread of an earlier test, which might free them, it waits."""
     name = save_while_another_trainer_holds_all.__name__
@@ -277,6 +278,7 @@ trainer.shutdown()
 """
 
 
+@pytest.mark.external
 def test_only_a_request_that_can_be_met_closes_a_trainer_and_one_of_an_ended_session_holds_nothing(
     tmp_path: Path,
 ) -> None:

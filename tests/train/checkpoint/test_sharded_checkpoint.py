@@ -48,6 +48,7 @@ def trained(gang: Any) -> dict[str, Any]:
     return {name: state[name] for name in ("models", "optimizers", "epoch", "global_step")}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_loads_into_any_strategy_on_any_number_of_workers(tmp_path: Path) -> None:
     four, single = tmp_path / "four", tmp_path / "single"
     with trainer(num_workers=4, config=CONFIG) as gang:
@@ -156,6 +157,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.external
 def test_a_driver_killed_while_its_workers_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     where = tmp_path / "c"
     with subprocess.Popen(

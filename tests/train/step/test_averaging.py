@@ -50,6 +50,7 @@ def plain() -> tuple[nn.Module, AveragedModel, float]:
     return model, average, nn.functional.cross_entropy(average(features), target).item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [

@@ -99,6 +99,7 @@ def losses_of(gang: TorchTrainer) -> list[float]:
 SPEC = ContextParallel(buffers={"positions": 0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "strategy"),
     [(4, SPEC), (4, ContextParallel(degree=2, buffers={"positions": 0}))],

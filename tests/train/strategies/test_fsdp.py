@@ -229,6 +229,7 @@ class Overflowing(Stack):
         return {"train_loss": loss.detach(), "num_samples": len(target)}
 
 
+@pytest.mark.slow
 def test_half_precision_leaves_out_a_step_that_overflows_anywhere() -> None:
     config = {BATCH_SIZE: 48, "dtype": torch.float32}
     weights = []

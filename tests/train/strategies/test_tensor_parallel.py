@@ -112,6 +112,7 @@ def losses_of(trainer: TorchTrainer) -> list[float]:
 # -- equal to a plain loop ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_transformer_over_a_mesh_clips_and_accumulates(tmp_path: Path) -> None:
     # Attention by heads, tied embeddings, optimizers that update many tensors at once, uneven last batches.
     expected = plain(12, every=2, max_norm=0.5)

@@ -246,6 +246,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.external
 def test_a_killed_driver_in_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER)
     with subprocess.Popen(

@@ -377,6 +377,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.external
 def test_ctrl_c_while_workers_are_formed_again(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(INTERRUPTED)
     with subprocess.Popen(
