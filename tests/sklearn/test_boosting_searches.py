@@ -96,8 +96,9 @@ def _trees(estimator: Any) -> int:
 
 
 # row 1.38: boosters stopped early refit to the same score
-@pytest.mark.parametrize("estimator", [XGBOOST, LIGHTGBM], ids=["xgboost", "lightgbm"])
-@pytest.mark.parametrize("in_pipeline", [False, True])
+@pytest.mark.parametrize(
+    ("estimator", "in_pipeline"), [(XGBOOST, False), (LIGHTGBM, True)], ids=["xgboost", "lightgbm"]
+)
 def test_boosters_stopped_early_refit_to_the_same_score(estimator: Any, in_pipeline: bool) -> None:
     whole = make_pipeline(StandardScaler(), estimator) if in_pipeline else estimator
     prefix = f"{whole.steps[-1][0]}__" if in_pipeline else ""
@@ -197,8 +198,7 @@ def catboost(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 # row 1.38
-@pytest.mark.parametrize("given", [{"iterations": 9}, {"n_estimators": 9}])
-@pytest.mark.parametrize("in_pipeline", [False, True])
+@pytest.mark.parametrize(("given", "in_pipeline"), [({"iterations": 9}, False), ({"n_estimators": 9}, True)])
 @pytest.mark.usefixtures("catboost")
 def test_catboost_goes_on_from_the_model_of_before(given: dict[str, int], in_pipeline: bool) -> None:
     model = CatBoostClassifier(**given, learning_rate=0.3)

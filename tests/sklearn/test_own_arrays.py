@@ -35,9 +35,10 @@ def with_module(fitted: Any) -> Any:
 @pytest.mark.parametrize(
     "fitted", [Table().fit(X), EMBEDDING, with_module(Table().fit(X))], ids=["table", "embedding", "module"]
 )
-@pytest.mark.parametrize("candidate", [True, False], ids=["a candidate's", "the estimator's"])
 @pytest.mark.parametrize(
-    "stopping", [{}, {"early_stopping": True, "max_iters": 2}], ids=["whole", "stopping"]
+    ("candidate", "stopping"),
+    [(True, {}), (False, {"early_stopping": True, "max_iters": 2})],
+    ids=["a candidate's, whole", "the estimator's, stopping"],
 )
 def test_a_fitted_step_that_writes_to_its_arrays_works_as_in_scikit_learn(
     fitted: Any, candidate: bool, stopping: dict[str, Any]

@@ -6,8 +6,6 @@ import contextlib
 import math
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -298,48 +296,3 @@ def test_workers_are_given_what_they_do_sooner(fold_s: float, left: int, workers
     assert hands_over == (here_s > there_s or here_s > candidates.MOST_S)
     assert worth_handing_over(fold_s, left + 1, workers) >= hands_over
     assert worth_starting(fold_s, 1, left + 1) >= worth_starting(fold_s, 1, left)
-
-
-@pytest.mark.slow
-def test_two_threads_share_it() -> None:
-    found: dict[str, float] = {}
-
-    def fit(name: str) -> None:
-        found[name] = search("fine").fit(X, Y).best_score_
-
-    threads = [threading.Thread(target=fit, args=(name,)) for name in ("one", "other")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(400)
-    assert found == {"one": 0.5, "other": 0.5}
-    assert not trainkit.is_initialized()
-    trainkit.shutdown()
-
-
-FORKED_WITH = """
-import sys, trainkit
-from sklearn.datasets import load_iris
-from sklearn.naive_bayes import GaussianNB
-from trainkit.sklearn import TuneGridSearchCV
-
-def is_loaded():
-    return "sklearn.naive_bayes" in sys.modules
-
-def in_a_new_process(number):
-    task = trainkit.remote(is_loaded).options(runtime_env={"env_vars": {"NUMBER": number}})
-    return trainkit.get(task.remote())
-
-trainkit.init(num_cpus=1)
-before = in_a_new_process("1")
-TuneGridSearchCV(GaussianNB(), {"var_smoothing": [1e-9]}, cv=2, time_budget_s=3600).fit(
-    *load_iris(return_X_y=True)
-)
-print(before, in_a_new_process("2"))
-"""
-
-
-@pytest.mark.external
-def test_processes_are_forked_with_the_package_of_the_estimator() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED_WITH], capture_output=True, text=True, check=False)
-    assert done.stdout == "False True\n", done.stderr

@@ -157,8 +157,7 @@ DRAWN = [
 ]
 
 
-@pytest.mark.parametrize("row", DRAWN, ids=str)
-@pytest.mark.parametrize("state", [7, np.random.RandomState], ids=["number", "generator"])
+@pytest.mark.parametrize(("row", "state"), [*((row, 7) for row in DRAWN), (DRAWN[0], np.random.RandomState)])
 def test_random_candidates_give_what_randomized_search_cv_gives(row: Row, state: Any) -> None:
     def fresh() -> Any:  # a generator goes on where the last search left it
         return state if isinstance(state, int) else state(7)

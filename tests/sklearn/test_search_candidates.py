@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
-from sklearn.linear_model import SGDClassifier
-from sklearn.model_selection import KFold, RandomizedSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC
@@ -21,32 +18,6 @@ from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.search.optuna import OptunaSearch
 
 # --- which candidates -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        {"C": stats.loguniform(1e-2, 1e2), "kernel": ["linear", "rbf"]},
-        {"C": [1, 2, 3], "kernel": ("linear", "rbf"), "degree": np.array([2, 3])},
-        [{"kernel": ["linear"], "C": stats.expon()}, {"kernel": ["rbf"], "gamma": stats.uniform(0.1, 1)}],
-    ],
-)
-def test_random_candidates_are_those_of_scikit_learn(space: Any) -> None:
-    theirs = RandomizedSearchCV(SVC(), space, n_iter=4, random_state=3, cv=3).fit(X, Y)
-    ours = search(space, n_trials=4, random_state=3).fit(X, Y)
-    assert candidates(ours) == candidates(theirs)
-    assert np.array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
-    assert ours.best_params_ == theirs.best_params_
-
-
-def test_one_generator_for_candidates_and_folds_is_drawn_from_as_in_scikit_learn() -> None:
-    found = []
-    for cls in (RandomizedSearchCV, TuneSearchCV):
-        rng = np.random.RandomState(5)
-        cv = KFold(3, shuffle=True, random_state=rng)
-        found.append(cls(SVC(), C, n_iter=3, random_state=rng, cv=cv).fit(X, Y))
-    assert candidates(found[0]) == candidates(found[1])
-    assert np.array_equal(*(each.cv_results_["split2_test_score"] for each in found))
 
 
 @pytest.mark.parametrize("optimization", ["random", *LEARNING])
@@ -116,14 +87,6 @@ def test_parameters_under_conditions_are_there_only_where_these_hold() -> None:
             ]
 
 
-def test_a_space_of_hyperopts_own() -> None:
-    from hyperopt import hp
-
-    space = {"C": (0.5, 2.0), "degree": hp.uniformint("degree", 2, 4), "kernel": ["rbf", "poly"]}
-    found = search(space, search_optimization="hyperopt").fit(X, Y)
-    assert all(each["degree"] in (2, 3, 4) and 0.5 <= each["C"] <= 2 for each in candidates(found))
-
-
 def test_a_searcher_object_and_its_own_space() -> None:
     from optuna.distributions import FloatDistribution
 
@@ -175,17 +138,3 @@ def test_n_trials_and_n_iter_are_one_number() -> None:
     assert len(candidates(search(n_trials=4).fit(X, Y))) == 4
     with pytest.raises(ConfigError, match="n_trials=3 and n_iter=2"):
         search(n_iter=2).fit(X, Y)
-
-
-def test_bohb_stops_early_by_its_own_scheduler() -> None:
-    found = TuneSearchCV(
-        SGDClassifier(random_state=0),
-        {"alpha": (1e-5, 1e-1, "log-uniform")},
-        n_trials=5,
-        cv=2,
-        max_iters=4,
-        search_optimization="BOHB",
-        random_state=0,
-    ).fit(X, Y)
-    assert found.analysis_.runner_data()["tune_config"]["scheduler"]["class"] == "HyperBandForBOHB"
-    assert found.cv_results_["training_iteration"].max() == 4

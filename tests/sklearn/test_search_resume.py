@@ -170,8 +170,15 @@ REFITTED = """
 
 
 @pytest.mark.external
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("kind", ["grid", "halving"])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("grid", signal.SIGKILL),
+        ("grid", signal.SIGTERM),
+        ("halving", signal.SIGKILL),
+        ("halving", signal.SIGINT),
+    ],
+)
 def test_a_search_that_ends_in_the_fit_on_all_data_repeats_only_that(
     programs: Programs, number: signal.Signals, kind: str
 ) -> None:

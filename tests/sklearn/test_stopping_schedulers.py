@@ -16,7 +16,7 @@ from tests.sklearn.by_hand import ALPHAS, FOLDS, SGD, X, Y, by_hand, scores_by_h
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
-from trainkit.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
+from trainkit.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -28,13 +28,10 @@ pytestmark = pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize(
     "early_stopping",
     [
-        "AsyncHyperBandScheduler",
         "ASHAScheduler",
         "HyperBandScheduler",
         "MedianStoppingRule",
-        "hyperband",
         ASHAScheduler(max_t=9, reduction_factor=2, type="promotion"),
-        HyperBandScheduler(max_t=9),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

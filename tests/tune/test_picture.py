@@ -13,14 +13,8 @@ from trainkit.tune.core.trial import STATES, Trial, TrialStatus
 from trainkit.tune.display import (
     ExperimentProgress,
     Table,
-    config_words,
-    duration,
     progress_table,
 )
-
-
-def test_the_best_configuration_is_told_flat_and_short():
-    assert config_words({"x": 1, "net": {"lr": 0.000123456}}) == "x=1, net/lr=0.0001235"
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -112,28 +106,6 @@ def test_a_table_is_escaped_in_html_and_aligned_as_text():
     assert table.text() == "<script>\na   b\n1   <b>\n22\n& more"
 
 
-def test_a_configuration_of_a_hundred_parameters_does_not_fill_the_screen():
-    words = display.config_words({f"parameter_{n}": n for n in range(100)})
-    assert len(words) == display.MAX_CONFIG and words.endswith("...")
-
-
-def test_a_metric_may_be_called_as_a_column_is():
-    trial = Trial("t_0", 0, {}, "f", "f")
-    progress = ExperimentProgress("seconds", "min", 0.0)
-    progress.look([trial])
-    info = {"time": 1.0, "total_samples": 9, "resources": {"CPU": 2.0}, "resources_used": {"CPU": 1.0}}
-    table = progress_table(progress, info, "/somewhere")
-    assert len(table.columns) == len(table.rows[0]) and "seconds" in table.text()
-
-
 def test_wide_letters_are_two_places_wide_and_a_cell_is_one_line():
     table = Table(["name", "why"], [["漢字", "x\x1b[2J"], ["abcde", "y"]], ["a\nb"])
     assert table.text() == "a b\nname   why\n漢字   x [2J\nabcde  y"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(1.25, "1.2 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s"), (12000, "3 h 20 min")]
-)
-def test_durations_are_readable(seconds, words):
-    assert duration(seconds) == words
-    assert display.number_words(True) == ""

@@ -56,8 +56,11 @@ def endless_list():
     return cyclic
 
 
-@pytest.mark.parametrize("value", [object(), endless_list(), 1 << 2000], ids=["object", "cycle", "large"])
-@pytest.mark.parametrize("by", ["stop", "callbacks"])
+@pytest.mark.parametrize(
+    ("by", "value"),
+    [("stop", object()), ("callbacks", endless_list()), ("stop", 1 << 2000)],
+    ids=["object", "cycle", "large"],
+)
 def test_an_added_value_that_cannot_be_kept_is_left_out_and_told_once(fit, caplog, by, value):
     class Odd(tune.Stopper, tune.Callback):
         def __call__(self, trial_id, result):

@@ -190,13 +190,10 @@ def half_done(run, tmp_path):
     ("resume", "mended"),
     [
         (True, False),
-        ("LOCAL", False),
-        ("REMOTE", False),
         ("AUTO", False),
         ("AUTO+ERRORED", True),
         ("LOCAL+RESTART_ERRORED", True),
         ("ERRORED_ONLY", True),
-        ("AUTO+RESTART_ERRORED_ONLY", True),
     ],
 )
 def test_it_goes_on_as_asked(half_done, resume, mended):
@@ -306,7 +303,7 @@ def dirnames(run, creator, **settings):
     return [Path(trial.path).name for trial in analysis.trials]
 
 
-ODD_NAMES = ["a/b", "..", "../../etc", "x" * 300, "ü" * 300, "", " ", "/", "same", ".hidden", "a\0b"]
+ODD_NAMES = ["../../etc", "ü" * 300, "", "/", "same", ".hidden", "a\0b"]
 
 
 @pytest.mark.parametrize("asked", [*ODD_NAMES, "Experiment.sqlite"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,35 +143,3 @@ def test_a_subclass_of_a_strategy_extends_the_trainers_package() -> None:
         assert Mine.__bases__ == (RayDDPStrategy,) and Further.__bases__ == (Mine,)
     """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_the_names_extend_the_package_that_is_in_use(package: str) -> None:
-    code = f"""if True:
-        import {package} as pl
-        from trainkit.train.lightning import RayDDPStrategy, RayTrainReportCallback
-        assert issubclass(RayDDPStrategy, pl.strategies.DDPStrategy)
-        assert issubclass(RayTrainReportCallback, pl.Callback)
-    """
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize(
-    ("module", "absent", "message"),
-    [
-        (
-            "lightning",
-            ("lightning", "pytorch_lightning"),
-            r"Lightning trainers need \w*lightning: .*ml.lightning",
-        ),
-        ("huggingface.transformers", ("transformers",), "Transformers trainers need .*ml.transformers"),
-    ],
-)
-def test_a_library_that_is_not_installed_is_named(module: str, absent: tuple[str, ...], message: str) -> None:
-    code = f"""if True:
-        import sys
-        sys.modules |= dict.fromkeys({absent})
-        from trainkit.train.{module} import RayTrainReportCallback
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert re.search(f"MissingDependencyError: {message}", done.stderr), done.stderr

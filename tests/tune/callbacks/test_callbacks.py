@@ -112,13 +112,13 @@ HOOKS = [name for name in vars(tune.Callback) if name.startswith("on_") or name 
 """`get_state` and `set_state` are tested in test_hooks.py."""
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_callback_that_raises_is_told_once_and_touches_nothing(fit, caplog, hook):
+def test_a_callback_that_raises_is_told_once_of_each_hook_and_touches_nothing(fit, caplog):
     def raises(*args, **kwargs):
         raise RuntimeError("the service is down")
 
     broken = tune.Callback()
-    setattr(broken, hook, raises)
+    for hook in HOOKS:
+        setattr(broken, hook, raises)
     listener = Listener()
     with caplog.at_level(logging.WARNING, "trainkit.tune"):
         grid = fit(
@@ -126,7 +126,6 @@ def test_a_callback_that_raises_is_told_once_and_touches_nothing(fit, caplog, ho
         )
     assert grid.num_terminated == 3
     assert listener.heard[-1] == ("end", 3)
-    told = [record for record in caplog.records if hook in record.getMessage()]
     never_happens = {
         "on_trial_restore",
         "on_trial_recover",
@@ -135,7 +134,9 @@ def test_a_callback_that_raises_is_told_once_and_touches_nothing(fit, caplog, ho
         "on_checkpoint",
         "on_trial_change",
     }
-    assert len(told) == (0 if hook in never_happens else 1)
+    texts = [record.getMessage() for record in caplog.records]
+    told = {hook: sum(f".{hook}" in text for text in texts) for hook in HOOKS}
+    assert told == {hook: int(hook not in never_happens) for hook in HOOKS}
 
 
 @pytest.mark.parametrize("hook", ["setup", "on_trial_result", "on_experiment_end"])

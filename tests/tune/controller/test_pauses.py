@@ -354,7 +354,7 @@ class CutShort(tune.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", range(1, 22, 2))
+@pytest.mark.parametrize("after", [3, 9, 15])
 def test_a_restore_from_any_step_comes_to_the_same_end(inline, results, after):
     try:
         counting(results, Half(3), [CutShort(after)]).fit()

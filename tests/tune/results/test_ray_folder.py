@@ -131,17 +131,6 @@ def test_ways_to_open_it(ray2):
     assert result.metrics["score"] == 0.1
 
 
-def test_a_study_and_plots_of_it(ray2):
-    pytest.importorskip("optuna")
-    pytest.importorskip("matplotlib")
-    grid = ResultGrid.from_path(ray2, metric="score", mode="max")
-    study = grid.to_optuna()
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "WAITING"]
-    assert study.trials[0].params == {"x": 1, "net/width": 8}
-    assert grid.plot("curves").axes
-    assert grid.plot("parallel").axes
-
-
 def test_an_experiment_of_ray_1(tmp_path):
     """1.x: trials as texts under "checkpoints", checkpoint folders by iteration, no trial ids in names."""
     folder = tmp_path / "exp"

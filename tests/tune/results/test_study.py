@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
@@ -90,16 +89,7 @@ def test_trials_as_they_were(grid):
     assert study.best_value == min(result.metrics["loss"] for result in complete)
 
 
-PLOTS = (
-    "optimization_history",
-    "param_importances",
-    "parallel_coordinate",
-    "slice",
-    "contour",
-    "intermediate_values",
-    "edf",
-    "timeline",
-)
+PLOTS = ("optimization_history", "param_importances", "contour", "timeline")
 
 
 @pytest.fixture(scope="module")
@@ -126,14 +116,6 @@ def test_every_plot_of_optuna_works(study, kind):
     pyplot.close("all")
 
 
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_importances(study):
-    pytest.importorskip("sklearn")
-    importances = optuna.importance.get_param_importances(study)
-    assert set(importances) == {"x", "net/lr", "net/layers", "kind"}
-    assert sum(importances.values()) == pytest.approx(1)
-
-
 def test_the_scope_says_which_report_is_the_value(fit):
     def up_and_down(config):
         for score in (0.2, 0.9, 0.1):
@@ -147,25 +129,6 @@ def test_the_scope_says_which_report_is_the_value(fit):
     assert grid.to_optuna(metric="training_iteration", mode="max").best_value == 3
     with pytest.raises(ConfigError, match="scope='mean'"):
         grid.to_optuna(scope="mean")
-
-
-def test_without_a_metric_there_is_no_study(fit):
-    grid = fit(lambda config: {"loss": 1}, {"x": tune.uniform(0, 1)})
-    with pytest.raises(ConfigError, match="Give metric and mode"):
-        grid.to_optuna()
-    assert grid.to_optuna("loss", "min").best_value == 1
-
-
-def test_a_rule_of_the_users_completes_a_trial_and_nan_fails_it(fit):
-    def count(config):
-        for step in range(1, 9):
-            tune.report({"loss": math.nan if config["x"] else step})
-
-    run = {"stop": {"training_iteration": 3}}
-    study = fit(count, {"x": tune.grid_search([0, 1])}, metric="loss", run=run).to_optuna()
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL"]
-    assert study.trials[0].value == 3
-    assert math.isnan(study.trials[1].intermediate_values[2])
 
 
 def test_trials_that_have_not_ended(tmp_path):
@@ -256,16 +219,6 @@ def test_what_no_space_says_is_told_by_the_values():
     assert found["name"].choices == ["x", "y"]
     assert found["deep/flag"].choices == [True, False]
     assert found["extra"].values == {2: 0.5}
-
-
-def test_a_domain_is_widened_to_what_was_tried_before_it():
-    (found,) = hyperparameters_of([{"x": 0.5}, {"x": 7.0}], {"x": tune.uniform(0, 1)})
-    assert found.bounds == (0, 7)
-    (found,) = hyperparameters_of([{"x": "a"}, {"x": "c"}], {"x": tune.choice(["a", "b"])})
-    assert found.choices == ["a", "b", "c"]
-    (found,) = hyperparameters_of([{"x": 3}], {"x": tune.grid_search([1, 3])})
-    assert found.choices == [1, 3]
-    assert not found.is_numeric
 
 
 VALUES = st.one_of(

@@ -8,8 +8,6 @@ from tests.packages import install_from_page
 from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers import SCHEDULERS, TrialScheduler
-from trainkit.tune.search import SEARCHERS, Searcher
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -58,17 +56,3 @@ def test_a_class_of_a_script_does_not_stand_for_one_of_a_package_by_its_name(lim
     fit(objective, {"x": 1}, scheduler=mine())
     with pytest.raises(ConfigError, match=r"was started with scheduler=.*LimitScheduler.*give it again"):
         tune.Tuner.restore(tmp_path / "e", objective)
-
-
-def test_an_unknown_name_lists_those_that_there_are(limit, climb):
-    with pytest.raises(
-        ConfigError, match=r"scheduler='limits' is not one of asha, .*limit.*Did you mean 'limit'"
-    ):
-        tune.TuneConfig(scheduler="limits")
-    with pytest.raises(ConfigError, match=r"search_alg='clim' is not one of ax, .*climb.*Did you mean"):
-        tune.TuneConfig(search_alg="clim")
-
-
-def test_every_row_is_what_it_says():
-    assert all(issubclass(SCHEDULERS.get(name), TrialScheduler) for name in SCHEDULERS.own_names())
-    assert all(issubclass(SEARCHERS.get(name), Searcher) for name in SEARCHERS.own_names())

@@ -9,7 +9,6 @@ from trainkit.tune.schedulers import (
     PB2,
     MedianStoppingRule,
     PopulationBasedTraining,
-    ResourceChangingScheduler,
 )
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -40,11 +39,6 @@ def run(fit, scheduler, samples=3, **run):
 def test_its_default_is_a_minute(fit, caplog, name):
     run(fit, SCHEDULERS[name]())
     assert caplog.text.count(f"{name} has judged no trial: none came to time_total_s=60") == 1
-
-
-def test_inside_another_scheduler(fit, caplog):
-    run(fit, ResourceChangingScheduler(MedianStoppingRule()))
-    assert caplog.text.count("MedianStoppingRule has judged no trial") == 1
 
 
 def test_one_that_came_so_far_is_enough(fit, caplog):

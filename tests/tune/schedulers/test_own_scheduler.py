@@ -13,14 +13,12 @@ from trainkit.errors import ConfigError
 from trainkit.plugins.testing.scheduler import SchedulerSuite
 from trainkit.tune.schedulers import (
     SCHEDULERS,
-    ASHAScheduler,
     Decision,
     Donor,
     FIFOScheduler,
     ResourceChangingScheduler,
     TrialScheduler,
     Verdict,
-    described_scheduler,
 )
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -64,12 +62,6 @@ def rays_choice(self, controller):
 def test_methods_of_rays_schedulers_are_refused(name, method, words):
     with pytest.raises(ConfigError, match=rf"Mine\.{name}\(.*{words}"):
         type("Mine", (FIFOScheduler,), {name: method})
-
-
-def test_a_mixin_is_looked_at_too():
-    mixin = type("Mixin", (), {"on_trial_result": rays_result})
-    with pytest.raises(ConfigError, match="on_trial_result"):
-        type("Mine", (mixin, FIFOScheduler), {})
 
 
 def test_what_can_not_be_called_is_refused():
@@ -217,13 +209,6 @@ def test_a_donor_that_is_no_trial_is_the_schedulers(fit, tmp_path, by_verdict):
     assert [str(result.status) for result in grid] == ["TERMINATED"] * 2, "nothing was lost by it"
 
 
-@pytest.mark.parametrize("by_verdict", [False, True])
-def test_a_donor_that_never_saves_is_none(fit, by_verdict):
-    space = {"saves": tune.grid_search([False, True]), "x": 0}
-    grid = fit(saving, space, scheduler=Takes(0, by_verdict=by_verdict), max_concurrent_trials=2)
-    assert [(str(result.status), result.config["x"]) for result in grid] == [("TERMINATED", 0)] * 2
-
-
 def test_a_constructor_that_forgets_its_base_is_told_so():
     class Forgetful(TrialScheduler):
         def __init__(self):
@@ -241,18 +226,6 @@ def test_a_constructor_that_forgets_its_base_is_told_so():
 def test_who_is_wrapped_is_named(fit):
     with pytest.raises(ConfigError, match=r"the scheduler's Own\.decide\(\) raised KeyError"):
         fit(trainable, scheduler=ResourceChangingScheduler(own(decide=nothing)))
-
-
-def test_files_that_call_asha_by_its_longer_name_are_read():
-    old = {"class": "AsyncHyperBandScheduler", "arguments": ASHAScheduler(max_t=9).arguments}
-    assert described_scheduler(old).arguments == old["arguments"]
-
-
-def test_errors_call_asha_as_its_users_do(fit):
-    with pytest.raises(TypeError, match=r"ASHAScheduler.*unexpected keyword argument 'max_time'"):
-        ASHAScheduler(max_time=3)
-    with pytest.raises(ConfigError, match=r"^ASHAScheduler judges trials by a metric"):
-        fit(trainable, scheduler=ASHAScheduler())
 
 
 # --- what a suite finds ---------------------------------------------------------------------------
@@ -287,34 +260,3 @@ def test_a_suite_finds_facts_that_no_file_holds():
 
 
 # --- how many trials there will be ----------------------------------------------------------------
-
-
-class Planned(TrialScheduler):
-    """Refuses another number of trials than it began with."""
-
-    def resize(self, total_samples):
-        raise RuntimeError("planned for another number")
-
-    def decide(self, trial_id, time, score):
-        return Decision(Verdict.CONTINUE)
-
-
-def test_a_restore_whose_number_is_refused_leaves_that_of_before(fit, tmp_path):
-    fit(trainable, scheduler=Planned(), metric="loss", num_samples=2)
-    for number, again in ((4, False), (1, True)):  # 1 is the default: as it was
-        more = tune.TuneConfig(num_samples=number, scheduler=Planned())
-        tuner = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=more)
-        if again:
-            assert len(tuner.fit()) == 2
-        else:
-            with pytest.raises(ConfigError, match=r"Planned\.resize\(\) .*planned for another number"):
-                tuner.fit()
-
-
-def test_a_number_of_trials_that_cannot_be_set_is_refused_with_its_class():
-    with pytest.raises(TypeError, match=r"Own\.total_samples is a property that can't be set"):
-
-        class Own(Planned):
-            @property
-            def total_samples(self):
-                return 5

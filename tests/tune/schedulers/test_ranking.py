@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,13 +35,3 @@ def test_it_ranks_what_is_not_there(scores, key):
     for each in keys:
         ranked.add(each)
     assert ranked.rank(key) == sum(each >= key for each in keys)
-
-
-def test_thousands_of_keys():
-    keys = [(score, -arrival) for arrival, score in enumerate(random.Random(0).choices(range(900), k=9000))]
-    ranked = Ranking()
-    for key in keys:
-        ranked.add(key)
-    assert [ranked.at(place) for place in range(1, 9001)] == sorted(keys, reverse=True)
-    assert ranked.rank((-1.0, 0)) == 9000
-    assert ranked.rank((900.0, 0)) == 0

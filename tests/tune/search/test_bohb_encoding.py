@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit import tune
-from trainkit.errors import ConfigError
 from trainkit.tune.search.bohb_model import Encoding
 from trainkit.tune.space.search_space import Space
 
@@ -67,18 +64,6 @@ def test_whole_numbers_own_half_a_step_to_either_side():
     assert [values.count(k) for k in (3, 4, 5, 6)] == [1000] * 4
 
 
-def test_logarithms_are_linear():
-    encoding = Encoding(Space.of({"lr": tune.loguniform(1e-4, 1), "k": tune.lograndint(1, 1001)}))
-    assert encoding.row({"lr": 1e-2, "k": 1})[0] == pytest.approx(0.5)
-    share = (math.log(30) - math.log(0.5)) / (math.log(1000.5) - math.log(0.5))
-    assert encoding.row({"lr": 1e-2, "k": 30})[1] == pytest.approx(share)
-
-
-def test_the_number_of_categories_is_the_space_s():
-    columns = Encoding(Space.of({"a": tune.choice(list("abcd")), "b": tune.choice(["x", "y", "x"])})).columns
-    assert [column.categories for column in columns] == [4, 2]
-
-
 # property 20
 def test_what_is_not_active_has_no_number_and_none_comes_of_it():
     space = Space.of(
@@ -97,8 +82,3 @@ def test_what_is_not_active_has_no_number_and_none_comes_of_it():
     }
     filled = np.where(np.isnan(row), 0.5, row)
     assert encoding.config(filled, rng) == {"kind": "adam", "net": {"name": "flat"}}
-
-
-def test_a_grid_is_refused():
-    with pytest.raises(ConfigError, match=r"width: TuneBOHB draws, .* use choice"):
-        Encoding(Space.of({"width": tune.grid_search([1, 2])}))

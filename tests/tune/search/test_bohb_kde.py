@@ -94,11 +94,6 @@ def test_the_names_of_categories_mean_nothing(labels, order, seed):
     assert one.pdf(np.array(points)) == pytest.approx(other.pdf(np.array(renamed)))
 
 
-def test_for_two_categories_the_spread_is_that_of_the_labels():
-    data = np.array([[0.0], [0.0], [0.0], [1.0]])
-    assert bandwidths(data, [Column(2)]) == pytest.approx(bandwidths(data, [LINE]))
-
-
 def test_samples_follow_the_density():
     data = np.array([[0.02, 1.0], [0.9, 0.0], [0.95, 0.0]])
     density = KernelDensity(data, [UNIT, Column(3)])
@@ -114,13 +109,6 @@ def test_samples_follow_the_density():
     shares = np.bincount(drawn[:, 1].astype(int), minlength=3) / 40_000
     kept = np.array([2, 1, 0]) / 3
     assert shares == pytest.approx((1 - width) * kept + width / 3, abs=0.01)
-
-
-def test_widened_samples_stay_inside():
-    density = KernelDensity(np.array([[0.0], [1.0]]), [UNIT])
-    drawn = density.sample(np.random.default_rng(0), 5000, factor=3)
-    assert ((drawn >= 0) & (drawn <= 1)).all()
-    assert abs(drawn.mean() - 0.5) < 0.02 and drawn.std() > 0.25
 
 
 # property 20

@@ -128,8 +128,10 @@ def test_a_limiter_around_a_searcher_that_gives_nothing_is_an_error():
         raise play.controller.error
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-@pytest.mark.parametrize("wrapper", [ConcurrencyLimiter, Repeater])
+@pytest.mark.parametrize(
+    ("wrapper", "copied"),
+    [(ConcurrencyLimiter, copy.deepcopy), (Repeater, lambda it: pickle.loads(pickle.dumps(it)))],
+)
 def test_a_wrapper_that_was_used_can_be_copied(copied, wrapper):
     used = wrapper(Telling(), 2)
     Play(searcher=used, num_samples=4)

@@ -59,11 +59,8 @@ ROWS = (
     ),
     Row("hyperopt", lambda **given: HyperOptSearch(n_initial_points=5, **given)),
     Row("bohb", TuneBOHB),
-    Row("bohb-eager", lambda **given: TuneBOHB(bohb_config={"random_fraction": 0}, **given)),
     Row("limited", lambda **given: ConcurrencyLimiter(OptunaSearch(**given), 64)),
-    Row("repeated-random", lambda **given: Repeater(BasicVariantGenerator(**given), 2), repeat=2),
     Row("repeated-optuna", lambda **given: Repeater(OptunaSearch(**given), 2), repeat=2),
-    Row("repeated-bohb", lambda **given: Repeater(TuneBOHB(**given), 2), repeat=2),
 )
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
-import weakref
 from collections import Counter
 
 import pytest
@@ -13,7 +10,6 @@ import pytest
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune.schedulers import ASHAScheduler, PopulationBasedTraining
-from trainkit.tune.search import Searcher
 
 SPACE = {"x": tune.uniform(0, 1)}
 
@@ -96,11 +92,6 @@ def test_the_horizon_cuts_what_runs():
     assert (results.ended_s, results.utilisation) == (2.5, 1.0)
 
 
-def test_a_report_at_the_horizon_counts():
-    results = tune.simulate(objective, SPACE, search(1), horizon_s=2.0, seed=0)
-    assert results.work == 2
-
-
 def test_work_is_counted_over_all_trials():
     results = tune.simulate(objective, SPACE, search(-1), workers=2, max_work=10, seed=0)
     assert (results.work, results.ended_s) == (10, 5.0)
@@ -130,11 +121,6 @@ def test_failed_trials_are_lost_unless_they_are_tried_again():
     anew, _ = statuses(1, resume=False)
     assert [span.ended for span in anew.timeline] == [1.5, 3.5, 5.5, 7.5]
     assert [result.attempts[1].iteration for result in anew] == [0, 0]
-
-
-def test_at_one_time_an_iteration_ends_before_its_worker_fails():
-    results = tune.simulate(objective, SPACE, search(1), failures=[(2.0, 0)], max_work=5, seed=0)
-    assert [len(result.history) for result in results] == [2]  # and the next one fails at its beginning
 
 
 def test_stragglers_take_longer_by_one_factor_an_attempt():
@@ -178,19 +164,6 @@ def test_what_the_objective_raises_is_its_trial_s_failure():
     assert results.num_errors == 2 and isinstance(results.errors[0], ZeroDivisionError)
     with pytest.raises(MetricError, match="2 of 2 trials failed and none reported"):
         results.get_best_result()
-
-
-def test_a_trial_that_takes_too_long_is_killed():
-    results = tune.simulate(objective, SPACE, search(2, trial_timeout_s=2.5), seed=0)
-    assert [result.reason[:17] for result in results] == ["TrialTimeoutError"] * 2
-    assert results.ended_s == 5.0
-
-
-def test_more_trials_begin_at_once_than_a_step_takes():
-    results = tune.simulate(
-        for_three, {"x": tune.uniform(0, 1), "cost": 1.0}, search(1500), workers=1500, seed=0
-    )
-    assert results.ended_s == 3.0 and len(results) == 1500
 
 
 @pytest.mark.parametrize(
@@ -239,31 +212,6 @@ def test_a_scheduler_that_judges_nobody_is_told_of(scheduler, words, caplog):
     assert [words in text for text in told] == ([True] if words else [])
 
 
-def test_the_timeline_has_a_row_for_each_worker():
-    results = tune.simulate(
-        objective,
-        SPACE,
-        search(30, scheduler=ASHAScheduler(max_t=9, reduction_factor=3)),
-        workers=4,
-        horizon_s=12.0,
-        failures=0.03,
-        seed=2,
-    )
-    (axes,) = results.plot("timeline").axes
-    assert axes.get_title(loc="left") == f"{len(results)} trials on 4 workers"
-    legend = {text.get_text() for text in axes.get_legend().get_texts()}
-    assert legend == {
-        f"{outcome} ({count})"
-        for outcome, count in Counter(span.outcome for span in results.timeline).items()
-    }
-    assert {"finished", "stopped", "failed", "cut"} == {words.split()[0] for words in legend}
-
-
-def test_what_was_cut_before_its_first_report_is_on_the_timeline_too():
-    results = tune.simulate(objective, SPACE, search(1), horizon_s=0.5, seed=0)
-    assert [(span.ended, span.outcome) for span in results.timeline] == [(0.5, "cut")]
-
-
 def test_a_trial_that_nothing_ends_is_told_of():
     with pytest.raises(ConfigError, match="nothing is known to end it: give horizon_s or max_work"):
         tune.simulate(objective, SPACE, search(1), seed=0)
@@ -279,40 +227,3 @@ def test_a_trial_that_nothing_ends_is_told_of():
 def test_failures_without_end_are_told_of(failing, settings):
     with pytest.raises(ConfigError, match="1000 attempts have failed in a row"):
         tune.simulate(failing, SPACE, search(-1), workers=2000, seed=0, **settings)
-
-
-def test_failures_that_take_time_go_on_to_the_horizon():
-    results = tune.simulate(
-        objective,
-        SPACE,
-        search(-1),
-        workers=1200,
-        horizon_s=0.75,
-        failures=[(0.5, trial) for trial in range(1200)],
-        seed=0,
-    )
-    assert results.num_errors == 1200
-
-
-def test_an_error_of_the_users_searcher_keeps_nothing_until_the_collector_comes():
-    class Faulty(Searcher):
-        def suggest(self, trial_id):
-            return {}
-
-        def on_trial_complete(self, trial_id, result=None, error=False):
-            raise RuntimeError("no luck")
-
-    def learning(config, training_iteration, rng):
-        return {"loss": 1.0, "done": True}
-
-    gone = weakref.ref(learning)
-    gc.collect()
-    gc.disable()
-    try:
-        with contextlib.suppress(ConfigError):
-            tune.simulate(learning, {}, search(search_alg=Faulty()), workers=2, seed=0)
-            pytest.fail("nothing was raised")
-        del learning
-        assert gone() is None
-    finally:
-        gc.enable()

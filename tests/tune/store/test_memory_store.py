@@ -22,12 +22,10 @@ def objective(config, training_iteration, rng):
 
 @pytest.fixture(
     params=[
-        ASHAScheduler(max_t=9, reduction_factor=3),
         ASHAScheduler(max_t=9, reduction_factor=3, type="promotion"),
         HyperBandScheduler(max_t=9, reduction_factor=3),
-        None,
     ],
-    ids=["stopping", "promotion", "hyperband", "fifo"],
+    ids=["promotion", "hyperband"],
 )
 def both(request, tmp_path):
     """The readers of one experiment: in memory, and in a file."""

@@ -257,11 +257,10 @@ def test_a_mirror_copies_nothing_twice(tmp_path):
     assert len(fs.puts) <= before + 1  # the store once more at the end, at most
 
 
-@pytest.mark.parametrize("kind", ["local", "subtree", "of fsspec"])
+@pytest.mark.parametrize("kind", ["subtree", "of fsspec"])
 def test_a_file_system_of_pyarrow_is_one_of_fsspec(fit, tmp_path, results, kind):
     fs = pytest.importorskip("pyarrow.fs")
     given, path = {
-        "local": (fs.LocalFileSystem(), str(tmp_path / "there")),
         "subtree": (fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "there"),
         "of fsspec": (fs.PyFileSystem(fs.FSSpecHandler(LocalFileSystem())), str(tmp_path / "there")),
     }[kind]

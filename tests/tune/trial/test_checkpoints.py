@@ -151,8 +151,10 @@ def test_a_class_is_checkpointed_every_so_often_and_at_its_end(fit):
     assert counts == ["2", "4", "5"]
 
 
-@pytest.mark.parametrize("policy", [{}, {"num_to_keep": 1}, {"checkpoint_frequency": 2}])
-@pytest.mark.parametrize("ended_by", ["stop", "done", "scheduler"])
+@pytest.mark.parametrize(
+    ("policy", "ended_by"),
+    [({}, "scheduler"), ({"num_to_keep": 1}, "done"), ({"checkpoint_frequency": 2}, "stop")],
+)
 def test_a_class_under_a_tuner_is_saved_at_its_end(fit, policy, ended_by):
     class Ending(Counting):
         def step(self):

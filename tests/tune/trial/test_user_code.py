@@ -33,8 +33,7 @@ def test_what_a_stopped_function_returns_is_not_a_result(fit):
         assert result.reason == "step=2 reached 2"
 
 
-@pytest.mark.parametrize("chdir", [False, True])
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(("chdir", "before"), [(False, True), (True, False)])
 def test_a_trial_outlives_the_folder_that_the_program_runs_in(
     fit, tmp_path, monkeypatch, caplog, chdir, before
 ):
