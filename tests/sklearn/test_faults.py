@@ -66,11 +66,6 @@ class TestOneCandidate:
         assert type(caught.value) is ValueError
         assert "in fit" in str(caught.value.__cause__)  # the traceback over there
 
-    def test_whose_parameter_does_not_exist_ends_the_fit_as_with_scikit_learn(self) -> None:
-        wrong = TuneGridSearchCV(ScriptedEstimator(), {"depth": [1, 2]}, cv=3, n_jobs=2, error_score=np.nan)
-        with pytest.raises(ValueError, match="Invalid parameter 'depth' for estimator ScriptedEstimator"):
-            wrong.fit(X, Y)
-
     @pytest.mark.parametrize("return_train_score", [False, True])
     def test_that_kills_its_process_has_failed(self, return_train_score: bool) -> None:
         killing = search(["kill", "fine"], error_score=np.nan, return_train_score=return_train_score)
@@ -83,19 +78,6 @@ class TestOneCandidate:
         assert ("mean_train_score" in killing.cv_results_) is return_train_score
         assert killing.best_params_ == {"how": "fine"}
         assert killing.predict(X).shape == (30,)
-
-    def test_that_kills_its_process_has_failed_by_every_scorer(self) -> None:
-        killing = search(
-            ["kill", "fine"],
-            error_score=0.0,
-            scoring=["accuracy", "f1"],
-            refit="accuracy",
-            return_train_score=True,
-        )
-        with pytest.warns(FitFailedWarning, match="3 fits failed"):
-            killing.fit(X, Y)
-        for name in ("test_accuracy", "test_f1", "train_accuracy", "train_f1"):
-            assert killing.cv_results_[f"mean_{name}"][0] == 0.0
 
     def test_that_kills_its_process_ends_the_fit_where_errors_are_to_be_raised(self) -> None:
         words = r"(?s)SIGKILL.*It was at fold 1 of 3, or after it, of the candidate \{'how': 'kill'\}"

@@ -23,7 +23,6 @@ from tests.sklearn.by_hand import X, Y
 from trainkit.errors import ConfigError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.sklearn.incremental import growing_order
-from trainkit.tune.schedulers import PopulationBasedTraining
 
 FOLDS = StratifiedKFold(3)
 GROWING: dict[str, Any] = {"early_stopping": True, "resource": "n_samples"}
@@ -144,23 +143,6 @@ def test_a_kernel_of_pairs_has_the_columns_of_the_share() -> None:
     )
     computed = TuneGridSearchCV(SVC(gamma="auto"), grid, cv=FOLDS, max_iters=4, **GROWING).fit(X, Y)
     assert list(given_.cv_results_["mean_test_score"]) == list(computed.cv_results_["mean_test_score"])
-
-
-@pytest.mark.usefixtures("runtime")
-def test_population_based_training_changes_parameters_between_portions() -> None:
-    pbt = PopulationBasedTraining(
-        "training_iteration",
-        perturbation_interval=1,
-        hyperparam_mutations={"C": [0.1, 1.0, 10.0]},
-        synch=True,
-    )
-    search = TuneSearchCV(
-        SVC(), {"C": [1e-4, 1e-3, 1.0, 10.0]}, n_trials=4, cv=FOLDS, max_iters=4, early_stopping=pbt,
-        resource="n_samples", random_state=0,
-    ).fit(X, Y)  # fmt: skip
-    assert set(search.cv_results_["training_iteration"]) == {4}
-    whole = SVC(**search.best_estimator_.get_params()).fit(X, Y)
-    assert np.array_equal(search.predict(X), whole.predict(X))
 
 
 @pytest.mark.usefixtures("runtime")

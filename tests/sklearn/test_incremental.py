@@ -122,18 +122,6 @@ def test_each_estimator_is_trained_in_the_way_that_suits_it(
     assert (way.kind, way.resource) == (kind, resource)
 
 
-# row 1.38
-def test_boosters_come_first() -> None:
-    lightgbm, xgboost = pytest.importorskip("lightgbm"), pytest.importorskip("xgboost")
-    assert incremental_method(xgboost.XGBRegressor()).kind is MethodKind.XGBOOST
-    assert incremental_method(lightgbm.LGBMRanker()).kind is MethodKind.LIGHTGBM
-
-    class Passes(xgboost.XGBClassifier):  # type: ignore[misc, name-defined]
-        partial_fit = SGDClassifier.partial_fit
-
-    assert incremental_method(Passes()).kind is MethodKind.XGBOOST
-
-
 @pytest.mark.external
 def test_detection_loads_no_booster() -> None:
     script = (
@@ -212,11 +200,6 @@ def test_a_pipeline_that_can_be_trained_as_a_whole_is() -> None:
     assert trained_step(pipeline, last_step=False) is pipeline
 
 
-def test_a_pipeline_that_ends_with_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'passthrough'.*end the pipeline with an estimator"):
-        trained_step(make_pipeline(StandardScaler(), "passthrough"), last_step=True)
-
-
 # --- what is searched -------------------------------------------------------------------------------
 
 
@@ -258,11 +241,6 @@ def test_a_training_is_divided_evenly_and_whole(portions: int, more: int) -> Non
     assert ends[-1] == maximum
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
-
-
-@given(PORTIONS, st.integers(1, 100))
-def test_where_it_divides_all_portions_are_equal(portions: int, size: int) -> None:
-    assert all(end_of(each, size * portions, portions) == each * size for each in range(portions + 1))
 
 
 WAY = IncrementalMethod(MethodKind.WARM_START_ENSEMBLE, "n_estimators", default=100)

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 from sklearn.linear_model import SGDClassifier
-from sklearn.metrics import accuracy_score, make_scorer
 
 from tests.sklearn.searches import X, Y, search, session  # noqa: F401 - the fixture
 from trainkit import tune
-from trainkit.errors import ConfigError, InfeasibleError, MetricError, TrialError
+from trainkit.errors import ConfigError, MetricError, TrialError
 from trainkit.sklearn.settings import names_of_settings
 from trainkit.tune.core.checks import already_there, how_to_resume, named_as, setting
 
@@ -96,26 +95,6 @@ def test_a_function_that_ends_candidates_is_called_as_the_argument_is(
     assert "stopped after 2 reports" in (said := capsys.readouterr().out)
     assert "stopped by stopper\n" in said
     assert stopper.seen == 2, "it is the user's own object that was asked"
-
-
-@pytest.mark.parametrize("scoring", ["accuracy", make_scorer(accuracy_score)])
-def test_the_console_tells_the_best_by_a_single_scorer(
-    scoring: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = search(scoring=scoring, verbose=1).fit(X, Y)
-    assert f"best by last report: average_test_score={found.best_score_:.6g} at " in capsys.readouterr().out
-
-
-def test_a_scorer_that_refit_names_and_that_is_not_there_is_told() -> None:
-    several = search({"alpha": [1e-3]}, early_stopping=True, max_iters=2, n_trials=1)
-    several.set_params(estimator=SGDClassifier(), scoring=lambda estimator, X, y: {"a": 1.0})
-    with pytest.raises(ValueError, match=r"the parameter refit must be set to a scorer key.*True was passed"):
-        several.fit(X, Y)
-
-
-def test_who_asks_for_too_much_is_told_where() -> None:
-    with pytest.raises(InfeasibleError, match=r"99 CPU.*sk_n_jobs"):
-        search(sk_n_jobs=99).fit(X, Y)
 
 
 def test_a_search_that_is_kept_goes_on_by_another_fit(

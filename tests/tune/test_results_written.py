@@ -76,16 +76,6 @@ def test_an_added_value_that_cannot_be_kept_is_left_out_and_told_once(fit, caplo
     assert [record.getMessage()[:5] for record in caplog.records].count("'odd'") == 1
 
 
-def test_what_is_added_is_kept_whatever_is_taken_out(fit):
-    class Swaps(tune.Callback):
-        def on_trial_result(self, result, **info):
-            del result["hostname"]
-            result["spent"] = 1
-
-    (result,) = fit(counting, run={"callbacks": [Swaps()]})
-    assert {each["spent"] for each in result.history} == {1}
-
-
 def test_should_checkpoint_stays_in_the_result(fit):
     class Saves(tune.Trainable):
         def step(self):
@@ -122,11 +112,3 @@ def test_a_search_without_end_goes_on_beside_a_trial_that_is_slow_to_report():
     assert not play.controller.ending
     play.failed(0)
     assert play.controller.ending == "too many failed trials"
-
-
-def test_a_trial_of_an_analysis_is_shown_by_its_name(tmp_path):
-    analysis = tune.run(counting, name="e", storage_path=str(tmp_path), verbose=0)
-    trial = analysis.get_best_trial("x", "max")
-    assert str(trial) == f"counting_{trial.trial_id}"
-    assert not trial.has_checkpoint()
-    assert f"{tune.ExperimentAnalysis(tmp_path / 'e').trials[0]}" == str(trial)

@@ -225,23 +225,6 @@ def test_a_token_is_set_for_the_experiment_alone(fit, logged, monkeypatch, runs)
     assert "MLFLOW_TRACKING_TOKEN" not in integration.os.environ
 
 
-@pytest.mark.parametrize(
-    ("name", "safe"),
-    [
-        ("a/b", "a/b"),
-        ("a//b", "a__b"),
-        ("../up", "___up"),
-        ("/root", "_root"),
-        (".", "_"),
-        ("", "_"),
-        ("a@b:c", "a_b:c"),
-        ("x" * 300, "x" * 250),
-    ],
-)
-def test_names_are_made_such_as_mlflow_takes(client, name, safe, request):
-    assert integration._safe_key(name) == safe
-
-
 # --- inside a trial -------------------------------------------------------------------------------
 
 

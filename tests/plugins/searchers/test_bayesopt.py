@@ -88,13 +88,6 @@ def test_failures_in_the_random_phase_do_not_stall_it():
     assert len(search.configs) == 9
 
 
-def test_points_come_first_and_may_leave_something_open():
-    points = [{"x": 1.0, "net": {"lr": 0.5}}, {"net/lr": 0.25}, {"x": 1.0, "net": {"lr": 0.5}}]
-    configs = run(Search(row_of(points_to_evaluate=points), PLANE, num_samples=5))
-    assert [config["net"]["lr"] for config in configs[:3]] == [0.5, 0.25, 0.5]
-    assert [config["x"] for config in configs][::2][:2] == [1.0, 1.0]
-
-
 @pytest.mark.slow
 def test_a_search_that_insists_ends_by_its_patience():
     """At a constant slope the model wants the corner, again and again."""
@@ -157,9 +150,3 @@ def test_what_is_forbidden_never_comes():
 def test_a_mistake_is_named(arguments, space, words):
     with pytest.raises(ConfigError, match=words):
         Search(row_of(**arguments), space)
-
-
-def test_a_place_that_comes_twice_is_no_reason_to_speak(capfd):
-    search = Search(row_of(points_to_evaluate=[{"x": 1.0, "net/lr": 0.1}] * 2), PLANE, seed=0)
-    assert len(run(search, 7)) == 7
-    assert capfd.readouterr().out == ""

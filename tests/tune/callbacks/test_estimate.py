@@ -7,13 +7,11 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.tune.controller.estimate import RunningTrial, remaining_s
-from trainkit.tune.search import BasicVariantGenerator
 
 
 def off_at_a_quarter(lengths: list[float], slots: int, full: list[float] | None = None) -> float:
@@ -99,18 +97,6 @@ def test_nothing_is_said_before_there_is_something_to_say():
 lengths = st.lists(st.floats(0, 1e6), max_size=30)
 
 
-@given(
-    lengths,
-    st.lists(st.tuples(st.floats(0, 1e6), st.none() | st.floats(0.001, 1)), max_size=9),
-    st.integers(0, 5000),
-)
-def test_it_is_never_negative_nor_absurd(finished, running, to_come):
-    told = remaining_s(finished, [RunningTrial(*each) for each in running], to_come)
-    if told is not None:
-        longest = max([*finished, *(RunningTrial(*each).full_s or 2 * each[0] for each in running), 0.0])
-        assert 0 <= told <= (to_come + 1) * 2 * longest + 1e-3
-
-
 def test_the_experiment_knows_its_trials():
     play = Play(num_samples=8, cpus=2, max_iteration=4)
     assert play.controller.remaining_s(play.time) is None
@@ -127,23 +113,6 @@ def test_the_experiment_knows_its_trials():
         endless.started(index)
         endless.reported(index, {}, done=True)
     assert endless.controller.remaining_s(endless.time) is None
-
-
-def test_a_step_of_the_way_is_enough_where_its_end_is_known():
-    searcher = BasicVariantGenerator()
-    play = Play(num_samples=4, cpus=1, searcher=searcher, stop={"training_iteration": 10}, max_iteration=10)
-    play.started(0)
-    play.time += 1
-    play.reported(0, {})
-    assert play.controller.remaining_s(play.time) is None, "one trial says little"
-    for _ in range(9):
-        play.time += 1
-        play.reported(0, {})
-    play.finished(0)
-    play.started(1)
-    play.time += 1
-    play.reported(1, {})
-    assert play.controller.remaining_s(play.time) == pytest.approx(29, rel=0.05)
 
 
 @pytest.mark.usefixtures("inline")

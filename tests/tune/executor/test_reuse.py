@@ -220,16 +220,6 @@ def test_a_reset_that_raises_fails_its_trial_alone(fit, tmp_path):
     assert (tmp_path / "cleaned").read_text().split() == ["0", "3"]
 
 
-def test_a_clean_up_that_raises_ends_the_process(fit, tmp_path):
-    class Messy(Counting):
-        def cleanup(self):
-            raise OSError("can't")
-
-    grid = run_class(fit, Messy, tmp_path)
-    assert grid.num_terminated == 4
-    assert len(set(pids(grid))) == 4
-
-
 def test_checkpoints_are_the_trials_own_and_a_restore_goes_on_with_reuse(fit, tmp_path):
     class Saving(Resettable):
         def save_checkpoint(self, checkpoint_dir):

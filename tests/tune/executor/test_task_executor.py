@@ -153,14 +153,6 @@ def dying_start(*arguments: Any) -> Engine:
         engine.close()
 
 
-def test_a_trial_is_at_home_in_its_folder(make: Callable[..., TaskExecutor], tmp_path: Path) -> None:
-    executor = make(run=tune.RunConfig(chdir_to_trial_dir=True, log_to_file=True))
-    begin(executor, "a")
-    report: Any = advance(executor, "a")
-    assert report.metrics["cwd"] == str(tmp_path / "a")
-    assert (tmp_path / "a" / "stdout").exists()
-
-
 def test_a_trial_s_folder_is_there_when_it_has_started(
     make: Callable[..., TaskExecutor], tmp_path: Path
 ) -> None:
@@ -241,13 +233,6 @@ def test_a_step_that_never_ends_is_ended(end: str, make: Callable[..., TaskExecu
 def test_what_cannot_be_sent_is_refused_by_name(make: Callable[..., TaskExecutor]) -> None:
     with pytest.raises(SerializationError, match=r"with_parameters\(told=...\)"):
         make(told=(number for number in range(3)))
-
-
-def test_there_are_no_checkpoints(make: Callable[..., TaskExecutor]) -> None:
-    executor = make()
-    begin(executor, "a")
-    with pytest.raises(TypeError, match="TaskExecutor can't carry out Save"):
-        executor.carry_out([ev.Save("a")])
 
 
 def test_a_ledger_that_lets_trials_go_ahead_counts_no_more_than_there_is() -> None:

@@ -16,12 +16,10 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from tests.tune.controller.harness import Play
-from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.client import Experiment
 from trainkit.errors import TuneError
 from trainkit.tune.controller import events as ev
-from trainkit.tune.core.trial import Failure
 from trainkit.tune.results.overview import LogReader
 from trainkit.tune.store import ownership
 from trainkit.tune.store.ownership import Inbox, Ownership, asker, leave_command, owner_of
@@ -172,24 +170,6 @@ def test_what_is_no_wish_is_told_of_and_harms_nobody(tmp_path, caplog):
     assert "cannot be read" in caplog.text
 
 
-def test_a_command_to_an_owner_that_is_long_in_starting_is_kept(tmp_path):
-    since = time.time()
-    left = leave(tmp_path, None, "ann")
-    os.utime(left, (since + 1, since + 1))
-    assert [each.id for each in Inbox(tmp_path, since).look(since + 600)] == [left.stem]
-
-
-def test_an_owner_that_has_changed_without_an_answer_is_told_of(owned, monkeypatch):
-    asked = Experiment(owned.folder, timeout_s=2.0)
-    inbox = Inbox(owned.folder, time.time())
-    with ThreadPoolExecutor(1) as executor:
-        answered = executor.submit(asked.stop)
-        assert eventually(lambda: taken(inbox))
-        monkeypatch.setattr("trainkit.client.owner_of", lambda folder: 1)  # who goes on with it
-        with pytest.raises(TuneError, match="has ended since: unless"):
-            answered.result()
-
-
 def test_a_command_that_the_history_has_is_not_carried_out_again(tmp_path, caplog):
     """Such as one that a copy of the folder has brought back."""
     since = time.time()
@@ -296,14 +276,3 @@ def test_a_trial_is_stopped_where_it_stands():
     assert "ends already" in play.answers[-1]["outcome"]
     play.order("dance", trial=["test_00000"])
     assert "there is no verb 'dance'" in play.answers[-1]["outcome"]
-
-
-def test_a_trial_that_waits_for_its_retry_is_stopped():
-    play = Play(num_samples=2, cpus=2, failure=tune.FailureConfig(out_of_memory="retry_alone"))
-    play.started(0)
-    play.started(1)
-    play.send(ev.Failed(*play._who(0), Failure("MemoryError", "", out_of_memory=True)))
-    play.order("stop", trial="test_00000")
-    assert (play.trial(0).status, play.trial(0).reason) == ("TERMINATED", "stopped by ann: not run")
-    play.reported(1, {}, done=True)
-    assert play.controller.done

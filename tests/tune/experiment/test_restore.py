@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -190,30 +189,6 @@ def test_the_users_own_folders_survive_a_restore(fit, tmp_path):
     assert left == {"checkpoint_best", ".checkpoint_old", "checkpoint_12"}  # the last is a name of ours
 
 
-def test_results_of_a_restored_tuner_are_those_of_fit(fit, tmp_path):
-    def trainable(config):
-        return {"loss": config["x"], "kind": config["kind"].__name__}
-
-    space = {"x": tune.uniform(0, 1), "kind": tune.choice([dict, list]), "bad": math.nan}
-    scheduler = tune.schedulers.ASHAScheduler(metric="loss", mode="min", max_t=4)
-    grid = fit(trainable, space, num_samples=5, scheduler=scheduler)
-    again = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space).get_results()
-    assert again.get_best_result().trial_id == grid.get_best_result().trial_id
-    assert [result.config["kind"] for result in again] == [result.config["kind"] for result in grid]
-    assert [result.status for result in again] == [result.status for result in grid]
-
-
-def test_a_restored_tuner_may_fit_twice(fit, tmp_path):
-    def trainable(config):
-        return {"loss": config["x"]}
-
-    space = {"x": tune.uniform(0, 1)}
-    grid = fit(trainable, space, metric="loss", num_samples=3)
-    tuner = tune.Tuner.restore(tmp_path / "e", trainable)
-    assert [result.config for result in tuner.fit()] == [result.config for result in grid]
-    assert [result.config for result in tuner.fit()] == [result.config for result in grid]
-
-
 def test_what_was_set_holds_for_a_second_fit_of_one_tuner(fit, tmp_path):
     """The later word counts: what a restore is given, and then what was set."""
 
@@ -239,18 +214,6 @@ def test_what_was_set_holds_for_a_second_fit_of_one_tuner(fit, tmp_path):
         "time_budget_s": 60.5,
         "max_concurrent_trials": 2,
     }
-
-
-def test_a_restore_with_another_trainable_is_told_of(fit, tmp_path, caplog):
-    def first(config):
-        return {"loss": 1.0}
-
-    def second(config):
-        return {"loss": 2.0}
-
-    assert fit(first, {}, metric="loss").num_unfinished == 0
-    tune.Tuner.restore(tmp_path / "e", second).fit()
-    assert "started with the trainable first and goes on with second" in caplog.text
 
 
 @pytest.mark.parametrize("damaged", ["{", '{"x":"\u00e9"}'])

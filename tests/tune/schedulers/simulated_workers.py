@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import Decision, TrialScheduler, Verdict
 
 
@@ -147,19 +146,3 @@ class SimulatedWorkers:
             return
         self._saved[trial_id] = trial.time
         trial.status = "PAUSED"
-
-
-def replayed(scheduler: TrialScheduler, crew: SimulatedWorkers, mode: str = "max") -> list[Any]:
-    """The answers of a scheduler made again, told the same."""
-    again = type(scheduler)(**scheduler.arguments)
-    again.set_search_properties("m", mode, scheduler_generator(0))
-    answers = []
-    told: dict[str, Decision] = {}
-    for name, arguments, _ in crew.calls:
-        if name == "verdict":
-            answers.append(told.pop(*arguments))
-        else:
-            answers.append(getattr(again, name)(*arguments))
-            told |= dict(again.verdicts())
-    assert not told
-    return answers

@@ -37,9 +37,6 @@ def check(config) -> None:
         assert set(model["width"]) == {str(layer) for layer in range(model["layers"])}
 
 
-ROW = Row("define by run", lambda **given: OptunaSearch(space, **given))
-
-
 # row 1.28
 def test_branches_become_nested_configurations(fit):
     search = OptunaSearch(space, metric="loss", mode="min")
@@ -83,15 +80,6 @@ def test_a_function_may_return_another_value_under_the_same_name():
     assert search.run(3) == restored.run(3)
 
 
-def test_points_come_first():
-    points = [{"model": {"kind": "tree", "depth": 3}, "lr": 0.5}, {"model/kind": "net"}]
-    search = Search(ROW, {}, arguments={"points_to_evaluate": points})
-    first, second, *_ = search.run()
-    assert (first["model"], first["lr"]) == ({"kind": "tree", "depth": 3}, 0.5)
-    assert second["model"]["kind"] == "net"
-    check(second)
-
-
 # row 2.13
 def test_what_it_has_drawn_before_is_drawn_anew_until_it_gives_up():
     def small(trial):
@@ -115,17 +103,6 @@ def test_a_mistake_is_named(function, words):
     search = Search(Row("wrong", lambda **given: OptunaSearch(function, **given)), {})
     with pytest.raises(ConfigError, match=words):
         search.next()
-
-
-def test_a_point_that_the_function_does_not_ask_for_is_named():
-    points = [{"model": {"kind": "tree", "depth": 3, "width": 2}, "lr": 0.5}]
-    with pytest.raises(ConfigError, match="model/width, which the function"):
-        Search(ROW, {}, arguments={"points_to_evaluate": points})
-
-
-def test_the_space_must_be_in_one_place():
-    with pytest.raises(ConfigError, match="leave only constants in param_space"):
-        Search(ROW, {"lr": tune.uniform(0, 1)})
 
 
 def test_a_function_is_given_again_to_go_on(fit, tmp_path):

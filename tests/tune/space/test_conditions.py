@@ -217,8 +217,3 @@ def test_inactive_parameters_are_in_no_table_and_no_file(fit, tmp_path):
     assert len(longer) > 12
     for result in list(longer)[12:]:
         assert ("decay" in result.config) == (result.config["optimizer"] == "adam")
-
-
-def test_a_condition_is_written_as_its_author_wrote_it():
-    condition = tune.when({"optimizer": "sgd"}, {"momentum": tune.uniform(0.5, 0.99), "nesterov": True})
-    assert str(condition) == "when({'optimizer': 'sgd'}, {'momentum': uniform(0.5, 0.99), 'nesterov': True})"

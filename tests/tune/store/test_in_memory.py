@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.experiment.run import ExperimentRun
-from trainkit.tune.results.analysis import ExperimentAnalysis
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.space.search_space import Space
@@ -51,13 +48,6 @@ def test_it_comes_to_what_one_in_a_folder_comes_to(kept, fit):
     assert kept.facts()["space"] == filed.facts()["space"]
 
 
-def test_an_analysis_of_it_has_a_row_for_every_trial(kept):
-    analysis = ExperimentAnalysis.of(kept)
-    assert sorted(analysis.dataframe()["config/x"]) == [1, 2, 3, 4]
-    assert sorted(analysis.dataframe("loss", "min")["config/x"]) == [1, 2, 3, 4]
-    assert len(analysis.trial_dataframes) == len(analysis.results) == 4
-
-
 def test_there_is_nothing_to_go_on_with(tmp_path):
     with pytest.raises(ConfigError, match="nothing to resume"):
         ExperimentRun(
@@ -69,9 +59,3 @@ def test_there_is_nothing_to_go_on_with(tmp_path):
             resume=ResumeRule(),
             in_memory=True,
         )
-
-
-def test_it_travels_with_all_it_holds(kept):
-    again = pickle.loads(pickle.dumps(kept))
-    assert [result.history for result in again] == [result.history for result in kept]
-    assert again.get_best_result().config == {"x": 1}

@@ -60,13 +60,6 @@ def test_a_name_that_leads_nowhere_is_named_with_the_nearest(name, words):
         assert word in str(caught.value)
 
 
-def test_what_a_module_itself_lacks_is_not_hidden(tmp_path, monkeypatch):
-    (tmp_path / "needs_something.py").write_text("import surely_not_installed\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
-        tune.import_class("needs_something.Class")
-
-
 def test_a_space_of_names(fit):
     # seed 000 does this by hand: a text in the space, the class in the trial
     trainkit.init(engine="inline", num_cpus=1)

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.core.lineage import Exchange, lineage
 from trainkit.tune.core.seeds import scheduler_generator
@@ -14,10 +13,8 @@ from trainkit.tune.schedulers import (
     PopulationBasedTrainingReplay,
     Verdict,
     create_scheduler,
-    described_scheduler,
 )
 from trainkit.tune.schedulers.pbt.replay import policy_lines, read_policy
-from trainkit.tune.space.serialization import decode_config, encode_config
 
 START = {name: {"lr": value} for name, value in (("a", 1), ("b", 2), ("c", 3))}
 TAGS = {"a": "0_lr=1", "b": "1_lr=2", "c": "2_lr=3"}
@@ -98,15 +95,6 @@ def test_what_is_no_policy_file(tmp_path, text, words):
         PopulationBasedTrainingReplay(path)
 
 
-def test_where_there_is_none(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        PopulationBasedTrainingReplay(tmp_path / "pbt_policy_x.txt")
-    with pytest.raises(ConfigError, match="trial_id"):
-        PopulationBasedTrainingReplay(tmp_path)
-    with pytest.raises(ConfigError, match="policy_file=3"):
-        PopulationBasedTrainingReplay(3)
-
-
 @pytest.fixture
 def replay(tmp_path):
     (tmp_path / "p.txt").write_text(RAYS)
@@ -134,19 +122,9 @@ def test_a_report_that_is_late_or_comes_again(replay):
     assert replay.on_result("t", {}).verdict is Verdict.CONTINUE
 
 
-def test_the_space_begins_with_the_first_configuration(replay):
-    assert replay.completed_space({"lr": tune.uniform(0, 1), "other": 3}) == {"lr": 2, "other": 3}
-
-
 def test_there_is_one_trial(replay):
     for total in (2, None):
         with pytest.raises(ConfigError, match="one trial"):
             replay.set_search_properties(None, None, scheduler_generator(0), total)
     with pytest.raises(ConfigError, match="lr"):
         replay.on_trial_add("t", {"lr": 9})
-
-
-def test_it_goes_on_without_its_file(replay, tmp_path):
-    stored = encode_config({"class": "PopulationBasedTrainingReplay", "arguments": replay.arguments})
-    (tmp_path / "p.txt").unlink()
-    assert described_scheduler(decode_config(stored)).schedule == replay.schedule
