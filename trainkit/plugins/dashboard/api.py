@@ -9,7 +9,8 @@ from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from types import UnionType
+from typing import Any, Protocol, get_args
 
 from starlette.responses import Response, StreamingResponse
 
@@ -27,6 +28,7 @@ from trainkit.plugins.dashboard.endpoints import (
 )
 from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
 from trainkit.plugins.dashboard.reading import NotFoundError, RowReader
+from trainkit.plugins.dashboard.steering import VERBS, parameters_of
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import STATES, TrialStatus
@@ -402,13 +404,18 @@ READING = (
 )
 """Endpoints on experiments that only read, and the endpoints for notes."""
 
-_TRIAL_OR_ALL = {"trial": {"type": ["string", "null"]}}
-_WHOLE_OR_AS_IT_IS = {"type": ["integer", "null"]}
-_SETTINGS = {
-    "num_samples": _WHOLE_OR_AS_IT_IS,
-    "time_budget_s": {"type": ["number", "null"]},
-    "max_concurrent_trials": _WHOLE_OR_AS_IT_IS,
-}
+_JSON_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", type(None): "null"}
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    """Return the JSON schema of a parameter's type."""
+    names = [
+        _JSON_TYPES.get(each, "object")
+        for each in (get_args(kind) if isinstance(kind, UnionType) else [kind])
+    ]
+    return {"type": names if len(names) > 1 else names[0]}
+
+
 STEERING = tuple(
     Endpoint(
         "POST",
@@ -416,17 +423,10 @@ STEERING = tuple(
         summary,
         partial(command, verb),
         ref("Answer"),
-        body=body,
-        required=required,
+        body={name: _schema_of(each.annotation) for name, each in parameters_of(verb).items()},
+        required=[name for name, each in parameters_of(verb).items() if each.default is each.empty],
         waits=True,
     )
-    for verb, summary, body, required in (
-        ("stop", "Stop the experiment, or one trial of it.", _TRIAL_OR_ALL, ()),
-        ("pause", "Hold the experiment, or one trial of it.", _TRIAL_OR_ALL, ()),
-        ("resume", "Let what was held go on.", _TRIAL_OR_ALL, ()),
-        ("prioritise", "Have a trial run before the others.", {"trial": {"type": "string"}}, ("trial",)),
-        ("add", "Have a configuration tried next.", {"config": {"type": "object"}}, ("config",)),
-        ("set", "Raise or lower samples, budget or trials at once.", _SETTINGS, ()),
-    )
+    for verb, summary in VERBS.items()
 )
 """Endpoints that steer; each answers after the process that runs the experiment has acted."""
