@@ -112,7 +112,7 @@ class OperatorTrainer:
     ) -> Any:
         """Evaluate on the validation data. Each sample counts once, for any number of workers.
 
-        Arguments, result and errors are those of `train`, except: `num_steps` takes only the first batches,
+        Arguments, result and errors are as in `train`, except: `num_steps` takes only the first batches,
         and `profile` holds "eval_fwd" and "validation". Unless `max_retries` is 0, a snapshot is taken first
         if the snapshot of the last epoch is out of date.
         """

@@ -213,7 +213,7 @@ class Feed:
         return self._epoch(take if timed is None else timed(take, _END))
 
     def label(self, data: Iterable[Any]) -> Iterator[Batch]:
-        """Yield a user's own batches with the epoch's weights, in order."""
+        """Yield a user's own batches with the epoch's weights."""
         for each in data:
             self.current = self._weight_of(self._labelled)
             self._labelled += 1

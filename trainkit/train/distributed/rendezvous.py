@@ -131,7 +131,7 @@ class RendezvousStore:
     """Store in worker 0's process where workers of several machines meet.
 
     Args:
-        address: address of this machine, among those of the workers' machines.
+        address: address at which the workers' machines reach this machine.
 
     Raises:
         ConfigError: this machine does not have the address.

@@ -46,7 +46,7 @@ def channels_last(batch: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in `value`, in order."""
+    """Return all tensors in `value`, the first one first."""
     found: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

@@ -281,7 +281,7 @@ class LightningMethods:
         trainer.logger = None
 
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
-        """Run Lightning's prediction loop; arguments are those of `TorchTrainer.predict`."""
+        """Run Lightning's prediction loop; `TorchTrainer.predict` describes the arguments."""
         owner, kind = self._plan.module_cls, "LightningModule"
         if self.datamodule is not None:
             owner, kind = type(self.datamodule), "LightningDataModule"

@@ -1,4 +1,4 @@
-"""Searches for a learning rate and a batch size, like those of Lightning's `Tuner`.
+"""Searches for a learning rate and a batch size, similar to Lightning's `Tuner`.
 
 The range test trains one step at each of many rates, from small to large, and records how the loss falls. The
 search for a batch size doubles the size until memory runs out.

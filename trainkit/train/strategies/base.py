@@ -193,7 +193,7 @@ class Strategy:
         return model if by_hand else model.to(self.devices[0])
 
     def split_data(self, loader: Iterable[Any], *, training: bool, uneven: Uneven = "drop") -> Feed:
-        """Return this worker's share of a registered loader; arguments are those of `make_feed`."""
+        """Return this worker's share of a registered loader; `make_feed` describes the arguments."""
         return make_feed(
             loader,
             group=self.data,

@@ -96,7 +96,7 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
 
 
 def balanced(model: nn.Module, devices: int) -> list[Part]:
-    """Return the parts of `model`, in order, so that the fullest of `devices` holds as few bytes as possible.
+    """Cut `model` so that the fullest of `devices` holds as few bytes as possible; return the parts.
 
     Cuts are only made between the model's children and within chains (`nn.Sequential`, `nn.ModuleList`).
 

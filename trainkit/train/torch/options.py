@@ -141,7 +141,7 @@ class LoopOptions:
 
     @property
     def request(self) -> PlacementGroupFactory:
-        """Resources of a trial: `trainer_resources` for the waiting process, then those of each worker."""
+        """Resources of a trial: `trainer_resources` for the waiting process, then each worker's."""
         scaling = self.scaling_config
         own = normalize(scaling.trainer_resources or {}, what="trainer_resources")
         return PlacementGroupFactory([own, *[self.bundle] * self.num_workers], scaling.placement_strategy)

@@ -174,7 +174,7 @@ class DatasetShard:
         return Batches(start)
 
     def iter_batches(self, **options: Any) -> Batches:
-        """Return batches of NumPy arrays; the arguments are those of `iter_torch_batches`."""
+        """Return batches of NumPy arrays; `iter_torch_batches` describes the arguments."""
         return self.iter_torch_batches(**options).map(partial(map_tensors, lambda tensor: tensor.numpy()))
 
     def _begin(self, drawn: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[Any]:
