@@ -7,7 +7,7 @@ from typing import Any
 from trainkit.plugins.integrations.reporting import RoundsCallback, WithoutCheckpoints, file_of, imported
 from trainkit.tune.core.checkpoint import Checkpoint
 
-lightgbm = imported("reporting from LightGBM", "lightgbm")
+lightgbm: Any = imported("reporting from LightGBM", "lightgbm")
 
 FILENAME = "model.txt"
 

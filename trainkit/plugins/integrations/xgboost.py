@@ -8,7 +8,7 @@ from typing import Any
 from trainkit.plugins.integrations.reporting import RoundsCallback, WithoutCheckpoints, file_of, imported
 from trainkit.tune.core.checkpoint import Checkpoint
 
-xgboost = imported("reporting from XGBoost", "xgboost")
+xgboost: Any = imported("reporting from XGBoost", "xgboost")
 
 FILENAME = "model.ubj"
 
