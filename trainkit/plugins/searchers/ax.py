@@ -124,19 +124,13 @@ class AxSearch(UnitSearcher):
         from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
         # Ax allows few names, so parameters are named by their index.
-        sizes = self.form.sizes
-        names = {name: f"p{place}" for place, name in enumerate(sizes)}
-        parameters = [
-            RangeParameterConfig(name=names[name], parameter_type="float", bounds=(0.0, 1.0))
-            if size is None
-            else ChoiceParameterConfig(
-                name=names[name],
-                parameter_type="int",
-                values=list(range(size)),
-                is_ordered=False,
-            )
-            for name, size in sizes.items()
-        ]
+        names = {name: f"p{place}" for place, name in enumerate(self.form.codes)}
+        parameters: dict[str, Any] = self.form.each(
+            lambda name: RangeParameterConfig(name=names[name], parameter_type="float", bounds=(0.0, 1.0)),
+            lambda name, size: ChoiceParameterConfig(
+                name=names[name], parameter_type="int", values=list(range(size)), is_ordered=False
+            ),
+        )
 
         def renamed(place: Place) -> dict[str, Any]:
             return {names[name]: value for name, value in self.form.whole(place).items()}
@@ -146,7 +140,7 @@ class AxSearch(UnitSearcher):
             client = Client(random_seed=seed)
             client.configure_experiment(
                 name="trainkit",
-                parameters=parameters,
+                parameters=list(parameters.values()),
                 parameter_constraints=[bound.written(names) for bound in self._bounds],
             )
             metrics = {name: f"m{place}" for place, name in enumerate(self._measured)}

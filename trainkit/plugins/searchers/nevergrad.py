@@ -86,14 +86,11 @@ class NevergradSearch(UnitSearcher):
         if not form.sizes:
             return
         nevergrad = self._load()
-        self._parametrization = nevergrad.p.Dict(
-            **{
-                name: nevergrad.p.Scalar(lower=0, upper=1)
-                if size is None
-                else nevergrad.p.Choice(range(size))
-                for name, size in form.sizes.items()
-            }
+        columns = form.each(
+            lambda name: nevergrad.p.Scalar(lower=0, upper=1),
+            lambda name, size: nevergrad.p.Choice(range(size)),
         )
+        self._parametrization = nevergrad.p.Dict(**columns)
         budget = self._budget or (self.num_samples if self.num_samples > 0 else OPEN_BUDGET)
         self._optimizer = self._make(
             parametrization=self._parametrization,

@@ -42,13 +42,10 @@ class RustunaSearch(UnitSearcher):
             seed=seed, n_startup_trials=self._n_initial_points, multivariate=self._multivariate
         )
         study = rustuna.create_study(sampler=sampler, direction="minimize")
-        sizes = self.form.sizes
-        distributions = {
-            name: rustuna.distributions.FloatDistribution(0.0, 1.0)
-            if size is None
-            else rustuna.distributions.CategoricalDistribution(list(range(size)))
-            for name, size in sizes.items()
-        }
+        distributions = self.form.each(
+            lambda name: rustuna.distributions.FloatDistribution(0.0, 1.0),
+            lambda name, size: rustuna.distributions.CategoricalDistribution(list(range(size))),
+        )
         for place, loss in self._losses():
             study.add_trial(
                 rustuna.create_trial(
@@ -56,9 +53,7 @@ class RustunaSearch(UnitSearcher):
                 )
             )
         trial = study.ask()
-        return {
-            name: trial.suggest_float(name, 0.0, 1.0)
-            if size is None
-            else trial.suggest_categorical(name, list(range(size)))
-            for name, size in sizes.items()
-        }
+        return self.form.each(
+            lambda name: trial.suggest_float(name, 0.0, 1.0),
+            lambda name, size: trial.suggest_categorical(name, list(range(size))),
+        )

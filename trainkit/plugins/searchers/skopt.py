@@ -55,20 +55,20 @@ class SkOptSearch(UnitSearcher):
 
     def _asked(self, seed: int) -> Mapping[str, Any]:
         skopt = self._load()
-        sizes, (places, losses) = self.form.sizes, self._told()
-        dimensions = [
-            skopt.space.Real(0.0, 1.0) if size is None else skopt.space.Categorical(range(size))
-            for size in sizes.values()
-        ]
+        places, losses = self._told()
+        dimensions = self.form.each(
+            lambda name: skopt.space.Real(0.0, 1.0),
+            lambda name, size: skopt.space.Categorical(range(size)),
+        )
         # The matrices are small: more threads would be slower and take CPUs from the trials.
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
             model = skopt.Optimizer(
-                dimensions,
+                list(dimensions.values()),
                 self._base_estimator,
                 n_initial_points=1,
                 acq_func=self._acq_func,
                 random_state=seed,
             )
             model.tell([list(place.values()) for place in places], losses)
-            return dict(zip(sizes, model.ask(), strict=True))
+            return dict(zip(dimensions, model.ask(), strict=True))

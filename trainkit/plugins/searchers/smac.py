@@ -29,15 +29,13 @@ class SMACSearch(UnitSearcher):
         from ConfigSpace import Categorical, Configuration, ConfigurationSpace, Float
         from smac.runhistory import RunHistory
 
-        sizes, (places, losses) = self.form.sizes, self._told()
+        places, losses = self._told()
         facade = smac.HyperparameterOptimizationFacade
         space = ConfigurationSpace(seed=seed)
-        space.add(
-            [
-                Float(name, (0.0, 1.0)) if size is None else Categorical(name, list(range(size)))
-                for name, size in sizes.items()
-            ]
+        columns = self.form.each(
+            lambda name: Float(name, (0.0, 1.0)), lambda name, size: Categorical(name, list(range(size)))
         )
+        space.add(list(columns.values()))
         configs = [Configuration(space, values=place) for place in places]
         # SMAC only writes into this folder if it runs the trials itself.
         scenario = smac.Scenario(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import load, require_whole
@@ -19,6 +19,8 @@ from trainkit.tune.space.transforms import ChoiceCode, RealCode, code_of
 if TYPE_CHECKING:
     from numpy.random import Generator
 
+
+T = TypeVar("T")
 
 Place = dict[str, float | int]
 """Encoding of a configuration: per parameter a number from 0 to 1, or an index in its list of values."""
@@ -75,16 +77,19 @@ class UnitSpace(Declared[UnitCode]):
         """Length of each parameter's list of values; None: a number from 0 to 1."""
         return {name: code.categories for name, code in self.codes.items()}
 
+    def each(self, number: Callable[[str], T], choice: Callable[[str, int], T]) -> dict[str, T]:
+        """Return for each parameter `number(name)`, or `choice(name, size)` for a list of `size` values."""
+        return {
+            name: number(name) if size is None else choice(name, size) for name, size in self.sizes.items()
+        }
+
     def whole(self, place: Mapping[str, float | int]) -> Place:
         """Return an encoding with all parameters; inactive numbers get 0.5 and inactive lists index 0."""
-        return {name: place.get(name, 0.5 if size is None else 0) for name, size in self.sizes.items()}
+        return self.each(lambda name: place.get(name, 0.5), lambda name, size: place.get(name, 0))
 
     def random(self, rng: Generator) -> Place:
         """Return a uniformly drawn encoding."""
-        return {
-            name: float(rng.random()) if size is None else int(rng.integers(size))
-            for name, size in self.sizes.items()
-        }
+        return self.each(lambda name: float(rng.random()), lambda name, size: int(rng.integers(size)))
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
@@ -173,11 +178,8 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         # From the same results the package would repeat its suggestion, so a redraw is random.
         if redraw or len(self._losses()) < self._n_initial_points:
             return self._random(suggestion_generator(base, number, redraw))
-        sizes = self.form.sizes
         asked = self._asked(suggestion_words(base, number, redraw, 1)[0] % 2**31)
-        return {
-            name: float(asked[name]) if size is None else int(asked[name]) for name, size in sizes.items()
-        }
+        return self.form.each(lambda name: float(asked[name]), lambda name, size: int(asked[name]))
 
     def _random(self, rng: Generator) -> Place:
         return self.form.random(rng)
