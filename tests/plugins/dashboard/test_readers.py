@@ -20,7 +20,7 @@ import trainkit
 from tests.conftest import eventually
 from trainkit import tune
 from trainkit.plugins.dashboard.board import TrialTable
-from trainkit.plugins.dashboard.reading import ChartReader
+from trainkit.plugins.dashboard.reading import RowReader
 from trainkit.tune.results.overview import Overview
 from trainkit.tune.store.schema import FILENAME, VERSION
 
@@ -77,7 +77,7 @@ def test_of_an_attempt_that_goes_on_only_new_reports_are_read(five: Path) -> Non
 
 
 def curve(folder: Path, trial_id: str) -> list[tuple[float, float]]:
-    with ChartReader(folder) as reader:
+    with RowReader(folder) as reader:
         return reader.curve(trial_id, "loss", "training_iteration")
 
 

@@ -13,6 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -113,11 +114,55 @@ class _LastValues:
         self.values: dict[str, float] = {}
 
 
-class SharedReader(LogReader):
-    """Reader that shares the last values of an unchanged experiment with other readers.
+class _Curve:
+    """Points of a trial's curve, from the reports that were read.
 
-    The first view of a large experiment needs them several times at once: for its best trial, for a page of
-    the table, and for each chart.
+    Args:
+        attempt: attempt of the last report that was read.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt, self.iteration = attempt, -1
+        self._xs, self._ys = array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._xs)
+
+    def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
+        """Add further reports (iteration, x, metric) whose x and metric are finite numbers."""
+        for self.iteration, at, value in list(reports):  # all, or none if reading fails
+            if is_finite(at) and is_finite(value):
+                self._xs.append(at)
+                self._ys.append(value)
+
+    def points(self) -> list[tuple[float, float]]:
+        """Return the points in order."""
+        return list(zip(self._xs, self._ys, strict=True))
+
+
+class _Curves:
+    """Curves of an experiment over one pair of axes, by trial; the least recently used go first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.size = 0
+        self.of: OrderedDict[str, _Curve] = OrderedDict()
+
+    def keep(self, trial_id: str, curve: _Curve) -> None:
+        """Keep the curve of a trial as the most recently used."""
+        self.of[trial_id] = curve
+        self.of.move_to_end(trial_id)
+        while self.size > MAX_POINTS:
+            _, gone = self.of.popitem(last=False)
+            self.size -= len(gone)
+
+
+class RowReader(LogReader):
+    """Reader of trials for tables and charts, the only place of the dashboard with SQL of experiments.
+
+    It shares the last values of an unchanged experiment with other readers. The first view of a large
+    experiment needs them several times at once: for its best trial, for a page of the table, and for each
+    chart. Curves are shared too.
 
     Args:
         folder: folder of the experiment.
@@ -126,6 +171,7 @@ class SharedReader(LogReader):
 
     _shared: ClassVar[OrderedDict[tuple[Path, str], _LastValues]] = OrderedDict()
     _sharing: ClassVar[threading.Lock] = threading.Lock()
+    _drawn: ClassVar[OrderedDict[tuple[Hashable, ...], _Curves]] = OrderedDict()
 
     def __init__(self, folder: Path, state: FileState | None = None) -> None:
         # Taken before the file is opened, so that the data is at least as new as this state.
@@ -149,13 +195,15 @@ class SharedReader(LogReader):
                 shared.state = self._state
             return shared.values
 
+    def _first(self, sql: str, *values: Any) -> Any:
+        """Return the first value of the first row; None without a row."""
+        return next((row[0] for row in self._rows(sql, *values)), None)
 
-class RowReader(SharedReader):
-    """Reader of trials as table rows."""
+    # --- trials as rows of a table ----------------------------------------------------------------
 
     def newest(self) -> int:
         """Return the sequence number of the last event or decision."""
-        ((place,),) = self._rows(
+        place = self._first(
             "SELECT coalesce(max(seq), 0) FROM "
             "(SELECT max(seq) AS seq FROM events UNION ALL SELECT max(seq) FROM decisions)"
         )
@@ -196,13 +244,11 @@ class RowReader(SharedReader):
 
     def number_of_trials(self) -> int:
         """Return the number of trials."""
-        ((number,),) = self._rows("SELECT count(*) FROM trials")
-        return int(number)
+        return int(self._first("SELECT count(*) FROM trials"))
 
     def last_index(self) -> int:
         """Return the index of the trial that was suggested last; -1 without trials."""
-        ((index,),) = self._rows("SELECT coalesce(max(trial_index), -1) FROM trials")
-        return int(index)
+        return int(self._first("SELECT coalesce(max(trial_index), -1) FROM trials"))
 
     def page(self, limit: int, offset: int, *, descending: bool, by_last: str | None) -> list[str]:
         """Return the ids of a page of all trials.
@@ -308,7 +354,7 @@ class RowReader(SharedReader):
             _, reported, iteration, metrics, last = last_of(trial_id) or (None, None, 0, None, None)
             _, started, _, other = begun_of(trial_id) or (None, None, None, None)
             if known is not None and known.attempt == attempt:
-                ((least,),) = self._rows(
+                least = self._first(
                     f"SELECT {best} FROM (SELECT ? AS value UNION ALL SELECT {VALUE} FROM results "
                     "WHERE trial_id = ? AND attempt = ? AND iteration > ?)",
                     *(known.best, *names, trial_id, known.attempt, known.iteration),
@@ -316,7 +362,7 @@ class RowReader(SharedReader):
             elif found := best_of(trial_id):
                 _, least, is_repeated = found
                 if is_repeated:
-                    ((least,),) = self._rows(
+                    least = self._first(
                         f"SELECT {best} FROM (SELECT {VALUE} AS value FROM history WHERE trial_id = ?)",
                         *(*names, trial_id),
                     )
@@ -379,60 +425,13 @@ class RowReader(SharedReader):
             event(each.seq, each.time, each.kind, trial_id, each.detail) for each in self.events(trial_id)
         ]
 
+    @cached_property
+    def _identity(self) -> tuple[Hashable, ...]:
+        """Identity of the experiment: its folder may later have another, whose file has the same inode."""
+        created = self._first("SELECT value FROM experiment WHERE key = 'created'")
+        return self.folder, self._state.inode, created
 
-class _Curve:
-    """Points of a trial's curve, from the reports that were read.
-
-    Args:
-        attempt: attempt of the last report that was read.
-    """
-
-    def __init__(self, attempt: int) -> None:
-        self.attempt, self.iteration = attempt, -1
-        self._xs, self._ys = array("d"), array("d")
-
-    def __len__(self) -> int:
-        return len(self._xs)
-
-    def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
-        """Add further reports (iteration, x, metric) whose x and metric are finite numbers."""
-        for self.iteration, at, value in list(reports):  # all, or none if reading fails
-            if is_finite(at) and is_finite(value):
-                self._xs.append(at)
-                self._ys.append(value)
-
-    def points(self) -> list[tuple[float, float]]:
-        """Return the points in order."""
-        return list(zip(self._xs, self._ys, strict=True))
-
-
-class _Curves:
-    """Curves of an experiment over one pair of axes, by trial; the least recently used go first."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.size = 0
-        self.of: OrderedDict[str, _Curve] = OrderedDict()
-
-    def keep(self, trial_id: str, curve: _Curve) -> None:
-        """Keep the curve of a trial as the most recently used."""
-        self.of[trial_id] = curve
-        self.of.move_to_end(trial_id)
-        while self.size > MAX_POINTS:
-            _, gone = self.of.popitem(last=False)
-            self.size -= len(gone)
-
-
-class ChartReader(SharedReader):
-    """Reader of data for charts."""
-
-    _drawn: ClassVar[OrderedDict[tuple[Hashable, ...], _Curves]] = OrderedDict()
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        # The folder may later have another experiment, whose file has the same inode.
-        created = list(self._rows("SELECT value FROM experiment WHERE key = 'created'"))
-        self._identity = folder, self._state.inode, *created
+    # --- data of charts ---------------------------------------------------------------------------
 
     def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
         """Return (x, metric) of each report of a trial in which both are finite numbers, in order.
@@ -452,9 +451,10 @@ class ChartReader(SharedReader):
         )
         if last is None:
             return []
+        key = *self._identity, metric, x
         with self._sharing:
-            shared = self._drawn.setdefault((*self._identity, metric, x), _Curves())
-            self._drawn.move_to_end((*self._identity, metric, x))
+            shared = self._drawn.setdefault(key, _Curves())
+            self._drawn.move_to_end(key)
             while len(self._drawn) > MAX_SHARED:
                 self._drawn.popitem(last=False)
         with shared.lock:
@@ -525,15 +525,12 @@ class ChartReader(SharedReader):
 
     def has_judged(self) -> bool:
         """Return True if any trial was judged at a rung."""
-        return bool(
-            list(
-                self._rows("SELECT 1 FROM decisions WHERE json_extract(reason, '$.rule') = ? LIMIT 1", JUDGED)
-            )
-        )
+        judged = "SELECT 1 FROM decisions WHERE json_extract(reason, '$.rule') = ? LIMIT 1"
+        return self._first(judged, JUDGED) is not None
 
     def has_run(self) -> bool:
         """Return True if any trial has started."""
-        return bool(list(self._rows("SELECT 1 FROM attempts LIMIT 1")))
+        return self._first("SELECT 1 FROM attempts LIMIT 1") is not None
 
     def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], float]]:
         """Return the decisions made at rungs, and the values of the reports behind them."""

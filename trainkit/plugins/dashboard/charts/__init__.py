@@ -29,7 +29,7 @@ from trainkit.plugins.dashboard.courses import (
     ways_of,
     winner_of,
 )
-from trainkit.plugins.dashboard.reading import ChartReader
+from trainkit.plugins.dashboard.reading import RowReader
 from trainkit.tune.core.checks import require_one_of
 from trainkit.tune.core.objectives import Objective, front_of
 from trainkit.tune.results.hyperparameters import Hyperparameter, hyperparameters_of, importances
@@ -151,7 +151,7 @@ class Source:
 
     Attributes:
         folder: folder of the experiment.
-        reader: open `ChartReader`, or an object with the methods that a chart needs.
+        reader: open `RowReader`, or an object with the methods that a chart needs.
         facts: facts about the experiment.
         options: options of the chart.
         is_whole: draw all trials, however many there are.
@@ -339,7 +339,7 @@ def available(folder: Path) -> list[str]:
 
 @contextmanager
 def _source(folder: Path, options: Options) -> Iterator[Source]:
-    with ChartReader(folder) as reader:
+    with RowReader(folder) as reader:
         reader.stand_still()
         yield Source(folder, reader, reader.facts(), options)
 

@@ -120,7 +120,7 @@ class GridSource(Source):
 
 
 class GridReader:
-    """Reader of results, with the methods of `ChartReader`.
+    """Reader of results, with the methods of `RowReader`.
 
     Args:
         grid: results.
