@@ -63,6 +63,9 @@ SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
     ),
 }
 
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name == "PB2"), id=name) for name in SCHEDULERS]
+"""All of them; PB2 learns a Gaussian process at each decision, which takes its time."""
+
 RULES: dict[str, set[str]] = {
     "fifo": set(),
     "stopping": {"rung", "max_t"},
@@ -105,7 +108,9 @@ def decisions_by(scheduler: TrialScheduler, mode: str) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("name", SCHEDULERS.keys() - {"fifo", "several objectives"})
+@pytest.mark.parametrize(
+    "name", [each for each in NAMES if not {"fifo", "several objectives"} & set(each.values)]
+)
 def test_6_min_of_the_negated_metric_decides_the_same(name):  # property 6
     made = decisions_by(SCHEDULERS[name](), "max")
     assert made == decisions_by(SCHEDULERS[name](), "min")
@@ -113,9 +118,9 @@ def test_6_min_of_the_negated_metric_decides_the_same(name):  # property 6
 
 
 class TestSchedulers(SchedulerSuite):
-    @pytest.fixture(params=SCHEDULERS.values(), ids=SCHEDULERS)
+    @pytest.fixture(params=NAMES)
     def make(self, request):
-        return request.param
+        return SCHEDULERS[request.param]
 
 
 def test_one_worker_takes_as_long_as_all_that_it_does():  # property 30
