@@ -1,8 +1,9 @@
 """Print which names of `public_names.txt` can no longer be imported: python -m tests.public_names.
 
-The list has every module and public name of the release before the folders were rearranged. Each of them
-keeps working: where a module moved, the table in `trainkit/plugins/compat` serves its old path. A line is a
-module and its names; `!` marks a module whose import is refused with what to use instead.
+The list has every module and public name of the release before the folders were rearranged, and the names
+that Ray's scripts import. Each of them keeps working: where a module moved, the table in
+`trainkit/plugins/compat` serves its old path. A line is a module and its names; `!` marks a module whose
+import is refused with what to use instead.
 """
 
 from __future__ import annotations

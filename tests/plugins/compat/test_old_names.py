@@ -1,4 +1,4 @@
-"""Names where Ray's scripts look for them, and former paths: served by `trainkit/plugins/compat`."""
+"""Former paths and names of Ray's, which `trainkit/plugins/compat` serves; `public_names.txt` lists them."""
 
 from __future__ import annotations
 
@@ -19,128 +19,6 @@ from trainkit import tune
 from trainkit.plugins.compat import finder
 
 ROOT = Path(__file__).parents[3]
-
-PLACES = {
-    "trainkit": "ActorID JobID NodeID ObjectID PlacementGroupID TaskID WorkerID",
-    "trainkit.actor": "ActorClass ActorHandle ActorProxy exit_actor",
-    "trainkit.air": "Checkpoint CheckpointConfig FailureConfig Result RunConfig ScalingConfig",
-    "trainkit.air.checkpoint": "Checkpoint",
-    "trainkit.air.config": "CheckpointConfig FailureConfig RunConfig ScalingConfig",
-    "trainkit.air.integrations.mlflow": "MLflowLoggerCallback setup_mlflow",
-    "trainkit.air.integrations.wandb": "WandbLoggerCallback setup_wandb",
-    "trainkit.air.result": "Result",
-    "trainkit.air.session": "get_checkpoint report get_trial_id get_world_rank",
-    "trainkit.cloudpickle": "dump dumps load loads CloudPickler register_pickle_by_value",
-    "trainkit.runtime_context": "RuntimeContext get_runtime_context",
-    "trainkit.runtime_env": "RuntimeEnv",
-    "trainkit.train": "Checkpoint CheckpointConfig FailureConfig Result RunConfig ScalingConfig "
-    "get_checkpoint get_context report",
-    "trainkit.tune.callback": "Callback",
-    "trainkit.tune.error": "TuneError",
-    "trainkit.tune.execution.placement_groups": "PlacementGroupFactory",
-    "trainkit.tune.experiment": "Experiment Trial",
-    "trainkit.tune.experiment.experiment": "Experiment",
-    "trainkit.tune.experiment.trial": "Trial",
-    "trainkit.tune.logger": "CSVLoggerCallback JsonLoggerCallback LoggerCallback",
-    "trainkit.tune.registry": "get_trainable_cls register_trainable",
-    "trainkit.tune.result": "DEFAULT_METRIC TIME_TOTAL_S TRAINING_ITERATION",
-    "trainkit.tune.result_grid": "ResultGrid",
-    "trainkit.tune.sample": "Categorical Domain Float Integer choice sample_from uniform",
-    "trainkit.tune.schedulers": "ASHAScheduler AsyncHyperBandScheduler FIFOScheduler TrialScheduler",
-    "trainkit.tune.schedulers.hb_bohb": "HyperBandForBOHB",
-    "trainkit.tune.schedulers.hyperband": "HyperBandScheduler",
-    "trainkit.tune.schedulers.trial_scheduler": "FIFOScheduler TrialScheduler",
-    "trainkit.tune.search.sample": "Categorical Domain Float Integer choice sample_from uniform",
-    "trainkit.tune.search.variant_generator": "grid_search",
-    "trainkit.tune.stopper": "Stopper",
-    "trainkit.tune.suggest": "BasicVariantGenerator Searcher",
-    "trainkit.tune.suggest.basic_variant": "BasicVariantGenerator",
-    "trainkit.tune.suggest.variant_generator": "grid_search",
-    "trainkit.tune.trainable": "Trainable with_parameters",
-    "trainkit.tune.trial": "Trial",
-    "trainkit.tune.tune_config": "TuneConfig",
-    "trainkit.tune.tuner": "Tuner",
-    "trainkit.tune.analysis.experiment_analysis": "ExperimentAnalysis",
-    "trainkit.tune.context": "TuneContext get_context",
-    "trainkit.tune.integration.mlflow": "MLflowLoggerCallback",
-    "trainkit.tune.integration.wandb": "WandbLoggerCallback",
-    "trainkit.tune.logger.csv": "CSVLoggerCallback",
-    "trainkit.tune.logger.json": "JsonLoggerCallback",
-    "trainkit.tune.logger.logger": "LoggerCallback",
-    "trainkit.tune.logger.tensorboardx": "TBXLoggerCallback",
-    "trainkit.tune.sklearn": "TuneGridSearchCV TuneSearchCV",
-    "trainkit.tune.stopper.experiment_plateau": "ExperimentPlateauStopper",
-    "trainkit.tune.stopper.function_stopper": "FunctionStopper",
-    "trainkit.tune.stopper.maximum_iteration": "MaximumIterationStopper",
-    "trainkit.tune.stopper.noop": "NoopStopper",
-    "trainkit.tune.stopper.stopper": "CombinedStopper Stopper",
-    "trainkit.tune.stopper.timeout": "TimeoutStopper",
-    "trainkit.tune.stopper.trial_plateau": "TrialPlateauStopper",
-    "trainkit.tune.syncer": "SyncConfig Syncer",
-    "trainkit.tune.trainable.trainable": "Trainable",
-    "trainkit.tune.trainable.util": "with_parameters",
-    "trainkit.tune.tune": "run run_experiments",
-    "trainkit.tune.utils": "flatten_dict merge_dicts validate_save_restore",
-    "trainkit.tune.utils.mock_trainable": "MyTrainableClass",
-    "trainkit.tune.utils.util": "flatten_dict unflatten_dict merge_dicts",
-    "trainkit.tune.utils.placement_groups": "PlacementGroupFactory",
-    "trainkit.util": "ActorPool placement_group remove_placement_group get_placement_group as_completed "
-    "map_unordered register_serializer deregister_serializer get_node_ip_address log_once list_named_actors "
-    "inspect_serializability",
-    "trainkit.util.actor_pool": "ActorPool",
-    "trainkit.util.check_serialize": "inspect_serializability FailureTuple",
-    "trainkit.util.collective": "allgather allreduce barrier broadcast create_collective_group "
-    "destroy_collective_group get_collective_group_size get_rank init_collective_group is_group_initialized "
-    "recv reduce reducescatter send ReduceOp",
-    "trainkit.util.collective.types": "Backend ReduceOp",
-    "trainkit.util.debug": "log_once",
-    "trainkit.util.helpers": "as_completed map_unordered",
-    "trainkit.util.metrics": "Counter Gauge Histogram Metric",
-    "trainkit.util.placement_group": "placement_group remove_placement_group placement_group_table "
-    "get_current_placement_group get_placement_group PlacementGroup",
-    "trainkit.util.queue": "Queue Empty Full",
-    "trainkit.util.scheduling_strategies": "PlacementGroupSchedulingStrategy NodeAffinitySchedulingStrategy "
-    "NodeLabelSchedulingStrategy In NotIn Exists DoesNotExist",
-    "trainkit.util.serialization": "register_serializer deregister_serializer",
-    "trainkit.util.sgd": "TorchTrainer",
-    "trainkit.util.sgd.torch": "BaseTorchTrainable CreatorOperator TorchTrainer TrainingOperator",
-    "trainkit.util.sgd.torch.constants": "SCHEDULER_STEP NUM_STEPS USE_FP16",
-    "trainkit.util.sgd.torch.torch_trainer": "BaseTorchTrainable TorchTrainer",
-    "trainkit.util.sgd.torch.training_operator": "CreatorOperator TrainingOperator",
-    "trainkit.util.sgd.utils": "AverageMeter BATCH_SIZE NUM_SAMPLES TimerCollection override",
-    "trainkit.util.state": "list_actors list_nodes list_objects list_placement_groups list_tasks "
-    "list_workers list_logs get_actor get_node get_objects get_placement_group get_task get_worker get_log",
-}
-
-
-@pytest.mark.parametrize("module", PLACES)
-def test_names_are_where_rays_scripts_look_for_them(module: str) -> None:
-    found = importlib.import_module(module)
-    for name in PLACES[module].split():
-        value = getattr(found, name)
-        assert name in dir(found)
-        if module.startswith("trainkit.tune."):
-            assert value is getattr(tune, name, value)
-
-
-NOT_HERE = {
-    "dragonfly": "DragonflySearch",
-    "flaml": "BlendSearch, or CFO,",
-    "hebo": "HEBOSearch",
-    "sigopt": "SigOptSearch",
-    "zoopt": "ZOOptSearch",
-}
-
-
-@pytest.mark.parametrize("package", ["search", "suggest"])
-@pytest.mark.parametrize("module", NOT_HERE)
-def test_searchers_that_are_not_here_say_what_to_take(package: str, module: str) -> None:
-    words = f"{NOT_HERE[module]} is not in trainkit: take OptunaSearch"
-    for _ in range(2):
-        with pytest.raises(ImportError, match=words) as caught:
-            importlib.import_module(f"trainkit.tune.{package}.{module}")
-        assert caught.value.name == f"trainkit.tune.{package}.{module}"
-
 
 # What a served module can do
 
@@ -216,22 +94,6 @@ assert trainkit.util.placement_group is trainkit.placement_group
 
 
 @pytest.mark.external
-def test_old_paths_are_found_before_trainkit_imports_anything() -> None:
-    script = """
-import sys
-class Watch:
-    def find_spec(self, path, search=None, target=None):
-        if path not in ("trainkit", "__future__"):
-            first.append(type(sys.meta_path[0]).__name__)
-first = []
-sys.meta_path.insert(0, Watch())
-import trainkit
-assert set(first) == {"OldPaths"}, first
-"""
-    run("-c", script)
-
-
-@pytest.mark.external
 def test_modules_are_there_without_an_import_of_each() -> None:
     script = (
         "import trainkit, sys; assert 'asyncio' not in sys.modules; "
@@ -243,26 +105,15 @@ def test_modules_are_there_without_an_import_of_each() -> None:
 
 
 @pytest.mark.external
-def test_the_table_is_read_once_a_module_is_looked_for() -> None:
-    script = (
-        "import trainkit; from trainkit.plugins.compat.finder import table\n"
-        "assert not table.cache_info().currsize; "
-        "import trainkit.errors; trainkit.get; assert table.cache_info().currsize"
-    )
-    run("-c", script)
-
-
-@pytest.mark.external
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_workers_know_old_paths(engine: str) -> None:
-    script = f"""
+def test_workers_know_old_paths() -> None:
+    script = """
 import trainkit
 @trainkit.remote
 def look():
     from trainkit.util.queue import Empty
     from trainkit.tune.sample import uniform
     return Empty, uniform
-trainkit.init(engine="{engine}", num_cpus=1)
+trainkit.init(num_cpus=1)
 empty, uniform = trainkit.get(look.remote())
 from trainkit import tune
 assert uniform is tune.uniform
