@@ -339,7 +339,7 @@ class RunSuite(FunctionTrainerSuite):
         result = self.trainer(count_up, {}, run={"name": "line"}).fit()
         assert (result.metrics["count"], result.metrics["start"]) == (STEPS, 2)
 
-        with pytest.raises(ConfigError, match=r"before again.*ScalingConfig\(\) where"):
+        with pytest.raises(ConfigError, match=r"arguments again.*ScalingConfig\(\) where"):
             TorchTrainer.restore(self.path / "line", count_up)
         two: Any = {"scaling_config": ScalingConfig(num_workers=2)}
         with pytest.raises(ConfigError, match=r"train_loop_config=\.\.\."):
