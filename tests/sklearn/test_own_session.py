@@ -38,10 +38,10 @@ from trainkit import tune
 from trainkit.errors import WorkerDiedError
 from trainkit.plugins.pools import Pool
 from trainkit.runtime import session
-from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, candidates, experiment
-from trainkit.sklearn.candidates import FirstFolds, may_be_here, worth_handing_over, worth_starting
+from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, experiment, first_folds
 from trainkit.sklearn.context import SklearnContext
-from trainkit.sklearn.trials import EvaluationTask
+from trainkit.sklearn.first_folds import FirstFolds, worth_handing_over, worth_starting
+from trainkit.sklearn.trials import EvaluationTask, may_be_here
 
 X, Y = data()
 
@@ -173,7 +173,7 @@ def program() -> list[Any]:
 
 
 def test_a_small_search_runs_in_the_program_and_leaves_nothing_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "START_AFTER_S", math.inf)  # on a busy machine too
+    monkeypatch.setattr(first_folds, "START_AFTER_S", math.inf)  # on a busy machine too
     estimator, grid = LogisticRegression(max_iter=1000), {"C": [0.1, 1.0]}
     theirs = GridSearchCV(estimator, grid, cv=3).fit(*IRIS)
     own, before = nodes(), program()
@@ -193,7 +193,7 @@ def test_a_search_that_is_done_in_the_program_waits_for_no_worker(
         time.sleep(30)
         answered.touch()
 
-    monkeypatch.setattr(candidates, "START_AFTER_S", 0.0)
+    monkeypatch.setattr(first_folds, "START_AFTER_S", 0.0)
     monkeypatch.setattr(experiment, "_is_there", answer_late)
     own = nodes()
     try:
@@ -215,7 +215,7 @@ def test_scores_are_the_same_wherever_folds_run(monkeypatch: pytest.MonkeyPatch,
 
     in_workers = scores(time_budget_s=3600)
     for name in ("START_AFTER_S", "HAND_OVER_S", "MOST_S"):
-        monkeypatch.setattr(candidates, name, most_s)
+        monkeypatch.setattr(first_folds, name, most_s)
     assert scores() == in_workers
 
 
@@ -291,8 +291,8 @@ def test_nothing_waits_for_a_fold_after_an_interrupt(interrupt: BaseException | 
 
 @given(st.floats(1e-4, 1e3), st.integers(1, 10**6), st.integers(1, 64))
 def test_workers_are_given_what_they_do_sooner(fold_s: float, left: int, workers: int) -> None:
-    here_s, there_s = fold_s * left, candidates.HAND_OVER_S + fold_s * math.ceil(left / workers)
+    here_s, there_s = fold_s * left, first_folds.HAND_OVER_S + fold_s * math.ceil(left / workers)
     hands_over = worth_handing_over(fold_s, left, workers)
-    assert hands_over == (here_s > there_s or here_s > candidates.MOST_S)
+    assert hands_over == (here_s > there_s or here_s > first_folds.MOST_S)
     assert worth_handing_over(fold_s, left + 1, workers) >= hands_over
     assert worth_starting(fold_s, 1, left + 1) >= worth_starting(fold_s, 1, left)

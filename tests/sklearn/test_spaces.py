@@ -16,7 +16,7 @@ from sklearn.svm import SVC
 from tests.conftest import examples
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.sklearn.spaces import DomainDistribution, domain_of, for_sampler, for_searcher, is_declared
+from trainkit.sklearn.candidates import DomainDistribution, domain_of, for_sampler, for_searcher, is_declared
 from trainkit.tune.space.domains import Categorical, Domain, Float, Integer
 
 positive = st.floats(1e-6, 1e3)

@@ -23,7 +23,7 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
 from trainkit.settings import results_dir
 from trainkit.sklearn.candidates import CandidateList, CandidateSource
-from trainkit.sklearn.context import FitCallbacks, SklearnContext, has_callbacks
+from trainkit.sklearn.context import SklearnContext
 from trainkit.sklearn.early_stopping import EarlyStopping, early_stopping_of, require_goal
 from trainkit.sklearn.experiment import (
     CandidateResult,
@@ -35,9 +35,11 @@ from trainkit.sklearn.experiment import (
 )
 from trainkit.sklearn.internals import (
     BaseSearchCV,
+    FitCallbacks,
     MultimetricScorer,
     check_method_params,
     fit_context,
+    has_callbacks,
     insert_error_scores,
     warn_or_raise_about_fit_failures,
 )

@@ -1,35 +1,299 @@
-"""Sources of candidates: a list or a searcher of the tuner; and a list's first folds, run in this process."""
+"""Candidates of a search: spaces, and the sources that draw candidates from them.
+
+A space has the forms of scikit-learn, tune-sklearn, scipy, hyperopt, Optuna and scikit-optimize.
+
+    {"kernel": ["rbf", "poly"], "C": loguniform(1e-3, 1e3), "degree": (2, 5), "gamma": tune.uniform(0, 1)}
+
+scikit-learn's `ParameterSampler` takes lists and distributions; learning searchers take domains.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import inspect
 import math
 import numbers
-import random
-import secrets
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.model_selection import ParameterSampler
 from sklearn.utils import check_random_state
-from threadpoolctl import ThreadpoolController
 
-from trainkit.clock import SYSTEM, thread_clock
-from trainkit.errors import ConfigError, did_you_mean
-from trainkit.sklearn import internals, spaces
-from trainkit.sklearn.outcomes import Outcome, candidate_key
-from trainkit.sklearn.trials import EvaluationTask, writable_copy
-from trainkit.tune.core.seeds import trial_seed
+from trainkit.errors import ConfigError, SpaceError, did_you_mean
 from trainkit.tune.search import SEARCHERS
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.basic_variant import BasicVariantGenerator
+from trainkit.tune.space.domains import (
+    Categorical,
+    Domain,
+    Float,
+    Forbid,
+    GridSearch,
+    Integer,
+    Normal,
+    SampleFrom,
+    When,
+)
+from trainkit.tune.space.tree import holds_leaf
+
+PRIORS = ("uniform", "log-uniform")
+MAX_LISTED = 10_000
+"""Largest number of a domain's values given to scikit-learn as a list, from which it never draws twice."""
+
+
+class DomainDistribution:
+    """Distribution in scikit-learn's form that draws from a domain.
+
+    Args:
+        domain: a domain of numbers.
+    """
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+
+    def rvs(self, random_state: np.random.RandomState) -> Any:
+        """Draw one value."""
+        return self._domain.draw(np.random.default_rng(random_state.randint(2**32, size=4, dtype=np.uint32)))
+
+
+def dictionaries(distributions: Any) -> list[Mapping[str, Any]]:
+    """Return the dictionaries of a space as a list.
+
+    Raises:
+        SpaceError: the space is neither a dictionary nor a list of dictionaries.
+    """
+    found = [distributions] if isinstance(distributions, Mapping) else distributions
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, Mapping) for each in found):
+        raise SpaceError(
+            f"param_distributions={distributions!r:.200} is neither a dictionary of parameters nor a list of "
+            "such"
+        )
+    return list(found)
+
+
+def is_declared(distributions: Any) -> bool:
+    """Return True if the space has conditions, rules or computed values, which only the tuner can sample."""
+    return any(_is_structure(leaf) for each in dictionaries(distributions) for leaf in each.values())
+
+
+def _is_structure(leaf: Any) -> bool:
+    if isinstance(leaf, Categorical):
+        return any(holds_leaf(category) for category in leaf.categories)
+    return isinstance(leaf, (When, Forbid, SampleFrom, GridSearch))
+
+
+# --- for scikit-learn -----------------------------------------------------------------------------
+
+
+def for_sampler(distributions: Any) -> list[dict[str, Any]]:
+    """Return the space for `ParameterSampler`; forms that it accepts stay unchanged.
+
+    Raises:
+        SpaceError: a parameter has an unknown form.
+    """
+    return [
+        {name: _for_sampler(name, given) for name, given in each.items()}
+        for each in dictionaries(distributions)
+    ]
+
+
+def _for_sampler(name: str, given: Any) -> Any:
+    if (hasattr(given, "rvs") and not _is_dimension(given)) or (is_list(given) and not is_range(given)):
+        return given
+    leaf = domain_of(name, given)
+    if isinstance(leaf, Categorical):
+        return list(leaf.categories)
+    uniform = isinstance(leaf, (Float, Integer)) and not leaf.log
+    if uniform and leaf.cardinality is not None and leaf.cardinality <= MAX_LISTED:
+        return leaf.values()
+    return DomainDistribution(leaf)
+
+
+# --- for searchers --------------------------------------------------------------------------------
+
+
+def for_searcher(distributions: Any, *, hyperopt: bool = False) -> dict[str, Any]:
+    """Return the space as a tuner's `param_space`: domains by name.
+
+    Args:
+        distributions: the space in the user's form.
+        hyperopt: keep hyperopt's expressions unchanged.
+
+    Raises:
+        SpaceError: a parameter has no exact translation, or the space has several dictionaries.
+    """
+    found = dictionaries(distributions)
+    if len(found) != 1:
+        raise SpaceError(
+            f"param_distributions is a list of {len(found)} dictionaries, which search_optimization='random' "
+            "draws from; for a searcher that learns write one dictionary, in which parameters that others "
+            "depend on stand in conditions: {'kernel': ['rbf', 'poly'], 'degree': "
+            "tune.when({'kernel': 'poly'}, tune.randint(2, 6))}"
+        )
+    return {
+        name: given if hyperopt and is_expression(given) else _leaf_of(name, given)
+        for name, given in found[0].items()
+    }
+
+
+def _leaf_of(name: str, given: Any) -> Any:
+    if isinstance(given, When):
+        return When(given.conditions, _leaf_of(name, given.content))
+    if isinstance(given, (Forbid, SampleFrom, GridSearch)):
+        return given
+    return domain_of(name, given)
+
+
+def for_hyperopt(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space with all parameters as hyperopt expressions.
+
+    Raises:
+        SpaceError: a domain has no hyperopt expression.
+    """
+    return {
+        name: given if is_expression(given) else _expression_of(name, given) for name, given in space.items()
+    }
+
+
+def _expression_of(name: str, leaf: Any) -> Any:
+    from hyperopt import hp  # type: ignore[import-untyped]
+
+    match leaf:
+        case Float(q=None, log=True):
+            return hp.loguniform(name, math.log(leaf.lower), math.log(leaf.upper))
+        case Float(q=None):
+            return hp.uniform(name, leaf.lower, leaf.upper)
+        case Integer(q=1, log=False):
+            return hp.uniformint(name, *leaf.bounds)
+        case Normal(q=None):
+            return hp.normal(name, leaf.mean, leaf.sd)
+        case Categorical():
+            return hp.choice(name, list(leaf.categories))
+    raise SpaceError(f"{name}: {leaf} can't stand beside expressions of hyperopt's: write it as one of them")
+
+
+def domain_of(name: str, given: Any) -> Domain:
+    """Return the domain of a parameter, with exactly equal values and distribution.
+
+    Args:
+        name: name of the parameter, for errors.
+        given: a list of values, `(low, high)` or `(low, high, prior)`, a frozen scipy distribution, a domain,
+            an Optuna distribution, or a scikit-optimize dimension.
+
+    Raises:
+        SpaceError: `given` has another form, or no exact translation.
+    """
+    if isinstance(given, Domain):
+        return given
+    try:
+        if is_range(given):
+            return _of_range(given)
+        if _is_dimension(given):
+            return _of_skopt(given)
+        if hasattr(given, "rvs"):
+            return _of_scipy(given)
+        if is_list(given):
+            return Categorical(tuple(given))
+        if type(given).__module__ == "optuna.distributions":
+            return _of_optuna(given)
+    except SpaceError as error:
+        raise SpaceError(f"{name}: {error}") from None
+    raise SpaceError(
+        f"{name}={given!r:.200} is no distribution: give a list of values, (low, high), (low, high, "
+        "'log-uniform'), one of scipy.stats, or a domain such as tune.loguniform(1e-4, 1). A single value is "
+        "a list of one"
+    )
+
+
+def is_expression(given: Any) -> bool:
+    """Return True for a hyperopt expression, such as `hp.uniformint("n", 1, 9)`."""
+    return type(given).__module__.startswith("hyperopt.")
+
+
+def is_list(given: Any) -> bool:
+    """Return True for a list or an array of values."""
+    return isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, (str, bytes))
+
+
+def is_range(given: Any) -> bool:
+    """Return True for a range: (low, high), or (low, high, prior)."""
+    return (
+        isinstance(given, tuple)
+        and len(given) in (2, 3)
+        and all(isinstance(each, numbers.Real) and not isinstance(each, bool) for each in given[:2])
+        and (len(given) == 2 or isinstance(given[2], str))
+    )
+
+
+def _of_range(given: tuple[Any, ...]) -> Domain:
+    low, high, prior = (*given, PRIORS[0])[:3]
+    if prior not in PRIORS:
+        raise SpaceError(f"{given!r}: the prior {prior!r} is neither 'uniform' nor 'log-uniform'")
+    log = prior == PRIORS[1]
+    if isinstance(low, numbers.Integral) and isinstance(high, numbers.Integral):
+        return Integer(int(low), int(high) + 1, log=log)
+    return Float(float(low), float(high), log=log)
+
+
+def _of_scipy(given: Any) -> Domain:
+    from scipy import stats  # type: ignore[import-untyped]
+
+    kind = type(getattr(given, "dist", None))
+    # Public methods return the parameters, even if they were given as location, scale or shape.
+    if kind is type(stats.uniform):
+        low, high = map(float, given.support())
+        return Float(low, high)
+    if kind is type(stats.loguniform):
+        low, high = map(float, given.support())
+        if math.isclose(given.median(), math.sqrt(low) * math.sqrt(high), rel_tol=1e-9):
+            return Float(low, high, log=True)
+    if kind is type(stats.randint):
+        low, high = map(int, given.support())
+        return Integer(low, high + 1)
+    if kind is type(stats.norm):
+        return Normal(float(given.mean()), float(given.std()))
+    called = getattr(getattr(given, "dist", given), "name", type(given).__name__)
+    raise SpaceError(
+        f"{called} has no exact translation for a searcher that learns: take search_optimization="
+        "'random', which draws from anything with rvs; or uniform, loguniform, randint or norm of "
+        "scipy.stats, or one of tune's domains"
+    )
+
+
+def _is_dimension(given: Any) -> bool:
+    """Return True for a scikit-optimize dimension, such as `Real(1e-4, 1, "log-uniform")`."""
+    return type(given).__module__ == "skopt.space.space"
+
+
+def _of_skopt(given: Any) -> Domain:
+    kind = type(given).__name__
+    if kind == "Categorical":
+        if len({*given.prior_}) > 1:
+            raise SpaceError(f"{given!r} prefers some values, and no domain of tune's does: leave out prior")
+        return Categorical(tuple(given.categories))
+    if kind in ("Real", "Integer"):
+        number = float if kind == "Real" else int
+        return _of_range((number(given.low), number(given.high), given.prior))
+    raise SpaceError(f"{given!r} is not one of scikit-optimize's Real, Integer and Categorical")
+
+
+def _of_optuna(given: Any) -> Domain:
+    words = type(given).__name__
+    if words == "CategoricalDistribution":
+        return Categorical(given.choices)
+    step = given.step
+    if step is not None and not math.isclose(given.low / step, round(given.low / step), abs_tol=1e-9):
+        raise SpaceError(
+            f"{given!r} counts its steps from {given.low}, which is no multiple of them, and so no "
+            "domain of tune's: search with search_optimization=OptunaSearch(space=...), and "
+            "param_distributions={}"
+        )
+    if words == "FloatDistribution":
+        return Float(given.low, given.high, log=given.log, q=step)
+    if words == "IntDistribution":
+        return Integer(given.low, given.high + (step == 1), log=given.log, q=step)
+    raise SpaceError(f"{given!r} is not one of Optuna's float, int and categorical distributions")
 
 
 class CandidateList(Searcher):
@@ -136,7 +400,7 @@ def search_of(
                 f"{type(optimization).__name__}, is made already; give them to its constructor"
             )
         learns = not isinstance(optimization, BasicVariantGenerator)
-        space: Mapping[str, Any] | None = spaces.for_searcher(distributions)
+        space: Mapping[str, Any] | None = for_searcher(distributions)
         if getattr(optimization, "_space", None) is not None:
             if space:
                 warnings.warn(
@@ -169,17 +433,17 @@ def search_of(
             f"search_kwargs: {LEARNING[name]} takes no {', '.join(unknown)}; it takes {', '.join(taken)}"
         )
     if name == "hyperopt":
-        space = spaces.for_searcher(distributions, hyperopt=True)
-        if any(map(spaces.is_expression, space.values())):
-            return CandidateSource(cls(space=spaces.for_hyperopt(space), **given), None, n_trials, True, seed)
-    return CandidateSource(cls(**given), spaces.for_searcher(distributions), n_trials, True, seed)
+        space = for_searcher(distributions, hyperopt=True)
+        if any(map(is_expression, space.values())):
+            return CandidateSource(cls(space=for_hyperopt(space), **given), None, n_trials, True, seed)
+    return CandidateSource(cls(**given), for_searcher(distributions), n_trials, True, seed)
 
 
 def _random(distributions: Any, n_trials: int, random_state: Any) -> CandidateSource:
-    if spaces.is_declared(distributions):
-        space = spaces.for_searcher(distributions)
+    if is_declared(distributions):
+        space = for_searcher(distributions)
         return CandidateSource(BasicVariantGenerator(), space, n_trials, False, seed_of(random_state))
-    sampler = ParameterSampler(spaces.for_sampler(distributions), n_trials, random_state=random_state)
+    sampler = ParameterSampler(for_sampler(distributions), n_trials, random_state=random_state)
     # The draws of the candidates advance a generator exactly as in RandomizedSearchCV.
     seed = random_state if isinstance(random_state, numbers.Integral) else None
     return CandidateSource(CandidateList(list(sampler)), None, -1, False, None if seed is None else int(seed))
@@ -190,239 +454,3 @@ def seed_of(random_state: Any) -> int:
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
-# --- folds in the program itself ------------------------------------------------------------------
-
-MOST_VALUES = 1 << 21
-"""Size of X above which this process does not evaluate first folds."""
-
-MOST_CANDIDATES = 100
-"""Number of candidates above which this process does not evaluate first folds."""
-
-MOST_S = 1.0
-"""Seconds of work above which running workers always take over the rest."""
-
-START_AFTER_S = 0.5
-"""Seconds of work in this process, finished and remaining, for which no session is started."""
-
-HAND_OVER_S = 0.1
-"""Seconds that workers of a running session need for their first fold."""
-
-LOOK_S = 0.02
-"""Smallest number of seconds between two checks of the folds, each of which makes the folds wait."""
-
-LEAVE_S = 0.1
-"""Seconds to wait for an abandoned fold, which may take arbitrarily long."""
-
-_HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
-"""Packages whose code neither ends the process nor changes its state."""
-
-
-def worth_starting(spent_s: float, folds_done: int, folds_left: int) -> bool:
-    """Return True if this process should start workers while it evaluates folds itself.
-
-    Args:
-        spent_s: seconds for the finished folds and the current one.
-        folds_done: number of finished folds, at least 1.
-        folds_left: number of remaining folds of the search.
-    """
-    return spent_s * (1 + folds_left / folds_done) > START_AFTER_S
-
-
-def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
-    """Return True if running workers should take over: the rest is long, or they are faster.
-
-    Args:
-        fold_s: seconds for a fold.
-        folds_left: number of remaining folds of the search.
-        workers: number of workers that evaluate folds at once.
-    """
-    here_s = fold_s * folds_left
-    return here_s > min(MOST_S, HAND_OVER_S + fold_s * math.ceil(folds_left / workers))
-
-
-def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if folds can't harm this process: all code is scikit-learn's, and the data is small.
-
-    It returns False if this is unclear.
-    """
-    try:
-        shape = getattr(task.X, "shape", None) or (len(task.X),)
-        parts = (task.scorer, task.fit_params, task.score_params, candidates)
-        data = {type(each).__module__.partition(".")[0] for each in (task.X, task.y)}
-        return (
-            math.prod(shape) <= MOST_VALUES
-            and data <= _HARMLESS | {"pandas", "polars"}
-            and task.callbacks is None
-            and task.verbose < 2
-            and all(map(_is_harmless, (task.estimator, *parts)))
-        )
-    except Exception:  # Raised by an object of the user; a worker will raise it too.
-        return False
-
-
-def _is_harmless(value: Any) -> bool:
-    named = callable(value) and hasattr(value, "__name__")
-    module = getattr(value, "__module__", None) if named else type(value).__module__  # C methods lack it.
-    if str(module).partition(".")[0] not in _HARMLESS:
-        return False
-    if isinstance(value, Mapping):
-        return all(map(_is_harmless, value.values()))
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_harmless, value))
-    if isinstance(value, internals.BaseScorer):
-        return _is_harmless(value._score_func) and _is_harmless(value._kwargs)
-    if isinstance(value, internals.MultimetricScorer):
-        return _is_harmless(value._scorers)
-    if isinstance(value, type) or not hasattr(value, "get_params"):
-        return True
-    own = value.get_params(deep=False)
-    return own.get("n_jobs") in (None, 1) and all(map(_is_harmless, own.values()))
-
-
-@functools.lru_cache(maxsize=1)
-def _libraries(modules: int) -> Any:
-    """Return the loaded native libraries; finding them takes as long as a small fit.
-
-    Args:
-        modules: number of imported modules that could have loaded a library; the key of the cache.
-    """
-    del modules
-    return ThreadpoolController()
-
-
-class FirstFolds:
-    """Folds that this process itself evaluates, in order, in a thread that may be abandoned.
-
-    Only one search of a process does this at a time, because all threads share the global generators. During
-    another search's folds this search evaluates none.
-
-    Scores equal those of the workers: libraries use one thread, and the global generators are seeded equally.
-    Their states are restored afterwards.
-
-    An abandoned fold continues to its end beside the workers, because an error raised from outside could
-    leave a library's lock held. Workers evaluate this fold later than others, so the end of the search seldom
-    waits for the abandoned one. After Ctrl-C nothing waits for it; until its end it may still draw from the
-    global generators.
-
-    Args:
-        task: the task to evaluate.
-        candidates: all candidates, in order.
-        seed: seed of the search; None if none was given.
-
-    Attributes:
-        known: outcomes of the candidates' first folds, by key.
-    """
-
-    in_use: ClassVar = threading.Lock()
-
-    def __init__(
-        self, task: EvaluationTask, candidates: Sequence[Mapping[str, Any]], seed: int | None
-    ) -> None:
-        self._task, self._candidates = task, candidates
-        self._seed = secrets.randbits(32) if seed is None else seed
-        self.known: dict[str, list[Outcome]] = {candidate_key(each, task.digest): [] for each in candidates}
-        self._done, self._is_over, self._computed_s = 0, False, 0.0
-        self._native = _libraries(sum(not name.startswith("trainkit.") for name in list(sys.modules)))
-        self._waits = True
-        self._clock: Callable[[], float] = lambda: 0.0
-        self._started = SYSTEM.monotonic()
-        self._ended, self._put_back = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trainkit-first-folds", daemon=True)
-
-    @property
-    def left(self) -> int:
-        """Number of unfinished folds."""
-        return len(self._candidates) * len(self._task.splits) - self._done
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Evaluate folds inside the block; no fold starts after it."""
-        if not self.in_use.acquire(blocking=False):
-            self._ended.set()
-            yield
-            return
-        try:
-            state, numpys = random.getstate(), np.random.get_state()
-            try:
-                with warnings.catch_warnings(), self._native.limit(limits=1, user_api="blas"):
-                    self._thread.start()
-                    try:
-                        yield
-                    except Exception:
-                        self._wait()
-                        raise
-                    self._wait()
-            finally:
-                self._is_over = True
-                random.setstate(state)
-                np.random.set_state(numpys)
-        finally:
-            self._put_back.set()
-            if self._thread.ident is None:
-                self.in_use.release()  # Otherwise the thread releases it after its last fold.
-            elif self._ended.is_set():
-                self._thread.join()
-
-    def _wait(self) -> None:
-        self._is_over = True
-        if self._waits:
-            self._ended.wait()
-
-    def stop(self) -> bool:
-        """Start no further fold, and abandon the current one; return True if it has already ended."""
-        self._is_over = True
-        return self._ended.wait(LEAVE_S)
-
-    def leave(self) -> None:
-        """Do not wait for the current fold at the end of the block."""
-        self._waits = False
-
-    def suffice(self, workers: int, *, there: bool) -> bool:
-        """Wait until all folds are done or workers should take over; return True if all are done.
-
-        Args:
-            workers: number of workers that evaluate folds at once.
-            there: True if the workers run already, or almost.
-        """
-        spent_s = 0.0
-        while self.left and not self._ended.wait(max(LOOK_S, spent_s)):
-            spent_s, done = self._spent_s(), max(1, self._done)  # A lower bound for the current fold.
-            if there and worth_handing_over(spent_s / done, self.left, workers):
-                break
-            if not there and worth_starting(spent_s, done, self.left):
-                break
-        return self.left == 0
-
-    def _spent_s(self) -> float:
-        """Return the thread's CPU seconds, unaffected by load; at least 1/20 of the elapsed time."""
-        with contextlib.suppress(OSError):  # The thread has just ended.
-            self._computed_s = self._clock()
-        return max(self._computed_s, (SYSTEM.monotonic() - self._started) / 20)
-
-    def _run(self) -> None:
-        try:
-            self._clock = thread_clock()
-            self._evaluate()
-        finally:
-            self._ended.set()
-            self._put_back.wait()
-            self.in_use.release()
-
-    def _evaluate(self) -> None:
-        if len(self.known) < len(self._candidates) or "" in self.known:
-            return  # Some candidates have equal keys or none.
-        task = replace(self._task, estimator=writable_copy(self._task.estimator))
-        # A worker raises the error again, and `fit` reports its place.
-        with contextlib.suppress(Exception), self._native.limit(limits=1, user_api="openmp"):
-            for candidate, outcomes in enumerate(self.known.values()):
-                parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}
-                seed = trial_seed(self._seed, candidate)
-                for split in range(len(task.splits)):
-                    if self._is_over:
-                        return
-                    random.seed(trial_seed(seed, split))
-                    np.random.seed(trial_seed(seed, split))
-                    outcomes.append(task.outcome(parameters, split, candidate))
-                    self._done += 1

@@ -16,14 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 from trainkit.errors import ConfigError, InfeasibleError, MetricError, TaskError, TrialError, message_of
 from trainkit.runtime import api, session
 from trainkit.runtime.failures import RemoteTraceback
-from trainkit.sklearn.candidates import (
-    LOOK_S,
-    MOST_CANDIDATES,
-    CandidateList,
-    CandidateSource,
-    FirstFolds,
-    may_be_here,
-)
+from trainkit.sklearn.candidates import CandidateList, CandidateSource
+from trainkit.sklearn.first_folds import LOOK_S, MOST_CANDIDATES, FirstFolds
 from trainkit.sklearn.outcomes import (
     MORE_TO_COME,
     Outcome,
@@ -35,7 +29,7 @@ from trainkit.sklearn.outcomes import (
     outcomes_of,
 )
 from trainkit.sklearn.shared_memory import open_copies, parts_to_copy
-from trainkit.sklearn.trials import EvaluationTask, FoldByFoldTrial, FoldTrial
+from trainkit.sklearn.trials import EvaluationTask, FoldByFoldTrial, FoldTrial, may_be_here
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, Ending
 from trainkit.tune.core.configs import CheckpointConfig

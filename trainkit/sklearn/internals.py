@@ -1,11 +1,16 @@
-"""Private names of scikit-learn that the searches use, and differences between its versions.
+"""Private names of scikit-learn that the searches use, differences between its versions, and its callbacks.
 
 With these names the searches run scikit-learn's own code instead of a copy.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from sklearn.base import _fit_context as fit_context
 from sklearn.metrics._scorer import _BaseScorer as BaseScorer
@@ -30,6 +35,8 @@ __all__ = [
     "HAS_CALLBACKS",
     "BaseScorer",
     "BaseSearchCV",
+    "FitCallbacks",
+    "FoldCallbacks",
     "HalvingGridSearchCV",
     "HalvingRandomSearchCV",
     "MultimetricScorer",
@@ -37,6 +44,7 @@ __all__ = [
     "check_method_params",
     "fit_and_score",
     "fit_context",
+    "has_callbacks",
     "insert_error_scores",
     "routing_enabled",
     "safe_split",
@@ -46,3 +54,98 @@ __all__ = [
 
 HAS_CALLBACKS = "callback_ctx" in inspect.signature(fit_and_score).parameters
 """True since scikit-learn 1.9, in which a fit has callbacks."""
+
+
+@dataclass(frozen=True)
+class FoldCallbacks:
+    """Callbacks in a worker, for the folds that it evaluates.
+
+    Attributes:
+        search: the estimator that runs the search.
+        context: context of the task "search".
+    """
+
+    search: Any
+    context: Any
+
+    def arguments(self, candidate: int, split: int, folds: int) -> Mapping[str, Any]:
+        """Return the arguments of `fit_and_score` that call the callbacks for one fold of a candidate."""
+        # Copied, because the same fold may start again after a failure.
+        searching = copy.copy(self.context)
+        searching._children_map = {}
+        task = searching.subcontext(task_name="candidate-split-evaluation", task_id=candidate * folds + split)
+        return {"caller": self.search, "callback_ctx": task}
+
+
+class FitCallbacks:
+    """Callbacks of one `fit`, called in the driver.
+
+    Args:
+        search: the estimator that runs the search.
+        X, y: data of the search.
+        sample_weight: weights of the samples; None for none.
+    """
+
+    def __init__(self, search: Any, X: Any, y: Any, sample_weight: Any) -> None:
+        metadata = None if sample_weight is None else {"sample_weight": sample_weight}
+        self._search = search
+        self._data = {"X": X, "y": y, "metadata": metadata}
+        self.root: Any = None
+        """Context of the whole `fit`; None if this version of scikit-learn has no callbacks."""
+
+    def begin(self) -> None:
+        """Call the callbacks at the beginning of `fit`."""
+        if HAS_CALLBACKS:
+            self.root = self._search._init_callback_context(
+                max_subtasks=1 + (self._search.refit is not False)
+            )
+            self.root.call_on_fit_task_begin(estimator=self._search, **self._data)
+
+    @contextlib.contextmanager
+    def searching(self, evaluations: int | None) -> Iterator[FoldCallbacks | None]:
+        """Call the callbacks around the evaluation of the candidates; yield the callbacks for the workers.
+
+        Args:
+            evaluations: number of folds of all candidates; None if unknown.
+
+        Yields:
+            None if there are no callbacks.
+        """
+        if self.root is None:
+            yield None
+            return
+        context = self.root.subcontext(
+            task_name="search", max_subtasks=evaluations, sequential_subtasks=False
+        ).call_on_fit_task_begin(estimator=self._search)
+        yield self.folds_within(context)
+        context.call_on_fit_task_end(estimator=self._search)
+
+    def folds_within(self, context: Any) -> FoldCallbacks | None:
+        """Return the workers' callbacks for a round with this `context`; None if there are no callbacks."""
+        if context is None or not has_callbacks(self._search):
+            return None
+        return FoldCallbacks(self._search, context)
+
+    @contextlib.contextmanager
+    def refitting(self, estimator: Any) -> Iterator[None]:
+        """Call the callbacks around the fit of `estimator` on all data."""
+        if self.root is None:
+            yield
+            return
+        context = self.root.subcontext(task_name="refit-with-best-params")
+        with context.propagate_callback_context(estimator):
+            context.call_on_fit_task_begin(estimator=self._search, **self._data)
+            yield
+        context.call_on_fit_task_end(estimator=self._search, **self._data)
+
+    def end(self) -> None:
+        """Call the callbacks at the end of `fit`."""
+        if self.root is not None:
+            self.root.call_on_fit_task_end(estimator=self._search, **self._data)
+
+
+def has_callbacks(search: Any) -> bool:
+    """Return True if the search, its estimator or a part of the estimator has callbacks."""
+    return any(
+        getattr(each, "_skl_callbacks", None) for each in (search, *search.get_params(deep=True).values())
+    )

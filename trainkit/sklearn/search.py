@@ -12,8 +12,7 @@ from sklearn.utils._param_validation import Interval
 
 from trainkit.errors import ConfigError
 from trainkit.sklearn.base import TuneBaseSearchCV
-from trainkit.sklearn.candidates import BOHB, CandidateList, CandidateSource, search_of
-from trainkit.sklearn.spaces import dictionaries
+from trainkit.sklearn.candidates import BOHB, CandidateList, CandidateSource, dictionaries, search_of
 from trainkit.tune.space.domains import GridSearch
 
 

@@ -21,9 +21,10 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import message_of
 from trainkit.runtime import serialize, session
 from trainkit.sklearn import internals
-from trainkit.sklearn.context import FoldCallbacks, SklearnContext
+from trainkit.sklearn.context import SklearnContext
 from trainkit.sklearn.incremental import COUNTED_BY, descends, end_of, growing_order, portions_at, to_report
 from trainkit.sklearn.incremental_fit import Data, IncrementalFit, Portions, RepeatedFit
+from trainkit.sklearn.internals import FoldCallbacks
 from trainkit.sklearn.outcomes import CANDIDATE_KEY, Outcome, candidate_key, digest, outcomes_of, report_of
 from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array
 from trainkit.tune.core.seeds import trial_seed
@@ -482,3 +483,49 @@ def _uses_only_predictions(scorer: Any) -> bool:
         return False  # Transformers may request arguments.
     scorers = scorer._scorers.values() if isinstance(scorer, internals.MultimetricScorer) else [scorer]
     return all(isinstance(each, (internals.BaseScorer, internals.PassthroughScorer)) for each in scorers)
+
+
+MOST_VALUES = 1 << 21
+"""Size of X above which this process does not evaluate first folds."""
+
+_HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
+"""Packages whose code neither ends the process nor changes its state."""
+
+
+def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if folds can't harm this process: all code is scikit-learn's, and the data is small.
+
+    It returns False if this is unclear.
+    """
+    try:
+        shape = getattr(task.X, "shape", None) or (len(task.X),)
+        parts = (task.scorer, task.fit_params, task.score_params, candidates)
+        data = {type(each).__module__.partition(".")[0] for each in (task.X, task.y)}
+        return (
+            math.prod(shape) <= MOST_VALUES
+            and data <= _HARMLESS | {"pandas", "polars"}
+            and task.callbacks is None
+            and task.verbose < 2
+            and all(map(_is_harmless, (task.estimator, *parts)))
+        )
+    except Exception:  # Raised by an object of the user; a worker will raise it too.
+        return False
+
+
+def _is_harmless(value: Any) -> bool:
+    named = callable(value) and hasattr(value, "__name__")
+    module = getattr(value, "__module__", None) if named else type(value).__module__  # C methods lack it.
+    if str(module).partition(".")[0] not in _HARMLESS:
+        return False
+    if isinstance(value, Mapping):
+        return all(map(_is_harmless, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_harmless, value))
+    if isinstance(value, internals.BaseScorer):
+        return _is_harmless(value._score_func) and _is_harmless(value._kwargs)
+    if isinstance(value, internals.MultimetricScorer):
+        return _is_harmless(value._scorers)
+    if isinstance(value, type) or not hasattr(value, "get_params"):
+        return True
+    own = value.get_params(deep=False)
+    return own.get("n_jobs") in (None, 1) and all(map(_is_harmless, own.values()))

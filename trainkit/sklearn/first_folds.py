@@ -1,0 +1,211 @@
+"""A search's first folds, evaluated in the program itself until workers take over."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+import secrets
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from trainkit.clock import SYSTEM, thread_clock
+from trainkit.sklearn.outcomes import Outcome, candidate_key
+from trainkit.sklearn.trials import EvaluationTask, writable_copy
+from trainkit.tune.core.seeds import trial_seed
+
+MOST_CANDIDATES = 100
+"""Number of candidates above which this process does not evaluate first folds."""
+
+MOST_S = 1.0
+"""Seconds of work above which running workers always take over the rest."""
+
+START_AFTER_S = 0.5
+"""Seconds of work in this process, finished and remaining, for which no session is started."""
+
+HAND_OVER_S = 0.1
+"""Seconds that workers of a running session need for their first fold."""
+
+LOOK_S = 0.02
+"""Smallest number of seconds between two checks of the folds, each of which makes the folds wait."""
+
+LEAVE_S = 0.1
+"""Seconds to wait for an abandoned fold, which may take arbitrarily long."""
+
+
+def worth_starting(spent_s: float, folds_done: int, folds_left: int) -> bool:
+    """Return True if this process should start workers while it evaluates folds itself.
+
+    Args:
+        spent_s: seconds for the finished folds and the current one.
+        folds_done: number of finished folds, at least 1.
+        folds_left: number of remaining folds of the search.
+    """
+    return spent_s * (1 + folds_left / folds_done) > START_AFTER_S
+
+
+def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
+    """Return True if running workers should take over: the rest is long, or they are faster.
+
+    Args:
+        fold_s: seconds for a fold.
+        folds_left: number of remaining folds of the search.
+        workers: number of workers that evaluate folds at once.
+    """
+    here_s = fold_s * folds_left
+    return here_s > min(MOST_S, HAND_OVER_S + fold_s * math.ceil(folds_left / workers))
+
+
+@functools.lru_cache(maxsize=1)
+def _libraries(modules: int) -> Any:
+    """Return the loaded native libraries; finding them takes as long as a small fit.
+
+    Args:
+        modules: number of imported modules that could have loaded a library; the key of the cache.
+    """
+    del modules
+    return ThreadpoolController()
+
+
+class FirstFolds:
+    """Folds that this process itself evaluates, in order, in a thread that may be abandoned.
+
+    Only one search of a process does this at a time, because all threads share the global generators. During
+    another search's folds this search evaluates none.
+
+    Scores equal those of the workers: libraries use one thread, and the global generators are seeded equally.
+    Their states are restored afterwards.
+
+    An abandoned fold continues to its end beside the workers, because an error raised from outside could
+    leave a library's lock held. Workers evaluate this fold later than others, so the end of the search seldom
+    waits for the abandoned one. After Ctrl-C nothing waits for it; until its end it may still draw from the
+    global generators.
+
+    Args:
+        task: the task to evaluate.
+        candidates: all candidates, in order.
+        seed: seed of the search; None if none was given.
+
+    Attributes:
+        known: outcomes of the candidates' first folds, by key.
+    """
+
+    in_use: ClassVar = threading.Lock()
+
+    def __init__(
+        self, task: EvaluationTask, candidates: Sequence[Mapping[str, Any]], seed: int | None
+    ) -> None:
+        self._task, self._candidates = task, candidates
+        self._seed = secrets.randbits(32) if seed is None else seed
+        self.known: dict[str, list[Outcome]] = {candidate_key(each, task.digest): [] for each in candidates}
+        self._done, self._is_over, self._computed_s = 0, False, 0.0
+        self._native = _libraries(sum(not name.startswith("trainkit.") for name in list(sys.modules)))
+        self._waits = True
+        self._clock: Callable[[], float] = lambda: 0.0
+        self._started = SYSTEM.monotonic()
+        self._ended, self._put_back = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trainkit-first-folds", daemon=True)
+
+    @property
+    def left(self) -> int:
+        """Number of unfinished folds."""
+        return len(self._candidates) * len(self._task.splits) - self._done
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Evaluate folds inside the block; no fold starts after it."""
+        if not self.in_use.acquire(blocking=False):
+            self._ended.set()
+            yield
+            return
+        try:
+            state, numpys = random.getstate(), np.random.get_state()
+            try:
+                with warnings.catch_warnings(), self._native.limit(limits=1, user_api="blas"):
+                    self._thread.start()
+                    try:
+                        yield
+                    except Exception:
+                        self._wait()
+                        raise
+                    self._wait()
+            finally:
+                self._is_over = True
+                random.setstate(state)
+                np.random.set_state(numpys)
+        finally:
+            self._put_back.set()
+            if self._thread.ident is None:
+                self.in_use.release()  # Otherwise the thread releases it after its last fold.
+            elif self._ended.is_set():
+                self._thread.join()
+
+    def _wait(self) -> None:
+        self._is_over = True
+        if self._waits:
+            self._ended.wait()
+
+    def stop(self) -> bool:
+        """Start no further fold, and abandon the current one; return True if it has already ended."""
+        self._is_over = True
+        return self._ended.wait(LEAVE_S)
+
+    def leave(self) -> None:
+        """Do not wait for the current fold at the end of the block."""
+        self._waits = False
+
+    def suffice(self, workers: int, *, there: bool) -> bool:
+        """Wait until all folds are done or workers should take over; return True if all are done.
+
+        Args:
+            workers: number of workers that evaluate folds at once.
+            there: True if the workers run already, or almost.
+        """
+        spent_s = 0.0
+        while self.left and not self._ended.wait(max(LOOK_S, spent_s)):
+            spent_s, done = self._spent_s(), max(1, self._done)  # A lower bound for the current fold.
+            if there and worth_handing_over(spent_s / done, self.left, workers):
+                break
+            if not there and worth_starting(spent_s, done, self.left):
+                break
+        return self.left == 0
+
+    def _spent_s(self) -> float:
+        """Return the thread's CPU seconds, unaffected by load; at least 1/20 of the elapsed time."""
+        with contextlib.suppress(OSError):  # The thread has just ended.
+            self._computed_s = self._clock()
+        return max(self._computed_s, (SYSTEM.monotonic() - self._started) / 20)
+
+    def _run(self) -> None:
+        try:
+            self._clock = thread_clock()
+            self._evaluate()
+        finally:
+            self._ended.set()
+            self._put_back.wait()
+            self.in_use.release()
+
+    def _evaluate(self) -> None:
+        if len(self.known) < len(self._candidates) or "" in self.known:
+            return  # Some candidates have equal keys or none.
+        task = replace(self._task, estimator=writable_copy(self._task.estimator))
+        # A worker raises the error again, and `fit` reports its place.
+        with contextlib.suppress(Exception), self._native.limit(limits=1, user_api="openmp"):
+            for candidate, outcomes in enumerate(self.known.values()):
+                parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}
+                seed = trial_seed(self._seed, candidate)
+                for split in range(len(task.splits)):
+                    if self._is_over:
+                        return
+                    random.seed(trial_seed(seed, split))
+                    np.random.seed(trial_seed(seed, split))
+                    outcomes.append(task.outcome(parameters, split, candidate))
+                    self._done += 1
