@@ -34,10 +34,10 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "lines of the core": Limit(49_100, 46_000, slack=300),
+    "lines of the core": Limit(48_600, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
-    "files with two unconnected parts": Limit(47, 0),
+    "files with two unconnected parts": Limit(45, 0, slack=45),
     "classes of one name": Limit(0, 0),
     "constructors of many parts": Limit(0, 0),
     "docstrings that are riddles": Limit(39, 39, slack=5),
@@ -45,8 +45,8 @@ COUNTS = {
 }
 
 PLUGINS = {
-    "compat": Limit(2_755, 2_500, slack=60),
-    "dashboard": Limit(4_900, 4_800, slack=60),
+    "compat": Limit(2_523, 2_500, slack=60),
+    "dashboard": Limit(4_600, 3_200, slack=60),
     "integrations": Limit(1_190, 1_200, slack=60),
     "launch": Limit(810, 800, slack=60),
     "pipeline": Limit(820, 800, slack=60),
@@ -64,15 +64,15 @@ ARROWS = {
 """Plugins that a plugin may import."""
 
 ENGLISH = {
-    "anew": Limit(2, 0),
-    "told": Limit(7, 0),
-    "goes on with": Limit(1, 0),
-    "of before": Limit(1, 0),
+    "anew": Limit(0, 0),
+    "told": Limit(0, 0),
+    "goes on with": Limit(0, 0),
+    "of before": Limit(0, 0),
     "comes to": Limit(0, 0),
-    "is none": Limit(25, 0),
+    "is none": Limit(11, 0),
     "lets go": Limit(1, 0),
-    "in order": Limit(64, 0),
-    "that of": Limit(62, 0),
+    "in order": Limit(1, 0),
+    "that of": Limit(57, 0),
     "who": Limit(3, 0),
     "inversion": Limit(0, 0),
     "none of": Limit(0, 0),

@@ -9,7 +9,7 @@ import pytest
 from tests.contract.test_contract import ROOT
 
 PAGES = ["docs/design.md", "docs/local-engine.md", "CONTRIBUTING.md"]
-FILE = re.compile(r"(?<![\w/])(?:[\w-]+/)*\w+\.(?:pyi|py|txt)\b")
+FILE = re.compile(r"(?<![\w/.])(?:\.?[\w-]+/)*\w+\.(?:pyi|py|txt)\b")
 FOLDER = re.compile(
     r"`((?:trainkit|runtime|train|tune|sklearn|cli|dashboard|compat|testing|tests)(?:/\w+)+)/?`"
 )
@@ -17,7 +17,9 @@ FOLDER = re.compile(
 
 def missing(text: str) -> set[str]:
     """Return the paths in `text` that end no path of a file or folder of the package or the tests."""
-    known = [path for folder in ("trainkit", "tests", "recipes") for path in (ROOT / folder).rglob("*")]
+    known = [
+        path for folder in ("trainkit", "tests", "recipes", ".ci") for path in (ROOT / folder).rglob("*")
+    ]
     tails = [
         f"/{path.relative_to(ROOT)}" for path in [*known, *ROOT.iterdir()] if "__pycache__" not in path.parts
     ]

@@ -87,9 +87,9 @@ def test_the_constructor_only_stores() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"search_optimization": "annealing"}, "none of random, bayesian, bohb, hyperopt, optuna"),
+        ({"search_optimization": "annealing"}, "not one of random, bayesian, bohb, hyperopt, optuna"),
         ({"search_optimization": "optun"}, "Did you mean 'optuna'?"),
-        ({"search_optimization": 3}, "none of random"),
+        ({"search_optimization": 3}, "not one of random"),
         ({"search_kwargs": {"seed": 1}}, "random search takes none"),
         ({"search_optimization": "optuna", "search_kwargs": {"gama": 1}}, "OptunaSearch takes no gama"),
         ({"search_optimization": OptunaSearch(), "search_kwargs": {"seed": 1}}, "made already"),

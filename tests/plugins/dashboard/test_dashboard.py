@@ -22,10 +22,11 @@ from tests.conftest import eventually
 from tests.plugins.dashboard.conftest import DESCRIPTION, HOSTILE, Asker, served, told
 from trainkit import tune
 from trainkit.errors import DashboardError
-from trainkit.plugins.dashboard import board, stream
-from trainkit.plugins.dashboard.board import Board, TrialTable
+from trainkit.plugins.dashboard import stream
+from trainkit.plugins.dashboard.experiments import board
+from trainkit.plugins.dashboard.experiments.board import Board, TrialTable
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader, experiments
 from trainkit.plugins.dashboard.openapi import reference
-from trainkit.plugins.dashboard.reading import NotFoundError, RowReader, experiments
 from trainkit.plugins.dashboard.server import ENDPOINTS, Dashboard
 from trainkit.plugins.dashboard.stream import ExperimentWatch, Since
 from trainkit.tune.core.metrics import flatten

@@ -15,7 +15,6 @@ from tests.plugins.dashboard.conftest import served
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.plugins.dashboard import charts
-from trainkit.plugins.dashboard.board import Board
 from trainkit.plugins.dashboard.charts import (
     KINDS,
     available,
@@ -25,7 +24,8 @@ from trainkit.plugins.dashboard.charts import (
 )
 from trainkit.plugins.dashboard.charts.figures import Bar, Figure, Line, Scored
 from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
-from trainkit.plugins.dashboard.courses import Entry, RungLabels
+from trainkit.plugins.dashboard.experiments.board import Board
+from trainkit.plugins.dashboard.experiments.courses import Entry, RungLabels
 from trainkit.tune.results.hyperparameters import Hyperparameter, importances
 from trainkit.tune.results.result_grid import ResultGrid
 

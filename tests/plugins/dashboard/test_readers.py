@@ -19,8 +19,8 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from trainkit import tune
-from trainkit.plugins.dashboard.board import TrialTable
-from trainkit.plugins.dashboard.reading import RowReader
+from trainkit.plugins.dashboard.experiments.board import TrialTable
+from trainkit.plugins.dashboard.experiments.reading import RowReader
 from trainkit.tune.results.overview import Overview
 from trainkit.tune.store.schema import FILENAME, VERSION
 

@@ -19,8 +19,8 @@ from tests.conftest import eventually
 from tests.plugins.dashboard.conftest import Asker, served
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.plugins.dashboard import board, reading
-from trainkit.plugins.dashboard.board import Board
+from trainkit.plugins.dashboard.experiments import board, reading
+from trainkit.plugins.dashboard.experiments.board import Board
 from trainkit.plugins.dashboard.mcp import MAX_TEXT, ReadingTools, _plain
 from trainkit.tune.results.overview import LogReader
 from trainkit.tune.results.printed import printed_files

@@ -14,7 +14,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.cli.main import main
-from trainkit.plugins.dashboard.board import Board
+from trainkit.plugins.dashboard.experiments.board import Board
 from trainkit.tune.callbacks import console
 from trainkit.tune.core.trial import Trial, TrialStatus, state_of
 from trainkit.tune.display import (

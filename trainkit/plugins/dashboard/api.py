@@ -17,7 +17,6 @@ from starlette.responses import Response, StreamingResponse
 from trainkit.client import Answer, Experiment
 from trainkit.clock import SYSTEM
 from trainkit.plugins.dashboard import charts, files
-from trainkit.plugins.dashboard.board import Board, Row, TrialTable
 from trainkit.plugins.dashboard.endpoints import (
     DOWNLOAD,
     BadRequestError,
@@ -26,8 +25,9 @@ from trainkit.plugins.dashboard.endpoints import (
     QueryParameter,
     require_writable,
 )
+from trainkit.plugins.dashboard.experiments.board import Board, Row, TrialTable
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
-from trainkit.plugins.dashboard.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.steering import VERBS, parameters_of
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainkit.errors import ConfigError, TrainkitError
-from trainkit.plugins.dashboard.reading import NotFoundError
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError
 from trainkit.plugins.dashboard.security import answer, refusal
 from trainkit.plugins.dashboard.threads import BusyError, Threads
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from trainkit.errors import StoreError
 from trainkit.plugins.dashboard.endpoints import DOWNLOAD, QueryParameter
-from trainkit.plugins.dashboard.reading import NotFoundError
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError
 from trainkit.tune.results import printed
 
 SEARCH = QueryParameter("search", "text that a line has; case does not matter", default="")

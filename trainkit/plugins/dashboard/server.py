@@ -32,15 +32,15 @@ except ImportError as error:
 
 from trainkit.plugins.dashboard import api, openapi, processes
 from trainkit.plugins.dashboard.access import Access
-from trainkit.plugins.dashboard.board import Board
 from trainkit.plugins.dashboard.endpoints import (
     Call,
     Endpoint,
     refuse_fault,
     refuse_http,
 )
+from trainkit.plugins.dashboard.experiments.board import Board
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError
 from trainkit.plugins.dashboard.openapi import OBJECT
-from trainkit.plugins.dashboard.reading import NotFoundError
 from trainkit.plugins.dashboard.security import MAX_BODY, MAX_CONNECTIONS, MAX_HEAD, BoundedConnection, Guard
 from trainkit.plugins.dashboard.stream import STREAMS
 from trainkit.plugins.dashboard.threads import Threads

@@ -12,10 +12,10 @@ from starlette.responses import Response, StreamingResponse
 
 from trainkit.clock import SYSTEM, busy_s
 from trainkit.errors import StoreError
-from trainkit.plugins.dashboard.board import Board, Row
 from trainkit.plugins.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter
+from trainkit.plugins.dashboard.experiments.board import Board, Row
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.processes import sessions
-from trainkit.plugins.dashboard.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.threads import Threads
 from trainkit.tune.core.metrics import encode
 

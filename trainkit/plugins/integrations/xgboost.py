@@ -13,7 +13,7 @@ xgboost: Any = imported("reporting from XGBoost", "xgboost")
 FILENAME = "model.ubj"
 
 
-class XGBoostCheckpointCallback(RoundsCallback, xgboost.callback.TrainingCallback):  # type: ignore[misc, name-defined]
+class XGBoostCheckpointCallback(RoundsCallback, xgboost.callback.TrainingCallback):  # type: ignore[misc]
     """A callback that reports the evaluation of each round, such as 'eval-logloss', and checkpoints.
 
     To resume: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.

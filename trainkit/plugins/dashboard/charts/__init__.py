@@ -18,7 +18,7 @@ from trainkit.errors import ConfigError, did_you_mean
 from trainkit.plugins.dashboard.charts import figures, parameter_figures
 from trainkit.plugins.dashboard.charts.figures import Figure, Line, Scored
 from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
-from trainkit.plugins.dashboard.courses import (
+from trainkit.plugins.dashboard.experiments.courses import (
     bracket_of,
     judgements,
     labels_of,
@@ -29,7 +29,7 @@ from trainkit.plugins.dashboard.courses import (
     ways_of,
     winner_of,
 )
-from trainkit.plugins.dashboard.reading import RowReader
+from trainkit.plugins.dashboard.experiments.reading import RowReader
 from trainkit.tune.core.checks import require_one_of
 from trainkit.tune.core.objectives import Objective, front_of
 from trainkit.tune.results.hyperparameters import Hyperparameter, hyperparameters_of, importances
@@ -111,6 +111,11 @@ class Options:
     method: str = ""
     columns: int = 3
     more: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names in `metric`, which has several for a Pareto front."""
+        return [name for name in self.metric.split(",") if name]
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Options:
@@ -250,7 +255,7 @@ class Source:
     @property
     def objectives(self) -> Sequence[Objective]:
         """Objectives of the query, or of the experiment."""
-        if names := [part for part in self.options.metric.split(",") if part]:
+        if names := self.options.metrics:
             # The requested mode applies only to metrics without a mode of their own.
             return [Objective(name, self.modes.get(name) or self.mode_of(name)) for name in names]
         return known_objectives(self.facts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, MetricError, did_you_mean
 from trainkit.plugins.dashboard.charts import DRAWN, KINDS, UNJUDGED, Options, Source
-from trainkit.plugins.dashboard.courses import CAME, JUDGED
+from trainkit.plugins.dashboard.experiments.courses import CAME, JUDGED
 from trainkit.plugins.dashboard.plots import drawing, style
 from trainkit.tune.core.checks import is_finite, load, require_whole
 from trainkit.tune.core.metrics import lookup

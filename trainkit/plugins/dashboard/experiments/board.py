@@ -21,7 +21,7 @@ from typing import Any
 
 from trainkit.clock import SYSTEM, busy_s
 from trainkit.errors import StoreError
-from trainkit.plugins.dashboard.reading import (
+from trainkit.plugins.dashboard.experiments.reading import (
     FileState,
     NotFoundError,
     RowReader,
