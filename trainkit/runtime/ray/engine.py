@@ -35,10 +35,10 @@ from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.local.system import devices, process
 from trainkit.runtime.options import interface_of
-from trainkit.runtime.ray import actors, errors
-from trainkit.runtime.ray import placement as ray_placement
+from trainkit.runtime.ray import actors, errors, groups
 from trainkit.runtime.ray import state as ray_state
 from trainkit.runtime.ray.actors import Definitions
+from trainkit.runtime.ray.placement import placed, ray_options
 from trainkit.runtime.ray.values import (
     Call,
     RayActor,
@@ -83,9 +83,9 @@ class RayEngine:
     promises = PROMISES["ray"]
     # Methods that need no state of the engine are functions of Ray's modules, without a step in between.
     call, kill, exit_actor = staticmethod(actors.call), staticmethod(actors.kill), staticmethod(actors.leave)
-    reserve, release = staticmethod(ray_placement.reserve), staticmethod(ray_placement.release)
-    find_group, current_group = staticmethod(ray_placement.find), staticmethod(ray_placement.current)
-    cluster_resources, state = staticmethod(ray_placement.totals), staticmethod(ray_state.state)
+    reserve, release = staticmethod(groups.reserve), staticmethod(groups.release)
+    find_group, current_group = staticmethod(groups.find), staticmethod(groups.current)
+    cluster_resources, state = staticmethod(groups.totals), staticmethod(ray_state.state)
 
     def __init__(self, *, is_worker: bool, owned: bool, scratch: Path | None = None) -> None:
         self.is_worker = is_worker
@@ -156,7 +156,7 @@ class RayEngine:
         placement = self._placed(spec.placement, spec.name, WorkerDiedError)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
         call = Call(where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=placement.cwd)
-        options = {"max_retries": spec.max_retries, "name": spec.name, **ray_placement.ray_options(placement)}
+        options = {"max_retries": spec.max_retries, "name": spec.name, **ray_options(placement)}
         started = with_options(self._definitions.task(spec), spec.num_returns, options)
         return handed_out(started.remote(call, *refs))
 
@@ -171,13 +171,13 @@ class RayEngine:
         self, placement: specs.Placement, name: str, refusal: type[WorkerDiedError]
     ) -> specs.Placement:
         """Return the final placement, or raise if it is infeasible; feasible amounts are checked once."""
-        if placement.group is not None and ray_placement.is_removed(placement.group.group):
+        if placement.group is not None and groups.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")
         amounts = frozenset(placement.resources.items())
         if amounts not in self._placeable:
-            ray_placement.require_placeable([placement.resources], "PACK", name)
+            groups.require_placeable([placement.resources], "PACK", name)
             self._placeable.add(amounts)
-        return ray_placement.placed(placement)
+        return placed(placement)
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         if isinstance(ref, RayStream):
@@ -210,7 +210,7 @@ class RayEngine:
             task_id=context.get_task_id() if inside else None,
             task_name=context.get_task_name() if inside else None,
             was_restarted=actor_id is not None and ray._private.state.actors(actor_id)["NumRestarts"] > 0,
-            resources=ray_placement.plain(context.get_assigned_resources()) if inside else {},
+            resources=groups.plain(context.get_assigned_resources()) if inside else {},
         )
 
     def is_cancelled(self) -> bool:
@@ -272,12 +272,12 @@ class RayEngine:
         return found
 
     def await_group(self, group: int, timeout_s: float | None) -> bool:
-        ready = ray_placement.group_of(group).ready()
+        ready = groups.group_of(group).ready()
         done, _ = ray.wait([ready], timeout=timeout_s)
         return bool(done)
 
     def group_ref(self, group: int) -> specs.ObjectRef[Any]:
-        if ray_placement.is_removed(group):
+        if groups.is_removed(group):
             raise ConfigError("ready() of a placement group that was removed: make another one")
         where = specs.Placement(group=specs.PlacementGroupId(group=group))
         return self.submit(
@@ -293,12 +293,12 @@ class RayEngine:
         )[0]
 
     def available_resources(self) -> Bundle:
-        nothing = dict.fromkeys(ray_placement.totals(), 0.0)
-        return nothing | ray_placement.plain(ray.available_resources())
+        nothing = dict.fromkeys(groups.totals(), 0.0)
+        return nothing | groups.plain(ray.available_resources())
 
     def gpu_ids(self) -> list[int | str]:
         if not self.is_worker:
-            return list(range(int(ray_placement.totals().get("GPU", 0))))
+            return list(range(int(groups.totals().get("GPU", 0))))
         return devices.gpu_ids(str(name) for name in ray.get_gpu_ids())
 
     def scratch_dir(self) -> Path:
