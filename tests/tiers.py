@@ -91,7 +91,7 @@ OTHERS = {
         tune/trial/test_trial_resources.py
     """,
     "gang": """
-        test_node_losses.py test_notebook.py
+        test_node_losses.py test_notebook.py plugins/profile/test_finders.py
         sklearn/test_boosting_searches.py sklearn/test_copies.py sklearn/test_early_stopping.py
         sklearn/test_faults.py sklearn/test_halving.py sklearn/test_nested_searches.py
         sklearn/test_own_arrays.py

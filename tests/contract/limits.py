@@ -122,6 +122,7 @@ MAY_HEAD = {
     "plugins.integrations.optuna_storage": {"optuna"},  # its one class extends Optuna's
     "plugins.launch": {"torch"},  # loaded in ranks
     "plugins.pipeline": {"torch"},
+    "plugins.profile.finders": {"torch"},  # loaded when a trainer searches
     "plugins.testing": {"torch"},  # loaded by the test files of strategies
 }
 

@@ -5,34 +5,54 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from torch import nn
 
-from trainkit.errors import ConfigError, TrainingError
+from trainkit.errors import ConfigError
+from trainkit.registry import loaded
 from trainkit.resources import describe
 from trainkit.runtime import scheduling
 from trainkit.runtime.failures import without_frames
 from trainkit.train.checkpoint.state import whole_state
-from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.lightning.operator import LightningMethods
 from trainkit.train.operator import TrainingOperator
-from trainkit.train.options import TrainerOptions, is_count, is_positive
+from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.step.epoch import require_tqdm
-from trainkit.train.step.finders import BatchSizeSearch, LRFinder, is_out_of_memory, learning_rates
 from trainkit.train.step.metrics import not_finite, reduce_metrics
 from trainkit.train.tune import TrainerTrainable, TrialPlan, TuneStep, make_trainable
 from trainkit.train.workers.elastic_worker_group import ElasticWorkerGroup
 from trainkit.train.workers.recovery import RETRIES, Call, Effect
-from trainkit.train.workers.worker_group import WorkerGroup
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+class RangeTestResult(Protocol):
+    """Result of `TorchTrainer.lr_find`.
+
+    Attributes:
+        mode: "exponential" or "linear".
+        results: "lr", the rates, and "loss", the smoothed loss after each rate. Both are shorter if the test
+            was stopped early.
+    """
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def results(self) -> Mapping[str, list[float]]: ...
+
+    def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
+        """Return the rate at which the loss falls most steeply."""
+
+    def plot(self, suggest: bool = False, show: bool = False, ax: Any = None) -> Any:
+        """Draw the loss over the rates; return the figure."""
 
 
 class OperatorTrainer:
@@ -262,7 +282,7 @@ class OperatorTrainer:
         early_stop_threshold: float | None = 4.0,
         *,
         metric: str = "train_loss",
-    ) -> LRFinder:
+    ) -> RangeTestResult:
         """Train one step at each of many learning rates; return the losses with a suggested rate.
 
         Afterwards the trainer has new workers with its previous state: no weight and no rate has changed.
@@ -282,23 +302,11 @@ class OperatorTrainer:
             GangError: workers died or hung.
             Exception: the operator's exception in a worker.
         """
-        rising = is_positive(min_lr) and is_positive(max_lr) and min_lr < max_lr
-        several = is_count(num_training) and num_training > 1
-        above = early_stop_threshold is None or (
-            is_positive(early_stop_threshold) and early_stop_threshold > 1
+        lr_find = loaded("trainkit.trainer_methods", "lr_find")
+        found: RangeTestResult = lr_find(
+            self, min_lr, max_lr, num_training, mode, early_stop_threshold, metric
         )
-        mistakes = [
-            (f"min_lr={min_lr!r}, max_lr={max_lr!r}: give numbers, 0 < min_lr < max_lr", rising),
-            (f"num_training={num_training!r}: give a whole number, 2 or more", several),
-            (f'mode={mode!r}: give "exponential" or "linear"', mode in ("exponential", "linear")),
-            (f"early_stop_threshold={early_stop_threshold!r}: give a number above 1, or None", above),
-        ]
-        _refuse("lr_find", mistakes)
-        self._require("train")
-        rates = learning_rates(mode, min_lr, max_lr, num_training)
-        with self._workers.as_before("lr_find") as workers:
-            losses = workers(None).call("range_test", rates, metric, early_stop_threshold)[0]
-        return LRFinder(mode, {"lr": rates[: len(losses)], "loss": losses})
+        return found
 
     @without_frames
     def scale_batch_size(
@@ -333,67 +341,9 @@ class OperatorTrainer:
             TrainingError: no size fits.
             Exception: the operator's exception in a worker, for any reason other than memory.
         """
-        unit = self._options.data_ways if batch_arg_name == BATCH_SIZE else 1
-        counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
-        counts["max_val"] = max_val
-        known, possible = list(self._options.config), margin == 0 or (is_positive(margin) and margin < 1)
-        mistakes = [
-            *(
-                (f"{name}={value!r}: give a whole number, 1 or more", is_count(value))
-                for name, value in counts.items()
-            ),
-            (f'mode={mode!r}: give "power" or "binsearch"', mode in ("power", "binsearch")),
-            (f"margin={margin!r}: give a number from 0 to below 1", possible),
-            (
-                f"batch_arg_name={batch_arg_name!r}: give a key of config, which has {known}",
-                batch_arg_name in known,
-            ),
-        ]
-        _refuse("scale_batch_size", mistakes)
-        start = f"init_val={init_val}: give a multiple of {unit}, at most max_val={max_val}"
-        _refuse("scale_batch_size", [(start, init_val <= max_val and init_val % unit == 0)])
-        self._require("train")
-        search = BatchSizeSearch(mode, init_val, max_val, unit)
-        with self._workers.as_before("scale_batch_size") as workers:
-            self._try_sizes(search, max_trials, batch_arg_name, steps_per_trial, workers)
-        reduced = int(search.fits * (1 - margin)) if mode == "binsearch" else search.fits
-        return max(reduced - reduced % unit, unit)
-
-    def _try_sizes(
-        self,
-        search: BatchSizeSearch,
-        max_trials: int,
-        key: str,
-        steps: int,
-        workers: Callable[[Mapping[str, Any]], WorkerGroup[Any]],
-    ) -> None:
-        """Try sizes until the search ends or `max_trials` is reached."""
-        failure: BaseException | None = None
-        passes: dict[int, int | None] = {}
-        for _ in range(max_trials):
-            size, fitted = search.size, True
-            try:
-                group = workers({**self._options.config, key: size})
-                passes[size] = group.call("try_batches", steps)[0]
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                failure, fitted = error, False
-            batches = passes.get(size)
-            log.info("scale_batch_size: %d %s", size, "fits" if fitted else "is too large")
-            if batches is not None and batches > 1 and batches == passes.get(size // 2):
-                raise ConfigError(
-                    f"scale_batch_size(batch_arg_name={key!r}): with {size // 2} and with {size} a pass has "
-                    f"{batches} batches: make the loader in setup with batch_size=config[{key!r}]"
-                )
-            # A loader that drops an incomplete last batch may then have no batch at all.
-            if not search.told(fitted and batches != 0, whole=batches == 1):
-                break
-        if not search.fits:
-            raise TrainingError(
-                f"scale_batch_size: not even batches of {size} can be trained on: use a smaller model, or "
-                f"give a smaller init_val"
-            ) from failure
+        scale = loaded("trainkit.trainer_methods", "scale_batch_size")
+        size: int = scale(self, mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
+        return size
 
     @property
     def has_validation(self) -> bool:
@@ -489,9 +439,3 @@ class OperatorTrainer:
         """Raise ConfigError if the operator registered no data of this kind, "train" or "validation"."""
         if self._workers.ended is None and not self._workers.has_data(data):
             raise ConfigError(f"there is no {data} data: call register_data({data}_loader=...) in setup")
-
-
-def _refuse(method: str, rules: Iterable[tuple[str, bool]]) -> None:
-    """Raise ConfigError with the texts of all broken rules."""
-    if wrong := [text for text, right in rules if not right]:
-        raise ConfigError(f"{method}: " + "; ".join(wrong))

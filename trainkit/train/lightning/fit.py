@@ -17,7 +17,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from greenlet import greenlet  # type: ignore[import-untyped]
@@ -41,7 +41,6 @@ from trainkit.train.distributed.observers import Timed
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
-from trainkit.train.step.finders import RangeTest
 from trainkit.train.step.metrics import EpochMetrics, Meters, Origin
 
 
@@ -239,6 +238,22 @@ _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyp
 """Keys of Lightning's checkpoint with the configuration, which the trainer has; it may hold secrets."""
 
 
+class StepTest(Protocol):
+    """Test of learning rates, whose parts a plugin supplies.
+
+    Attributes:
+        optimizers: optimizers whose rates it sets.
+    """
+
+    optimizers: Sequence[torch.optim.Optimizer]
+
+    def begin(self) -> None:
+        """Set the rate for the step of the next batch."""
+
+    def end(self, metrics: Mapping[str, Any], weight: BatchWeight) -> None:
+        """Take the metrics of a batch; may raise to end the test."""
+
+
 class LightningFit:
     """A run of `Trainer.fit`, one epoch at a time.
 
@@ -281,7 +296,7 @@ class LightningFit:
         self._stand_in: StandIn | None = None
         self._validated: tuple[int, bool] = 0, False
         self._dealt: list[int | None] | None = None
-        self.range_test: RangeTest | None = None
+        self.range_test: StepTest | None = None
 
     # -- from outside --------------------------------------------------------------------------
 

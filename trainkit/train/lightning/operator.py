@@ -20,10 +20,9 @@ from trainkit.runtime import session
 from trainkit.train.checkpoint.state import Hyperparameters
 from trainkit.train.data.feed import Feed
 from trainkit.train.distributed.tensors import cpu_copy
-from trainkit.train.lightning.fit import LightningFeed, LightningFit, Predicted, ticking
+from trainkit.train.lightning.fit import LightningFeed, LightningFit, Predicted, StepTest, ticking
 from trainkit.train.lightning.plugins import WorkerInfo, make_callback, make_strategy, quiet_lightning
 from trainkit.train.step.context import BY_NAME, Registered, WorkerContext, taken
-from trainkit.train.step.finders import RangeTest
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.strategies.base import StepSettings, Strategy
 from trainkit.train.strategies.ddp import DDPStrategy
@@ -267,7 +266,7 @@ class LightningMethods:
         with ticking(feed, val_iterator) as ticks:
             return self._running().validate(num_steps, ticks)
 
-    def begin_range_test(self, test: RangeTest) -> None:
+    def begin_range_test(self, test: StepTest) -> None:
         """Let `test` set the rates of the following steps and read their losses."""
         fit = self._running()
         fit.range_test = test

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,18 +29,15 @@ from trainkit.train.checkpoint.state import (
 )
 from trainkit.train.data.feed import Feed
 from trainkit.train.data.prefetch import pinned
-from trainkit.train.data.sharding import FULL_WEIGHT
 from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.lightning.fit import Predicted
-from trainkit.train.lightning.operator import LightningMethods
 from trainkit.train.operator import TrainingOperator, operator_of
 from trainkit.train.options import TrainerOptions
 from trainkit.train.step.context import WorkerContext, taken
 from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe
-from trainkit.train.step.finders import RangeTest, RangeTestOverError
 from trainkit.train.step.metrics import EpochMetrics, to_numbers
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.modules import on_cpu
@@ -174,49 +171,14 @@ class Worker(GroupMember):
             predicted: list[Predicted] = cpu_copy(operator.predict(dataset, num_steps))
         return predicted
 
-    def range_test(self, rates: Sequence[float], metric: str, threshold: float | None) -> list[float]:
-        """Run a `RangeTest`: train one step at each of the rates, and return the losses."""
-        operator = self._operator
-        test = RangeTest(rates, metric, threshold, self._strategy.group)
-        if isinstance(operator, LightningMethods):
-            operator.begin_range_test(test)
-        else:
-            self._begin_range_test(test)
-        with suppress(RangeTestOverError):
-            while (before := len(test.losses)) < len(rates):
-                # An upper limit, because the last step of a pass may have fewer batches.
-                self.train(len(rates) * self._accumulation, {})
-                if len(test.losses) == before:
-                    raise ConfigError(
-                        "lr_find() looks at steps, but an epoch made none by train_batch: call it"
-                    )
-        return test.losses
-
-    def _begin_range_test(self, test: RangeTest) -> None:
-        operator, train_batch = self._operator, self._operator.train_batch
-        if not operator._registered.optimizers:
-            raise ConfigError("lr_find() sets the rates of registered optimizers: register some in setup")
-        test.optimizers = operator._registered.optimizers
-
-        def tested(batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
-            test.begin()
-            metrics = train_batch(batch, batch_info)
-            feed = operator._train_feed
-            test.end(metrics, FULL_WEIGHT if feed is None else feed.current)
-            return metrics
-
-        vars(operator)["train_batch"] = tested
-
-    def try_batches(self, num_steps: int) -> int | None:
-        """Train on some batches; return the number of batches in one pass, None if unknown."""
-        self.train(num_steps, {})
-        feed = self._operator._train_feed
-        return None if feed is None else feed.steps()
-
     def step_schedulers(self, *metric: float) -> None:
         """Step all schedulers, with `metric` if it is given."""
         for scheduler in self._operator._registered.schedulers:
             scheduler.step(*metric)
+
+    def apply(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call `function` with this worker and `arguments`."""
+        return function(self, *arguments)
 
     def apply_operator(self, function: Callable[[TrainingOperator], T]) -> T:
         """Call `function` with this worker's operator."""

@@ -19,8 +19,8 @@ from tests.train.workers.test_recovery import identical, run
 from tests.train.workers.test_recovery import trainer as killable
 from trainkit.errors import ConfigError, TrainingError
 from trainkit.plugins.pipeline.pipeline import Pipeline
+from trainkit.plugins.profile.finders import BatchSizeSearch, LRFinder, is_out_of_memory, learning_rates
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
-from trainkit.train.step.finders import BatchSizeSearch, LRFinder, is_out_of_memory, learning_rates
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -9,17 +9,27 @@ Lightning, "Tuner", https://lightning.ai/docs/pytorch/stable/api/lightning.pytor
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from trainkit.errors import ConfigError, MissingDependencyError
-from trainkit.train.data.sharding import BatchWeight
+from trainkit.errors import ConfigError, MissingDependencyError, TrainingError
+from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
 from trainkit.train.distributed.process_group import ProcessGroup
-from trainkit.train.keys import NUM_SAMPLES
+from trainkit.train.keys import BATCH_SIZE, NUM_SAMPLES
+from trainkit.train.lightning.operator import LightningMethods
+from trainkit.train.operator import TrainingOperator
+from trainkit.train.options import is_count, is_positive
+from trainkit.train.trainer import OperatorTrainer
+from trainkit.train.workers.worker import Worker
+from trainkit.train.workers.worker_group import WorkerGroup
+
+log = logging.getLogger(__name__)
 
 _MEMORY = 0.98
 """Share of the previous value in the smoothed loss; Lightning's value."""
@@ -174,6 +184,66 @@ class RangeTest:
             raise RangeTestOverError
 
 
+def lr_find(
+    trainer: OperatorTrainer,
+    min_lr: float,
+    max_lr: float,
+    num_training: int,
+    mode: Literal["exponential", "linear"],
+    early_stop_threshold: float | None,
+    metric: str,
+) -> LRFinder:
+    """Carry out `TorchTrainer.lr_find`, which documents the arguments."""
+    rising = is_positive(min_lr) and is_positive(max_lr) and min_lr < max_lr
+    several = is_count(num_training) and num_training > 1
+    above = early_stop_threshold is None or (is_positive(early_stop_threshold) and early_stop_threshold > 1)
+    mistakes = [
+        (f"min_lr={min_lr!r}, max_lr={max_lr!r}: give numbers, 0 < min_lr < max_lr", rising),
+        (f"num_training={num_training!r}: give a whole number, 2 or more", several),
+        (f'mode={mode!r}: give "exponential" or "linear"', mode in ("exponential", "linear")),
+        (f"early_stop_threshold={early_stop_threshold!r}: give a number above 1, or None", above),
+    ]
+    _refuse("lr_find", mistakes)
+    trainer._require("train")
+    rates = learning_rates(mode, min_lr, max_lr, num_training)
+    with trainer._workers.as_before("lr_find") as workers:
+        losses = workers(None).call("apply", range_test, rates, metric, early_stop_threshold)[0]
+    return LRFinder(mode, {"lr": rates[: len(losses)], "loss": losses})
+
+
+def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: float | None) -> list[float]:
+    """Run a `RangeTest`: train one step at each of the rates, and return the losses."""
+    operator = worker.operator
+    test = RangeTest(rates, metric, threshold, worker._strategy.group)
+    if isinstance(operator, LightningMethods):
+        operator.begin_range_test(test)
+    else:
+        _begin_range_test(operator, test)
+    with suppress(RangeTestOverError):
+        while (before := len(test.losses)) < len(rates):
+            # An upper limit, because the last step of a pass may have fewer batches.
+            worker.train(len(rates) * worker._accumulation, {})
+            if len(test.losses) == before:
+                raise ConfigError("lr_find() looks at steps, but an epoch made none by train_batch: call it")
+    return test.losses
+
+
+def _begin_range_test(operator: TrainingOperator, test: RangeTest) -> None:
+    train_batch = operator.train_batch
+    if not operator._registered.optimizers:
+        raise ConfigError("lr_find() sets the rates of registered optimizers: register some in setup")
+    test.optimizers = operator._registered.optimizers
+
+    def tested(batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
+        test.begin()
+        metrics = train_batch(batch, batch_info)
+        feed = operator._train_feed
+        test.end(metrics, FULL_WEIGHT if feed is None else feed.current)
+        return metrics
+
+    vars(operator)["train_batch"] = tested
+
+
 @dataclass
 class BatchSizeSearch:
     """Search for the largest batch size that fits, as a pure computation.
@@ -221,3 +291,91 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
     )
+
+
+def scale_batch_size(
+    trainer: OperatorTrainer,
+    mode: Literal["power", "binsearch"],
+    steps_per_trial: int,
+    init_val: int,
+    max_trials: int,
+    batch_arg_name: str,
+    margin: float,
+    max_val: int,
+) -> int:
+    """Carry out `TorchTrainer.scale_batch_size`, which documents the arguments."""
+    unit = trainer._options.data_ways if batch_arg_name == BATCH_SIZE else 1
+    counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
+    counts["max_val"] = max_val
+    known, possible = list(trainer._options.config), margin == 0 or (is_positive(margin) and margin < 1)
+    mistakes = [
+        *(
+            (f"{name}={value!r}: give a whole number, 1 or more", is_count(value))
+            for name, value in counts.items()
+        ),
+        (f'mode={mode!r}: give "power" or "binsearch"', mode in ("power", "binsearch")),
+        (f"margin={margin!r}: give a number from 0 to below 1", possible),
+        (
+            f"batch_arg_name={batch_arg_name!r}: give a key of config, which has {known}",
+            batch_arg_name in known,
+        ),
+    ]
+    _refuse("scale_batch_size", mistakes)
+    start = f"init_val={init_val}: give a multiple of {unit}, at most max_val={max_val}"
+    _refuse("scale_batch_size", [(start, init_val <= max_val and init_val % unit == 0)])
+    trainer._require("train")
+    search = BatchSizeSearch(mode, init_val, max_val, unit)
+    with trainer._workers.as_before("scale_batch_size") as workers:
+        _try_sizes(trainer, search, max_trials, batch_arg_name, steps_per_trial, workers)
+    reduced = int(search.fits * (1 - margin)) if mode == "binsearch" else search.fits
+    return max(reduced - reduced % unit, unit)
+
+
+def _try_sizes(
+    trainer: OperatorTrainer,
+    search: BatchSizeSearch,
+    max_trials: int,
+    key: str,
+    steps: int,
+    workers: Callable[[Mapping[str, Any]], WorkerGroup[Any]],
+) -> None:
+    """Try sizes until the search ends or `max_trials` is reached."""
+    failure: BaseException | None = None
+    passes: dict[int, int | None] = {}
+    for _ in range(max_trials):
+        size, fitted = search.size, True
+        try:
+            group = workers({**trainer._options.config, key: size})
+            passes[size] = group.call("apply", try_batches, steps)[0]
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure, fitted = error, False
+        batches = passes.get(size)
+        log.info("scale_batch_size: %d %s", size, "fits" if fitted else "is too large")
+        if batches is not None and batches > 1 and batches == passes.get(size // 2):
+            raise ConfigError(
+                f"scale_batch_size(batch_arg_name={key!r}): with {size // 2} and with {size} a pass has "
+                f"{batches} batches: make the loader in setup with batch_size=config[{key!r}]"
+            )
+        # A loader that drops an incomplete last batch may then have no batch at all.
+        if not search.told(fitted and batches != 0, whole=batches == 1):
+            break
+    if not search.fits:
+        raise TrainingError(
+            f"scale_batch_size: not even batches of {size} can be trained on: use a smaller model, or "
+            f"give a smaller init_val"
+        ) from failure
+
+
+def try_batches(worker: Worker, num_steps: int) -> int | None:
+    """Train on some batches; return the number of batches in one pass, None if unknown."""
+    worker.train(num_steps, {})
+    feed = worker.operator._train_feed
+    return None if feed is None else feed.steps()
+
+
+def _refuse(method: str, rules: Iterable[tuple[str, bool]]) -> None:
+    """Raise ConfigError with the texts of all broken rules."""
+    if wrong := [text for text, right in rules if not right]:
+        raise ConfigError(f"{method}: " + "; ".join(wrong))
