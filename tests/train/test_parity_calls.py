@@ -159,7 +159,9 @@ def test_creators_that_return_what_cannot_be_taken() -> None:
     wrong = make(
         parts(0), optimizer_for, data_creator=lambda config: (1, 2, 3), serialize_data_creation=False
     )
-    with pytest.raises(ConfigError, match=r"data_creator returned \(1, 2, 3\): it returns a train loader"):
+    with pytest.raises(
+        ConfigError, match=r"data_creator returned \(1, 2, 3\): it must return a train loader"
+    ):
         wrong({})
     alone = make(parts(0), optimizer_for, loss_creator=lambda config: config["loss"])({"loss": nn.L1Loss()})
     assert isinstance(alone.criterion, nn.L1Loss)

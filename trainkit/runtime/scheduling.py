@@ -111,8 +111,8 @@ def require_one_node(bundles: Sequence[Bundle], strategy: str) -> None:
     """Raise InfeasibleError if `strategy` needs more than one node."""
     if strategy == "STRICT_SPREAD" and len(bundles) > 1:
         raise InfeasibleError(
-            f"STRICT_SPREAD puts each of the {len(bundles)} bundles on another node, and this machine is "
-            "one node; use 'SPREAD', which spreads them as far as there are nodes, or run on a cluster"
+            f"STRICT_SPREAD needs a separate node for each of the {len(bundles)} bundles, and this machine "
+            "is one node: use 'SPREAD', which uses as many nodes as there are, or run on a cluster"
         )
 
 

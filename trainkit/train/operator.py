@@ -610,7 +610,8 @@ def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:
     loaders = tuple(made) if isinstance(made, (list, tuple)) else (made,)
     if not 1 <= len(loaders) <= 2 or loaders[0] is None:
         raise ConfigError(
-            f"data_creator returned {made!r}: it returns a train loader, or a train and a validation loader"
+            f"data_creator returned {made!r}: it must return a train loader, or "
+            "a train and a validation loader"
         )
     return loaders[0], loaders[1] if len(loaders) == 2 else None
 

@@ -165,7 +165,7 @@ class SearcherSuite:
         Args:
             **arguments: `points_to_evaluate`, in the test of that feature.
         """
-        raise NotImplementedError(f"{type(self).__name__} says by `make` how its searcher is made")
+        raise NotImplementedError(f"{type(self).__name__} must define `make`, which creates its searcher")
 
     @pytest.fixture
     def row(self) -> Row:

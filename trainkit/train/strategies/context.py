@@ -206,8 +206,9 @@ class ContextParallelStrategy(Strategy):
         lengths = {shape[dim] if len(shape) > dim else 0 for shape in shapes}
         if len(lengths) != 1 or (length := lengths.pop()) == 0 or length % multiple:
             raise ConfigError(
-                f"ContextParallel(seq_dim={dim}): features and target have the shapes {shapes}: their "
-                f"dimension {dim} must be one length, a multiple of {multiple}: pad the sequences"
+                f"ContextParallel(seq_dim={dim}): features and target have the shapes {shapes}. "
+                f"Dimension {dim} must have the same length in all of them, "
+                f"a multiple of {multiple}: pad the sequences"
             )
 
     def _mean(self, loss: torch.Tensor) -> torch.Tensor:

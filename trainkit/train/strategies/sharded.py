@@ -229,7 +229,9 @@ def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool)
     """Raise ConfigError if a strategy without DistributedDataParallel received arguments for it."""
     if ddp_args or not wrap:
         given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
-        raise ConfigError(f"{given} for DistributedDataParallel, which {what} doesn't use: leave it out")
+        raise ConfigError(
+            f"{given} only for DistributedDataParallel, and {what} doesn't use it: leave the argument out"
+        )
 
 
 def placed_entry(leaf: Any, like: Any) -> Any:

@@ -394,7 +394,7 @@ def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
     operator = any(isinstance(each, type) and issubclass(each, TrainingOperator) for each in loop)
     if operator or len(loop) > 1 or (loop and any(name.endswith("_creator") for name in arguments)):
         raise ConfigError(
-            "TorchTrainer takes only a training function by position: pass an operator by name, "
+            "the positional argument of TorchTrainer must be a training function: pass an operator as "
             f"training_operator_cls=; {OF_CREATORS}"
         )
     by_name = "train_loop_per_worker" in arguments

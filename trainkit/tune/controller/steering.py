@@ -99,7 +99,8 @@ def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
         raise ConfigError(f"{name} is about to end")
     if active is not None and trial.checkpoint is None and not state.plan.saves:
         raise ConfigError(
-            f"{name} runs on, as it has {paused.NO_CHECKPOINT}; and pause it once it has saved one"
+            f"{name} is not paused, as it has {paused.NO_CHECKPOINT}; "
+            "pause it after it has saved a checkpoint"
         )
     _take(state, event)
     if active is not None:

@@ -199,8 +199,8 @@ def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> No
         states = {trial.trial_id: str(trial.status) for trial in trials}
         said = ", ".join(f"{each} ({states.get(each, 'no such trial')})" for each in unknown)
         raise ConfigError(
-            f"resume_finished names what is no finished trial of {folder}: {said}; errored trials go on by "
-            "resume_errored=True, unfinished ones by themselves"
+            f"resume_finished has trials of {folder} that have not finished: {said}. Errored trials are "
+            "resumed by resume_errored=True, unfinished trials without any argument"
         )
 
 

@@ -373,8 +373,8 @@ def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple
         elif SYSTEM.monotonic() - since > _TURN_S:
             who = "another program" if now[0] is None else f"a program (pid {now[0]})"
             raise TrainkitError(
-                f"{who} has been making a detached actor for {_TURN_S:g} s: it holds the lock of {parent}; "
-                "see what it waits for, or end it"
+                f"{who} has been creating a detached actor for {_TURN_S:g} s and holds the lock of {parent}: "
+                "see what that program waits for, or end it"
             )
 
 
