@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.train.operators import Digits, OwnSeeds, digits, gang_losses
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train.strategies.blocks import chosen_blocks
 from trainkit.train.strategies.fsdp import FSDP
-from trainkit.train.strategies.modules import chosen_blocks
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -6,6 +6,7 @@ A batch passes three iterators from the loader to the step: the feed's, which as
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import math
@@ -15,10 +16,16 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from trainkit.errors import ConfigError
-from trainkit.train.data.prefetch import gathering
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
     BatchSizes,
@@ -110,6 +117,49 @@ _END: Any = object()
 
 Uneven = Literal["drop", "raise", "join"]
 """Ways to handle a user's split that gives some workers more batches than others."""
+
+
+def gathering(loader: Any) -> Any:
+    """Return a copy of `loader`, for one pass, that indexes each tensor once per batch, not once per row.
+
+    The batches are identical in every bit and stride. Only a loader of a `TensorDataset`, or of a subset of
+    one, is copied; other loaders are returned unchanged.
+    """
+    if type(loader) is not DataLoader or loader.num_workers > 0 or loader.batch_sampler is None:
+        return loader
+    dataset: Any = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    plain = type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors))
+    if not plain or loader.collate_fn is not default_collate:
+        return loader
+    clone = copy.copy(loader)
+    # A DataLoader refuses a new data set, because its iterator may exist already; the copy has no iterator.
+    object.__setattr__(clone, "dataset", _Gathered(loader.dataset))
+    clone.collate_fn = lambda batch: batch
+    return clone
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return True if stacked rows and rows indexed together have equal memory layouts."""
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    return plain and tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+
+
+class _Gathered:
+    """Data set of whole batches from a `TensorDataset`, or from a subset of one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, rows: list[Any]) -> Any:
+        dataset: Any = self._dataset
+        while type(dataset) is Subset:
+            dataset, rows = dataset.dataset, [dataset.indices[row] for row in rows]
+        if set(map(type, rows)) != {int}:  # A sampler may return any index that a tensor accepts.
+            return default_collate([dataset[row] for row in rows])
+        index = torch.tensor(rows)
+        return [tensor[index] for tensor in dataset.tensors]
 
 
 class Batch(NamedTuple):

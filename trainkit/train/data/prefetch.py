@@ -1,4 +1,4 @@
-"""Faster batches: built as a whole, and moved to the device while the previous step runs.
+"""Faster batches: moved to the device while the previous step runs.
 
     CPU        fetch 1 │ fetch 2 │ launch step 1 │ fetch 3 │ launch step 2
     side            copy 1    copy 2 ─────────┐     copy 3
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader
 
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.tensors import channels_last, map_tensors, to_device
@@ -38,49 +38,6 @@ def pinned(loader: Any, device: torch.device) -> Any:
     # The user may still use the original's processes; the copy starts its own.
     clone._iterator = None
     return clone
-
-
-def gathering(loader: Any) -> Any:
-    """Return a copy of `loader`, for one pass, that indexes each tensor once per batch, not once per row.
-
-    The batches are identical in every bit and stride. Only a loader of a `TensorDataset`, or of a subset of
-    one, is copied; other loaders are returned unchanged.
-    """
-    if type(loader) is not DataLoader or loader.num_workers > 0 or loader.batch_sampler is None:
-        return loader
-    dataset: Any = loader.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    plain = type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors))
-    if not plain or loader.collate_fn is not default_collate:
-        return loader
-    clone = copy.copy(loader)
-    # A DataLoader refuses a new data set, because its iterator may exist already; the copy has no iterator.
-    object.__setattr__(clone, "dataset", _Gathered(loader.dataset))
-    clone.collate_fn = lambda batch: batch
-    return clone
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if stacked rows and rows indexed together have equal memory layouts."""
-    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
-    return plain and tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
-
-
-class _Gathered:
-    """Data set of whole batches from a `TensorDataset`, or from a subset of one."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitems__(self, rows: list[Any]) -> Any:
-        dataset: Any = self._dataset
-        while type(dataset) is Subset:
-            dataset, rows = dataset.dataset, [dataset.indices[row] for row in rows]
-        if set(map(type, rows)) != {int}:  # A sampler may return any index that a tensor accepts.
-            return default_collate([dataset[row] for row in rows])
-        index = torch.tensor(rows)
-        return [tensor[index] for tensor in dataset.tensors]
 
 
 class DevicePrefetcher:

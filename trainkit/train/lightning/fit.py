@@ -15,7 +15,7 @@ import contextvars
 import copy
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -29,15 +29,13 @@ from trainkit.train.checkpoint.state import (
     hyperparameters_of,
     load_generator_states,
 )
-from trainkit.train.data.feed import Batch, Feed, set_epoch
+from trainkit.train.data.feed import Feed, set_epoch
 from trainkit.train.data.sharding import (
-    FULL_WEIGHT,
     BatchWeight,
     ShardedBatchSampler,
     batch_weight,
     whole_batches,
 )
-from trainkit.train.distributed.observers import Timed
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
@@ -175,60 +173,6 @@ def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[...,
         return result
 
     return both
-
-
-class LightningFeed(Feed):
-    """Feed of a loader that Lightning makes and iterates over; it stores the state of the loader's order."""
-
-    def __init__(self) -> None:
-        super().__init__((), group=ProcessGroup(), training=False)
-        self.num_steps: int | None = None
-        self.over = False
-        self._real: Feed | None = None
-        self._held: Mapping[str, Any] = {}
-
-    def batches(
-        self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
-    ) -> Iterator[Batch]:
-        # Not timed, because Lightning's waiting for batches is not visible here.
-        self.num_steps, self.over, self.taken = num_steps, False, 0
-        return self._ticks()
-
-    def _ticks(self) -> Iterator[Batch]:
-        # Lightning has the real batches; these only count them.
-        while not self.over:
-            self.taken += 1
-            yield Batch(None, FULL_WEIGHT)
-
-    def attach(self, feed: Feed) -> None:
-        """Use the loader that Lightning has made."""
-        self._real = feed
-        feed.load_state(self._held)
-        self._held = {}
-
-    def steps(self) -> int | None:
-        return None if self._real is None else self._real.steps()
-
-    def state(self) -> dict[str, Any]:
-        return dict(self._held) if self._real is None else self._real.state()
-
-    def load_state(self, held: Mapping[str, Any]) -> None:
-        if self._real is None:
-            self._held = held
-        else:
-            self._real.load_state(held)
-
-
-@contextmanager
-def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Yield an iterator that counts the batches of the block, and end it with the block."""
-    ticks = iter(iterator)
-    try:
-        yield ticks
-    finally:
-        if isinstance(feed, LightningFeed):
-            feed.over = True
-            next(ticks, None)
 
 
 Predicted = tuple[list[Any], float]

@@ -11,16 +11,20 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError
 from trainkit.runtime import session
 from trainkit.train.checkpoint.state import Hyperparameters
-from trainkit.train.data.feed import Feed
+from trainkit.train.data.feed import Batch, Feed
+from trainkit.train.data.sharding import FULL_WEIGHT
+from trainkit.train.distributed.observers import Timed
+from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.distributed.tensors import cpu_copy
-from trainkit.train.lightning.fit import LightningFeed, LightningFit, Predicted, StepTest, ticking
+from trainkit.train.lightning.fit import LightningFit, Predicted, StepTest
 from trainkit.train.lightning.plugins import WorkerInfo, make_callback, make_strategy, quiet_lightning
 from trainkit.train.step.context import BY_NAME, Registered, WorkerContext, taken
 from trainkit.train.step.stepper import Stepper
@@ -113,6 +117,60 @@ _OURS = {
 """Arguments of Lightning's trainer that trainkit controls, and what to use instead."""
 
 _PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+class LightningFeed(Feed):
+    """Feed of a loader that Lightning makes and iterates over; it stores the state of the loader's order."""
+
+    def __init__(self) -> None:
+        super().__init__((), group=ProcessGroup(), training=False)
+        self.num_steps: int | None = None
+        self.over = False
+        self._real: Feed | None = None
+        self._held: Mapping[str, Any] = {}
+
+    def batches(
+        self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
+    ) -> Iterator[Batch]:
+        # Not timed, because Lightning's waiting for batches is not visible here.
+        self.num_steps, self.over, self.taken = num_steps, False, 0
+        return self._ticks()
+
+    def _ticks(self) -> Iterator[Batch]:
+        # Lightning has the real batches; these only count them.
+        while not self.over:
+            self.taken += 1
+            yield Batch(None, FULL_WEIGHT)
+
+    def attach(self, feed: Feed) -> None:
+        """Use the loader that Lightning has made."""
+        self._real = feed
+        feed.load_state(self._held)
+        self._held = {}
+
+    def steps(self) -> int | None:
+        return None if self._real is None else self._real.steps()
+
+    def state(self) -> dict[str, Any]:
+        return dict(self._held) if self._real is None else self._real.state()
+
+    def load_state(self, held: Mapping[str, Any]) -> None:
+        if self._real is None:
+            self._held = held
+        else:
+            self._real.load_state(held)
+
+
+@contextmanager
+def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """Yield an iterator that counts the batches of the block, and end it with the block."""
+    ticks = iter(iterator)
+    try:
+        yield ticks
+    finally:
+        if isinstance(feed, LightningFeed):
+            feed.over = True
+            next(ticks, None)
 
 
 @dataclass(frozen=True, kw_only=True)

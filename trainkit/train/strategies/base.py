@@ -14,7 +14,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -23,6 +23,7 @@ from torch import nn
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.registry import Registry
 from trainkit.train.data.feed import Feed, Uneven, make_feed
+from trainkit.train.distributed.mesh import degree_mistakes
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.distributed.tensors import detached, device_of, to_device, whole
 from trainkit.train.strategies.modules import compile_in_place, lies_elsewhere, skeleton
@@ -127,6 +128,45 @@ class StrategySpec(ABC):
     @abstractmethod
     def build(self, place: Place) -> Strategy:
         """Make the strategy of one worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDegree(StrategySpec):
+    """Choice of a strategy in which `degree` workers hold one copy of the model together.
+
+    Attributes:
+        degree: number of these workers; None: all workers.
+    """
+
+    too_few: ClassVar[str]
+    """Message for a single worker."""
+    several_devices: ClassVar[str]
+    """Message for workers with several devices each."""
+
+    degree: int | None = None
+
+    def __post_init__(self) -> None:
+        wrong = [] if self.degree is None else list(degree_mistakes(self.degree, self.degree or 1))
+        if wrong:
+            raise ConfigError(
+                f"{type(self).__name__}: degree={self.degree!r}: {wrong[0]}, or None for all workers"
+            )
+
+    def for_workers(self, num_workers: int) -> Self:
+        """Return a copy in which `degree` is a number."""
+        return self if self.degree is not None else replace(self, degree=num_workers)
+
+    @property
+    def model_ways(self) -> int:
+        return self.degree or 1
+
+    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
+        degree = num_workers if self.degree is None else self.degree
+        if degree == 1:
+            yield self.too_few
+        yield from degree_mistakes(degree, num_workers)
+        if devices_per_worker > 1:
+            yield self.several_devices
 
 
 class Strategy:

@@ -28,13 +28,14 @@ from trainkit.train.distributed.mesh import CONTEXT, DATA, data_parallel_group, 
 from trainkit.train.distributed.tensors import map_tensors, tensors_in
 from trainkit.train.strategies.base import (
     Criterion,
+    ModelDegree,
     Models,
     Optimizers,
     Place,
     Strategy,
 )
 from trainkit.train.strategies.gradients import GradientAverage
-from trainkit.train.strategies.sharded import ModelDegree, refuse_ddps_arguments
+from trainkit.train.strategies.sharded import refuse_ddps_arguments
 
 _KERNELS = {
     "cpu": [SDPBackend.MATH],

@@ -35,7 +35,8 @@ from torch.distributed.tensor import DTensor
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.mesh import DATA, REPLICA, degree_mistakes, make_mesh
 from trainkit.train.strategies.base import Models, Optimizers, Place, StepSettings, Strategy, StrategySpec
-from trainkit.train.strategies.modules import Blocks, chosen_blocks, compile_in_place
+from trainkit.train.strategies.blocks import Blocks, chosen_blocks
+from trainkit.train.strategies.modules import compile_in_place
 from trainkit.train.strategies.sharded import (
     ShardedStrategy,
     refuse_ddps_arguments,

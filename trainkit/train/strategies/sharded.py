@@ -7,59 +7,17 @@ pipeline's stage keeps only some. The indices of an optimizer's state still coun
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.train.distributed.mesh import degree_mistakes
 from trainkit.train.distributed.tensors import Spread, local_part, shape_of, whole
-from trainkit.train.strategies.base import Models, Optimizers, StepSettings, Strategy, StrategySpec
+from trainkit.train.strategies.base import Models, Optimizers, Strategy
 from trainkit.train.strategies.modules import skeleton
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelDegree(StrategySpec):
-    """Choice of a strategy in which `degree` workers hold one copy of the model together.
-
-    Attributes:
-        degree: number of these workers; None: all workers.
-    """
-
-    too_few: ClassVar[str]
-    """Message for a single worker."""
-    several_devices: ClassVar[str]
-    """Message for workers with several devices each."""
-
-    degree: int | None = None
-
-    def __post_init__(self) -> None:
-        wrong = [] if self.degree is None else list(degree_mistakes(self.degree, self.degree or 1))
-        if wrong:
-            raise ConfigError(
-                f"{type(self).__name__}: degree={self.degree!r}: {wrong[0]}, or None for all workers"
-            )
-
-    def for_workers(self, num_workers: int) -> Self:
-        """Return a copy in which `degree` is a number."""
-        return self if self.degree is not None else replace(self, degree=num_workers)
-
-    @property
-    def model_ways(self) -> int:
-        return self.degree or 1
-
-    def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
-        degree = num_workers if self.degree is None else self.degree
-        if degree == 1:
-            yield self.too_few
-        yield from degree_mistakes(degree, num_workers)
-        if devices_per_worker > 1:
-            yield self.several_devices
-
 
 Name = tuple[int, str]
 """Key of a parameter: the model's number, and the parameter's name in the model."""

@@ -24,11 +24,11 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from trainkit.errors import ConfigError
 from trainkit.train.distributed.mesh import DATA, MODEL, data_parallel_group, make_mesh
 from trainkit.train.strategies import gradients
-from trainkit.train.strategies.base import Models, Optimizers, Place, StepSettings, Strategy
+from trainkit.train.strategies.base import ModelDegree, Models, Optimizers, Place, StepSettings, Strategy
+from trainkit.train.strategies.blocks import chosen_blocks
 from trainkit.train.strategies.gradients import GradientAverage
-from trainkit.train.strategies.modules import chosen_blocks, compile_in_place
+from trainkit.train.strategies.modules import compile_in_place
 from trainkit.train.strategies.sharded import (
-    ModelDegree,
     ShardedStrategy,
     refuse_ddps_arguments,
     refuse_unusable,
