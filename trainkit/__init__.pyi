@@ -36,15 +36,15 @@ from trainkit.runtime.api import remote as remote
 from trainkit.runtime.api import remove_placement_group as remove_placement_group
 from trainkit.runtime.api import shutdown as shutdown
 from trainkit.runtime.api import wait as wait
-from trainkit.runtime.specs import ActorID as ActorID
-from trainkit.runtime.specs import JobID as JobID
-from trainkit.runtime.specs import NodeID as NodeID
-from trainkit.runtime.specs import ObjectRef as ObjectRef
-from trainkit.runtime.specs import PlacementGroupID as PlacementGroupID
-from trainkit.runtime.specs import TaskID as TaskID
-from trainkit.runtime.specs import WorkerID as WorkerID
-from trainkit.runtime.streams import DynamicObjectRefGenerator as DynamicObjectRefGenerator
-from trainkit.runtime.streams import ObjectRefGenerator as ObjectRefGenerator
+from trainkit.runtime.ids import ActorID as ActorID
+from trainkit.runtime.ids import JobID as JobID
+from trainkit.runtime.ids import NodeID as NodeID
+from trainkit.runtime.ids import TaskID as TaskID
+from trainkit.runtime.ids import WorkerID as WorkerID
+from trainkit.runtime.refs import DynamicObjectRefGenerator as DynamicObjectRefGenerator
+from trainkit.runtime.refs import ObjectRef as ObjectRef
+from trainkit.runtime.refs import ObjectRefGenerator as ObjectRefGenerator
+from trainkit.runtime.scheduling import PlacementGroupID as PlacementGroupID
 
 ObjectID = ObjectRef  # an older name of Ray's
 __version__: str

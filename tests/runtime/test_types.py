@@ -16,8 +16,8 @@ import pytest
 import trainkit
 from trainkit.actor import ActorHandle, ActorProxy
 from trainkit.errors import ConfigError
-from trainkit.runtime import typed
-from trainkit.runtime.options import ACTORS_ONLY, TASKS_ONLY, Options, interface_of
+from trainkit.runtime.calls import typed
+from trainkit.runtime.calls.options import ACTORS_ONLY, TASKS_ONLY, Options, interface_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "tests/runtime/typing"

@@ -45,7 +45,7 @@ from trainkit.errors import (
     TaskError,
 )
 from trainkit.plugins.testing.engine import Suite, lacks, needs
-from trainkit.runtime.streams import ObjectRefGenerator
+from trainkit.runtime.refs import ObjectRefGenerator
 
 SOON_S = 60
 """A bound for what should take milliseconds, however busy the machine."""

@@ -10,26 +10,24 @@ from typing import Any, Literal, NoReturn, TypeVar, overload
 from trainkit.errors import AlreadyInitializedError, ArgumentTypeError, ConfigError
 from trainkit.runtime import scheduling as groups
 from trainkit.runtime import session
-from trainkit.runtime.context import (
-    SessionContext,
+from trainkit.runtime.calls.context import get_runtime_context
+from trainkit.runtime.calls.options import method
+from trainkit.runtime.calls.remote import ActorHandle, RemoteFunction, remote
+from trainkit.runtime.context import SessionContext, promises
+from trainkit.runtime.observability.listings import (
     available_resources,
     cluster_resources,
     get_gpu_ids,
-    get_runtime_context,
     list_actors,
     list_objects,
     list_placement_groups,
     list_tasks,
     nodes,
-    promises,
 )
-from trainkit.runtime.options import method
-from trainkit.runtime.remote import ActorHandle, RemoteFunction, remote
+from trainkit.runtime.refs import ObjectRef, ObjectRefGenerator
 from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.runtime.serialize import pack
 from trainkit.runtime.session import RAY_PRIVATE, engine_name, linked, renew, session_spec, shutdown
-from trainkit.runtime.specs import ObjectRef
-from trainkit.runtime.streams import ObjectRefGenerator
 
 __all__ = [
     "available_resources",

@@ -39,6 +39,7 @@ from typing import Any, NoReturn, Protocol
 from trainkit.errors import ConfigError
 from trainkit.resources import Bundle
 from trainkit.runtime import specs
+from trainkit.runtime.refs import ObjectRef
 
 Row = dict[str, Any]
 
@@ -99,7 +100,7 @@ class Engine(Protocol):
         node's.
         """
 
-    def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
+    def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
         """Start a task; return `spec.num_returns` references at once, or one ObjectRefGenerator.
 
         If no process can ever run the task, its references fail with InfeasibleError, and a warning is
@@ -127,7 +128,7 @@ class Engine(Protocol):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         spec: specs.MethodSpec,
-    ) -> list[specs.ObjectRef[Any]]:
+    ) -> list[ObjectRef[Any]]:
         """Send one method call; calls from one process to one actor run in the order sent.
 
         Returns:
@@ -166,15 +167,15 @@ class Engine(Protocol):
     def address_info(self) -> dict[str, Any]:
         """Return facts about the session by Ray's names; see `trainkit.runtime.context.SessionContext`."""
 
-    def put(self, value: Any) -> specs.ObjectRef[Any]:
+    def put(self, value: Any) -> ObjectRef[Any]:
         """Store `value` for other processes."""
 
-    def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         """Return values in the order of `refs`; raise the first failure, or GetTimeoutError."""
 
     def wait(
-        self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         """Split `refs` into at most `num_returns` done references and the rest, both in their order."""
 
     def lending(self) -> AbstractContextManager[None]:
@@ -203,7 +204,7 @@ class Engine(Protocol):
     def await_group(self, group: int, timeout_s: float | None) -> bool:
         """Return True once the group's bundles are reserved, False if `timeout_s` passed before."""
 
-    def group_ref(self, group: int) -> specs.ObjectRef[Any]:
+    def group_ref(self, group: int) -> ObjectRef[Any]:
         """Return a reference that is done, with value None, once the group is reserved."""
 
     def release(self, group: int) -> None:

@@ -27,8 +27,8 @@ from trainkit.registry import Registry
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime import signals
 from trainkit.runtime.engine import Engine
+from trainkit.runtime.labels import checked_labels
 from trainkit.runtime.local.system import boot, devices
-from trainkit.runtime.placement import checked_labels
 from trainkit.runtime.specs import SessionSpec
 from trainkit.settings import ELSEWHERE, default_namespace
 

@@ -16,7 +16,7 @@ from torch import nn
 from trainkit.errors import ConfigError
 from trainkit.registry import loaded
 from trainkit.resources import describe
-from trainkit.runtime import scheduling
+from trainkit.runtime import holdings
 from trainkit.runtime.failures import without_frames
 from trainkit.train.checkpoint.state import whole_state
 from trainkit.train.lightning.operator import LightningMethods
@@ -73,7 +73,7 @@ class OperatorTrainer:
         self._options = TrainerOptions.of(**arguments).resolved()
         self._workers = ElasticWorkerGroup(self._options)
         workers = weakref.ref(self._workers)
-        scheduling.register(
+        holdings.register(
             self,
             amounts=lambda: {} if (held := workers()) is None else held.reserved(),
             close=lambda: None if (held := workers()) is None else held.close(),

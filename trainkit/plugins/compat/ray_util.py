@@ -11,8 +11,8 @@ from typing import IO, Any
 from trainkit.errors import ConfigError, SerializationError
 from trainkit.runtime import serialize
 from trainkit.runtime.api import get, list_placement_groups, wait
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.scheduling import PlacementGroup
-from trainkit.runtime.specs import ObjectRef
 
 _CHUNK_SIZE = 10
 _BACKPRESSURE_SIZE = 100

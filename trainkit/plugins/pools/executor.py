@@ -46,11 +46,11 @@ from trainkit.plugins.pools.worker import (
 )
 from trainkit.resources import QUANTUM
 from trainkit.runtime.api import cancel, cluster_resources, put, wait
-from trainkit.runtime.options import ACTORS_ONLY, Options
-from trainkit.runtime.remote import RemoteFunction
+from trainkit.runtime.calls.futures import Callbacks
+from trainkit.runtime.calls.options import ACTORS_ONLY, Options
+from trainkit.runtime.calls.remote import RemoteFunction
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.session import at_end, engine, running
-from trainkit.runtime.specs import ObjectRef
-from trainkit.runtime.streams import Callbacks
 
 T = TypeVar("T")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

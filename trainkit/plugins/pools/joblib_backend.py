@@ -15,8 +15,8 @@ from typing import Any
 from trainkit.errors import ConfigError, MissingDependencyError, ObjectLostError
 from trainkit.plugins.pools.executor import Executor, Sharing
 from trainkit.runtime.api import cluster_resources, get
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.session import engine
-from trainkit.runtime.specs import ObjectRef
 
 try:
     import joblib

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from trainkit.errors import TrainkitError, WorkerDiedError
 from trainkit.runtime.api import get, scratch_dir
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.session import engine
-from trainkit.runtime.specs import ObjectRef
 
 T = TypeVar("T")
 

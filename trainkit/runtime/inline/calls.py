@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from trainkit.errors import ActorDiedError, WorkerDiedError
 from trainkit.runtime import serialize, specs
+from trainkit.runtime.calls.options import has_async_init
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline.event_loop import PrivateLoop, running_frames, standing_in
 from trainkit.runtime.observability.call_recorder import CallRecorder
-from trainkit.runtime.options import has_async_init
+from trainkit.runtime.refs import Uncopied
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.session import inside
 
@@ -178,7 +179,7 @@ def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any,
     return tuple(map(resolve, args)), {name: resolve(value) for name, value in kwargs.items()}
 
 
-class InlineActor(specs.Uncopied):
+class InlineActor(Uncopied):
     """Actor of the inline engine. Its handles keep it alive; it ends with the last of them.
 
     Args:

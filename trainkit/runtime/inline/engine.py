@@ -19,20 +19,22 @@ from typing import Any, NoReturn, Self, cast
 from trainkit.errors import ArgumentTypeError, ConfigError, InfeasibleError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime import specs
+from trainkit.runtime.calls.methods import method_of
+from trainkit.runtime.calls.results import require_iterator, split_results
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES, Row, group_row, listing, node_row, task_row, worker_row
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline import calls
 from trainkit.runtime.inline.event_loop import PrivateLoop
 from trainkit.runtime.inline.refs import InlineRef, InlineStream, stepped
+from trainkit.runtime.labels import require_labels
 from trainkit.runtime.local.system import devices
 from trainkit.runtime.observability.call_recorder import CallRecorder
-from trainkit.runtime.options import method_of
-from trainkit.runtime.placement import Allocation, Ledger, require_labels
+from trainkit.runtime.placement import Allocation, Ledger
+from trainkit.runtime.refs import DynamicObjectRefGenerator, ObjectRef
 from trainkit.runtime.restart_policy import retries_on
 from trainkit.runtime.scheduling import captured, require_one_node
 from trainkit.runtime.serialize import Packed, pack
-from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
 from trainkit.settings import records_calls
 
 _logger = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class InlineEngine:
 
     # calls
 
-    def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
+    def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
         frame = calls.CallFrame(spec.name, spec.name, spec.placement, PrivateLoop(), next(self._ids))
         packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
         try:
@@ -179,7 +181,7 @@ class InlineEngine:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         spec: specs.MethodSpec,
-    ) -> list[specs.ObjectRef[Any]]:
+    ) -> list[ObjectRef[Any]]:
         where, group = f"{actor.name}.{method}", spec.concurrency_group
         declared = actor.spec.concurrency.groups
         if group is not None and group not in declared:
@@ -254,7 +256,7 @@ class InlineEngine:
 
     def _results(
         self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int
-    ) -> list[specs.ObjectRef[Any]]:
+    ) -> list[ObjectRef[Any]]:
         """Return the references of a call. Its frame ends here, or with its stream."""
         actor = frame.actor
 
@@ -271,7 +273,7 @@ class InlineEngine:
             stream = InlineStream(next(self._ids), frame, outcome, step, new_ref)
             self._streams.add(stream)
             # The protocol allows a generator of references in the place of a single reference.
-            return [cast("specs.ObjectRef[Any]", stream)]
+            return [cast("ObjectRef[Any]", stream)]
         frame.leave()
         if num_returns == 0:
             return []
@@ -286,7 +288,7 @@ class InlineEngine:
         return ref
 
     def _resolve(self, value: Any) -> Any:
-        return _own(value).value() if isinstance(value, specs.ObjectRef) else value
+        return _own(value).value() if isinstance(value, ObjectRef) else value
 
     # ends of actors and calls
 
@@ -318,19 +320,19 @@ class InlineEngine:
 
     # objects
 
-    def put(self, value: Any) -> specs.ObjectRef[Any]:
+    def put(self, value: Any) -> ObjectRef[Any]:
         return self._ref(pack(value).owned(), False)
 
-    def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         return [_own(ref).value() for ref in refs]
 
     def lending(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def wait(
-        self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:
-        own: list[specs.ObjectRef[Any]] = [_own(ref) for ref in refs]
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        own: list[ObjectRef[Any]] = [_own(ref) for ref in refs]
         return own[:num_returns], own[num_returns:]
 
     # placement groups
@@ -367,7 +369,7 @@ class InlineEngine:
         self._group(group)
         return True
 
-    def group_ref(self, group: int) -> specs.ObjectRef[Any]:
+    def group_ref(self, group: int) -> ObjectRef[Any]:
         if group in self._groups:
             return self.put(None)
         error = ConfigError("this placement group was removed")

@@ -11,9 +11,8 @@ from trainkit.errors import TaskCancelledError
 from trainkit.runtime import serialize, session
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.inline.calls import CallFrame, Outcome, failed
+from trainkit.runtime.refs import ObjectRef, ObjectRefGenerator
 from trainkit.runtime.serialize import Packed, pack, unpack
-from trainkit.runtime.specs import ObjectRef
-from trainkit.runtime.streams import ObjectRefGenerator
 
 _END = object()
 _NONE = pack(None)

@@ -1,1 +1,1 @@
-"""Records that a session keeps of its calls."""
+"""Listings of a session, and records that it keeps of its calls."""

@@ -18,7 +18,8 @@ from trainkit.runtime.ray.errors import RetriedFailure, refusal
 from trainkit.runtime.ray.placement import ray_options
 from trainkit.runtime.ray.values import Call, RayActor, handed_out, seal, split_arguments, with_options
 from trainkit.runtime.ray.worker import Join, host_class, task_body
-from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec
+from trainkit.runtime.refs import ObjectRef
+from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, MethodSpec, TaskSpec
 
 
 class Definitions:

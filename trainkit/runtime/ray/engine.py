@@ -31,10 +31,10 @@ import ray
 from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
 from trainkit.resources import Bundle
 from trainkit.runtime import session, specs
+from trainkit.runtime.calls.options import interface_of
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.local.system import devices, process
-from trainkit.runtime.options import interface_of
 from trainkit.runtime.ray import actors, errors, groups
 from trainkit.runtime.ray import state as ray_state
 from trainkit.runtime.ray.actors import Definitions
@@ -53,6 +53,7 @@ from trainkit.runtime.ray.values import (
     with_options,
 )
 from trainkit.runtime.ray.worker import ActorHost
+from trainkit.runtime.refs import ObjectRef
 from trainkit.settings import runtime_dir
 
 
@@ -152,7 +153,7 @@ class RayEngine:
     def require_node(self) -> None:
         return  # a cluster survives its other machines, and Ray reports no loss
 
-    def submit(self, spec: specs.TaskSpec) -> list[specs.ObjectRef[Any]]:
+    def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
         placement = self._placed(spec.placement, spec.name, WorkerDiedError)
         arguments, refs = split_arguments(spec.args, spec.kwargs, spec.name)
         call = Call(where=spec.name, arguments=arguments, num_returns=spec.num_returns, folder=placement.cwd)
@@ -229,14 +230,14 @@ class RayEngine:
             facts.update(node.address_info)
         return {**facts, "ray_version": ray.__version__}
 
-    def put(self, value: Any) -> specs.ObjectRef[Any]:
+    def put(self, value: Any) -> ObjectRef[Any]:
         parcel = seal(value)
         try:
             return RayRef(ray.put(parcel))
         except ray.exceptions.RayError as error:
             raise errors.translate(error) from error
 
-    def get(self, refs: Sequence[specs.ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         wanted = self._own(refs)
         try:
             found = ray.get(wanted, timeout=timeout_s)
@@ -250,20 +251,20 @@ class RayEngine:
         return nullcontext()
 
     def wait(
-        self, refs: Sequence[specs.ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[specs.ObjectRef[Any]], list[specs.ObjectRef[Any]]]:
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         wanted = self._own(refs)
         done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
         if left and len(done) >= num_returns:  # more references may be done, and earlier ones come first
             done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
         finished = set(done)
-        ready: list[specs.ObjectRef[Any]] = []
-        rest: list[specs.ObjectRef[Any]] = []
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
         for ref, own in zip(refs, wanted, strict=True):
             (ready if own in finished and len(ready) < num_returns else rest).append(ref)
         return ready, rest
 
-    def _own(self, refs: Sequence[specs.ObjectRef[Any]]) -> list[Any]:
+    def _own(self, refs: Sequence[ObjectRef[Any]]) -> list[Any]:
         found = []
         for ref in refs:
             if not isinstance(ref, RayRef) or ref.session != self.session:
@@ -276,7 +277,7 @@ class RayEngine:
         done, _ = ray.wait([ready], timeout=timeout_s)
         return bool(done)
 
-    def group_ref(self, group: int) -> specs.ObjectRef[Any]:
+    def group_ref(self, group: int) -> ObjectRef[Any]:
         if groups.is_removed(group):
             raise ConfigError("ready() of a placement group that was removed: make another one")
         where = specs.Placement(group=specs.PlacementGroupId(group=group))

@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import ray
 
+from trainkit.runtime.calls.futures import Callbacks
 from trainkit.runtime.ray import errors
+from trainkit.runtime.refs import DynamicObjectRefGenerator, ObjectRef, ObjectRefGenerator
 from trainkit.runtime.serialize import Packed, attached, claim, deregister, pack, register, unpack
 from trainkit.runtime.session import engine, put_again
-from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
-from trainkit.runtime.streams import Callbacks, DynamicObjectRefGenerator, ObjectRefGenerator
+from trainkit.runtime.specs import DYNAMIC, STREAMING
 
 
 class Parcel:

@@ -35,7 +35,7 @@ from trainkit.errors import (
 )
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
-from trainkit.runtime import scheduling
+from trainkit.runtime import holdings
 from trainkit.runtime.restart_policy import MOST_LOSSES, lost_text
 from trainkit.runtime.session import SessionWatch
 from trainkit.train.checkpoint.state import WorkerState
@@ -510,7 +510,7 @@ class ElasticWorkerGroup:
             smallest = [self._options.bundle] * sizes[-1]
             new = not hasattr(self, "_group")
             who = "a new TorchTrainer" if new else "a TorchTrainer that was interrupted"
-            scheduling.make_room(smallest, runtime.cluster_resources(), who)
+            holdings.make_room(smallest, runtime.cluster_resources(), who)
         for size in sizes:
             wait_s = time_to_wait_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
             try:

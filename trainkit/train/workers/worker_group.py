@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
-from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.refs import ObjectRef
 from trainkit.train.distributed.rendezvous import (
     LocalRank,
     Rendezvous,

@@ -14,9 +14,9 @@ from typing import Any
 from trainkit.errors import ActorDiedError, NodeDiedError, TaskError, TrainkitError, message_of
 from trainkit.resources import describe
 from trainkit.runtime import api, session
-from trainkit.runtime.remote import ActorHandle
+from trainkit.runtime.calls.remote import ActorHandle
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.scheduling import PlacementGroup, PlacementGroupSchedulingStrategy
-from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import link_checkpoint, remove_checkpoint, remove_unknown
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory

@@ -23,9 +23,9 @@ from trainkit.errors import (
     message_of,
 )
 from trainkit.runtime import api
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.restart_policy import lost_text
 from trainkit.runtime.session import SessionWatch
-from trainkit.runtime.specs import ObjectRef
 from trainkit.tune.config import RunConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.failures import is_out_of_memory

@@ -18,8 +18,8 @@ from typing import Any
 
 from trainkit.errors import TrainkitError
 from trainkit.runtime import api
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.session import SessionWatch
-from trainkit.runtime.specs import ObjectRef
 from trainkit.settings import EXPERIMENT_MARK
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from trainkit import settings
-from trainkit.runtime import api, scheduling
+from trainkit.runtime import api, holdings
 from trainkit.tune.callbacks.base import CALLBACKS, Callback, ReporterCallback, create_callback
 from trainkit.tune.callbacks.console import ConsoleCallback, MetricWatch
 from trainkit.tune.callbacks.loggers import PolicyFiles
@@ -126,4 +126,4 @@ def require_startable(bound: Bound, config: dict[str, Any], ledger: ResourceLedg
     request, what = bound.request(config), f"a trial of {bound.name}"
     ledger.require_feasible(request, what=what)
     if not (ledger.is_simulated or bound.here):
-        scheduling.make_room(request.group, ledger.existing, what)
+        holdings.make_room(request.group, ledger.existing, what)

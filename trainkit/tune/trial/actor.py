@@ -19,7 +19,7 @@ from greenlet import greenlet  # type: ignore[import-untyped]
 from trainkit.errors import MetricError
 from trainkit.runtime import api, session
 from trainkit.runtime.api import get
-from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.refs import ObjectRef
 from trainkit.tune.core.checkpoint import Checkpoint, checkpoint_dirname
 from trainkit.tune.core.metrics import is_scalar
 from trainkit.tune.core.trainables import older_arguments

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, GetTimeoutError
 from trainkit.runtime.api import get, wait
-from trainkit.runtime.specs import ObjectRef
+from trainkit.runtime.refs import ObjectRef
 
 A = TypeVar("A")
 V = TypeVar("V")

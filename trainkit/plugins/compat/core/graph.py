@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from trainkit.errors import ArgumentTypeError, ConfigError, MissingDependencyError
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.session import engine
-from trainkit.runtime.specs import ObjectRef
 
 _serials = itertools.count()
 

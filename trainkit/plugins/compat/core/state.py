@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, ParamSpec
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.runtime.context import get_runtime_context, nodes
+from trainkit.runtime.calls.context import get_runtime_context
+from trainkit.runtime.observability.listings import nodes
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.session import engine
-from trainkit.runtime.specs import ObjectRef
 
 __all__ = [
     "get_actor",

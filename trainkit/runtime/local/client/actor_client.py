@@ -26,6 +26,7 @@ from trainkit.runtime.local.client.refs import CallConnection, LocalRef, is_own
 from trainkit.runtime.local.client.waiting import pending
 from trainkit.runtime.local.wire import messages, sessions
 from trainkit.runtime.local.wire.channel import INIT, Descriptor, descriptors_explained
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.serialize import Handle, lasting
 
 making = threading.RLock()
@@ -286,7 +287,7 @@ class ActorClient:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         spec: specs.MethodSpec,
-    ) -> list[specs.ObjectRef[Any]]:
+    ) -> list[ObjectRef[Any]]:
         """Send one method call; see `Engine.call`."""
         peer = actor.peer
         if peer.takes_small_calls and spec.is_plain:

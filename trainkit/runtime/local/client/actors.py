@@ -20,10 +20,11 @@ from trainkit.runtime.local.client.refs import CallConnection, LocalRef, current
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.channel import ACTOR, CALL, FAILURE, HANDLE_KINDS, VALUE, Frame
 from trainkit.runtime.local.wire.messages import WorkerEnvironment
+from trainkit.runtime.refs import Uncopied
 from trainkit.runtime.restart_policy import RetriedKinds, retries_on
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
-from trainkit.runtime.specs import MethodSpec, Placement, Uncopied
+from trainkit.runtime.specs import MethodSpec, Placement
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from trainkit.runtime import session, signals
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
 from trainkit.runtime.failures import ActorExit
+from trainkit.runtime.labels import require_labels
 from trainkit.runtime.local.client import launch
 from trainkit.runtime.local.client.actor_client import ActorClient, ActorLookup
 from trainkit.runtime.local.client.actors import ClientParts, actor_peers
@@ -33,11 +34,11 @@ from trainkit.runtime.local.memory.segments import SegmentPool
 from trainkit.runtime.local.system import process
 from trainkit.runtime.local.system.devices import gpu_ids, gpu_name, visible_gpus
 from trainkit.runtime.local.wire import messages
-from trainkit.runtime.placement import require_labels
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.scheduling import captured, require_one_node
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard, wake_fd
-from trainkit.runtime.specs import Interface, ObjectRef, Placement, PlacementGroupId, SessionSpec, WhereAmI
+from trainkit.runtime.specs import Interface, Placement, PlacementGroupId, SessionSpec, WhereAmI
 from trainkit.settings import SESSION_MARK
 
 _DRIVER_SERIAL = 1

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, ObjectLostError
 from trainkit.runtime import serialize
+from trainkit.runtime.calls.futures import Callbacks, ref_future
 from trainkit.runtime.local.client.actors import CallAwaitingArguments, SentCall
 from trainkit.runtime.local.client.background import BackgroundThread
 from trainkit.runtime.local.client.leases import Task
@@ -26,10 +27,10 @@ from trainkit.runtime.local.client.refs import PENDING, CallConnection, LocalRef
 from trainkit.runtime.local.client.waiting import Waiter, asked_for, value_of
 from trainkit.runtime.local.wire.channel import VALUE
 from trainkit.runtime.local.wire.messages import Cancel
+from trainkit.runtime.refs import ObjectRef, ObjectRefGenerator
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard
-from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
-from trainkit.runtime.streams import Callbacks, ObjectRefGenerator, ref_future
+from trainkit.runtime.specs import DYNAMIC, STREAMING
 
 if TYPE_CHECKING:
     import asyncio

@@ -21,8 +21,8 @@ from trainkit.runtime import serialize, session
 from trainkit.runtime.failures import unpack_failure
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire import channel
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.serialize import Packed
-from trainkit.runtime.specs import ObjectRef
 
 if TYPE_CHECKING:
     import asyncio

@@ -16,8 +16,9 @@ from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.refs import LocalRef, fail
 from trainkit.runtime.local.client.task_pool import TaskPool
 from trainkit.runtime.local.client.waiting import pending
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.serialize import lasting
-from trainkit.runtime.specs import ObjectRef, Placement, TaskSpec
+from trainkit.runtime.specs import Placement, TaskSpec
 
 _logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from trainkit.runtime.local.client.refs import ATOM, PENDING, CallConnection, Lo
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.wire.channel import FAILURE, VALUE, Connection, descriptors_explained
 from trainkit.runtime.local.wire.messages import Blocked
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.serialize import unpack
 from trainkit.runtime.signals import InterruptGuard
-from trainkit.runtime.specs import ObjectRef
 
 _MANY = 1_000
 _PEERS = 64

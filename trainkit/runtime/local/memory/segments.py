@@ -36,9 +36,9 @@ from trainkit.runtime.local.memory import locks, spilling, usage
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.memory.locks import Span
 from trainkit.runtime.local.wire.channel import HANDLE_KINDS, Explained
+from trainkit.runtime.refs import Uncopied
 from trainkit.runtime.serialize import Handle, Packed, present
 from trainkit.runtime.signals import InterruptGuard
-from trainkit.runtime.specs import Uncopied
 
 LARGE_BYTES = 256 * 1024
 """Minimum size of values that go to shared memory."""

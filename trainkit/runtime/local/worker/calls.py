@@ -16,6 +16,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectStoreFullError, TaskCancelledError, TaskError
+from trainkit.runtime.calls.methods import method_of
+from trainkit.runtime.calls.options import has_async_init
+from trainkit.runtime.calls.results import require_iterator, split_results
 from trainkit.runtime.failures import ActorExit, formatted, pack_failure
 from trainkit.runtime.local.client.calls import COUNT_BYTES, CallCodec, GivenName, calling
 from trainkit.runtime.local.client.node_client import NodeClient
@@ -27,10 +30,9 @@ from trainkit.runtime.local.wire import channel
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
 from trainkit.runtime.local.worker.bootstrap import TaskOutput
 from trainkit.runtime.observability.call_recorder import CallRecorder
-from trainkit.runtime.options import has_async_init, method_of
+from trainkit.runtime.refs import DynamicObjectRefGenerator, ObjectRef
 from trainkit.runtime.serialize import NUMBERS, PROTOCOL, SHORT, Packed, is_small, pack, unpack
-from trainkit.runtime.specs import DYNAMIC, STREAMING, ObjectRef
-from trainkit.runtime.streams import DynamicObjectRefGenerator, require_iterator, split_results
+from trainkit.runtime.specs import DYNAMIC, STREAMING
 
 
 class ArrivedCall(NamedTuple):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainkit import runtime
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, TaskCancelledError
+from trainkit.runtime.calls.results import drained, require_iterator
 from trainkit.runtime.local.client.calls import GivenName, calling
 from trainkit.runtime.local.client.futures import Futures, Results
 from trainkit.runtime.local.client.refs import LocalRef
@@ -34,7 +35,6 @@ from trainkit.runtime.local.worker.calls import (
 )
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import DYNAMIC, STREAMING, Concurrency
-from trainkit.runtime.streams import drained, require_iterator
 
 if TYPE_CHECKING:
     import asyncio

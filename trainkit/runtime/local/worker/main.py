@@ -20,6 +20,7 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import NodeDiedError
 from trainkit.runtime import session, signals
+from trainkit.runtime.calls.options import interface_of
 from trainkit.runtime.failures import ActorExit
 from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, known_endpoint, shared
 from trainkit.runtime.local.client.background import BackgroundThread
@@ -32,7 +33,6 @@ from trainkit.runtime.local.worker.bootstrap import Inherited, enter_environment
 from trainkit.runtime.local.worker.calls import ArrivedCall, CallerConnection, Calls, RecordedCalls
 from trainkit.runtime.local.worker.executors import AsyncioExecutor, Executor, SerialExecutor, Threads
 from trainkit.runtime.observability.call_recorder import CallRecorder
-from trainkit.runtime.options import interface_of
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import Interface
 

@@ -22,9 +22,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
+from trainkit.runtime.refs import ObjectRef, ObjectRefGenerator
 from trainkit.runtime.scheduling import PlacementGroup, SchedulingStrategy
-from trainkit.runtime.specs import ObjectRef
-from trainkit.runtime.streams import ObjectRefGenerator
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -205,14 +204,14 @@ class Remote(Protocol[F_co]):
 
 
 class TypedRemoteFunction(Remote[F_co], Protocol[F_co]):
-    """Type of `trainkit.runtime.remote.RemoteFunction`."""
+    """Type of `trainkit.runtime.calls.remote.RemoteFunction`."""
 
     def options(self, **changes: Unpack[TaskOptions]) -> Self: ...
     def bind(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class TypedActorClass(Remote[F_co], Protocol[F_co]):
-    """Type of `trainkit.runtime.remote.ActorClass`; calling the class `F_co` gives its handles' type."""
+    """Type of `trainkit.runtime.calls.remote.ActorClass`; calling class `F_co` gives its handles' type."""
 
     def options(self, **changes: Unpack[ActorOptions]) -> Self: ...
     def bind(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from trainkit.errors import ArgumentTypeError, ConfigError, did_you_mean
 from trainkit.registry import loaded
-from trainkit.runtime.options import (
+from trainkit.runtime.calls.methods import BUILT_IN
+from trainkit.runtime.calls.options import (
     ACTORS_ONLY,
-    BUILT_IN,
     TASKS_ONLY,
     Options,
     interface_of,
@@ -21,15 +21,17 @@ from trainkit.runtime.options import (
     retried,
     returns_of,
 )
+from trainkit.runtime.ids import ActorID
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.session import engine
-from trainkit.runtime.specs import ActorID, ActorSpec, Interface, MethodSpec, ObjectRef, TaskSpec, arity_of
+from trainkit.runtime.specs import ActorSpec, Interface, MethodSpec, TaskSpec, arity_of
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from trainkit.runtime import typed
-    from trainkit.runtime.streams import ObjectRefGenerator
-    from trainkit.runtime.typed import ActorOptions, AnyOptions, C, TaskOptions, Unknown
+    from trainkit.runtime.calls import typed
+    from trainkit.runtime.calls.typed import ActorOptions, AnyOptions, C, TaskOptions, Unknown
+    from trainkit.runtime.refs import ObjectRefGenerator
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 from trainkit.errors import ArgumentTypeError, ConfigError, did_you_mean
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime import specs
-from trainkit.runtime.placement import Condition, NodeLabelSchedulingStrategy, selected_by
+from trainkit.runtime.labels import Condition, NodeLabelSchedulingStrategy, selected_by
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy, SchedulingStrategy, checked_strategy
-from trainkit.runtime.session import engine, environment_of
+from trainkit.runtime.session import environment_of
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from trainkit.runtime.calls.typed import MarkMethod, Method, MethodOptions, Unknown
+    from trainkit.runtime.refs import ObjectRef, ObjectRefGenerator
     from trainkit.runtime.scheduling import PlacementGroup
-    from trainkit.runtime.streams import ObjectRefGenerator
-    from trainkit.runtime.typed import MarkMethod, Method, MethodOptions, Unknown
 
 
 P = ParamSpec("P")
@@ -32,7 +31,7 @@ _MARK = "__trainkit_method__"
 @overload
 def method(
     function: Callable[Concatenate[Any, P], Unknown], /
-) -> Method[Callable[..., specs.ObjectRef[Any]], Callable[..., Any]]: ...
+) -> Method[Callable[..., ObjectRef[Any]], Callable[..., Any]]: ...
 @overload
 def method(  # type: ignore[overload-overlap]
     function: Callable[Concatenate[Any, P], AsyncIterator[Y]], /
@@ -44,11 +43,11 @@ def method(  # type: ignore[overload-overlap]
 @overload
 def method(
     function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-) -> Method[Callable[P, specs.ObjectRef[R]], Callable[P, Coroutine[Any, Any, R]]]: ...
+) -> Method[Callable[P, ObjectRef[R]], Callable[P, Coroutine[Any, Any, R]]]: ...
 @overload
 def method(
     function: Callable[Concatenate[Any, P], R], /
-) -> Method[Callable[P, specs.ObjectRef[R]], Callable[P, R]]: ...
+) -> Method[Callable[P, ObjectRef[R]], Callable[P, R]]: ...
 @overload
 def method(**options: Unpack[MethodOptions]) -> MarkMethod: ...
 def method(
@@ -119,46 +118,6 @@ def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, gen
     if num_returns < 0:
         raise ConfigError(f"num_returns={num_returns!r}: give 0 or more, 'streaming' or 'dynamic'")
     return num_returns
-
-
-def _ready(actor: Any) -> bool:
-    return True
-
-
-def _call(actor: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return function(actor, *args, **kwargs)
-
-
-def _terminate(actor: Any) -> None:
-    engine().exit_actor()
-
-
-_BUILT_IN: Mapping[str, Callable[..., Any]] = {
-    "__ray_ready__": _ready,
-    "__ray_call__": _call,
-    "__ray_terminate__": _terminate,
-}
-BUILT_IN: Mapping[str, specs.MethodSpec] = {
-    name: specs.MethodSpec(arity=specs.arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
-}
-"""Methods of every actor: check that it is running, call a function with its object, and end it."""
-
-
-def method_of(instance: Any, name: str) -> Callable[..., Any]:
-    """Return the method of that name, bound to `instance`.
-
-    The method is looked up on the class, so that an instance attribute of the same name does not hide it.
-    """
-    built_in = _BUILT_IN.get(name)
-    if built_in is not None:
-        return functools.partial(built_in, instance)
-    kind = type(instance)
-    for base in kind.__mro__:
-        if name in vars(base):
-            found = vars(base)[name]
-            bind = getattr(type(found), "__get__", None)
-            return found if bind is None else bind(found, instance, kind)  # type: ignore[no-any-return]
-    return getattr(instance, name)  # type: ignore[no-any-return]
 
 
 def _takes_self(cls: type, name: str) -> bool:

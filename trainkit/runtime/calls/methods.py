@@ -1,0 +1,52 @@
+"""Methods of an actor's object by name, and the methods of every actor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainkit.runtime import specs
+from trainkit.runtime.session import engine
+
+
+def _ready(actor: Any) -> bool:
+    return True
+
+
+def _call(actor: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(actor, *args, **kwargs)
+
+
+def _terminate(actor: Any) -> None:
+    engine().exit_actor()
+
+
+_BUILT_IN: Mapping[str, Callable[..., Any]] = {
+    "__ray_ready__": _ready,
+    "__ray_call__": _call,
+    "__ray_terminate__": _terminate,
+}
+
+
+BUILT_IN: Mapping[str, specs.MethodSpec] = {
+    name: specs.MethodSpec(arity=specs.arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
+}
+"""Methods of every actor: check that it is running, call a function with its object, and end it."""
+
+
+def method_of(instance: Any, name: str) -> Callable[..., Any]:
+    """Return the method of that name, bound to `instance`.
+
+    The method is looked up on the class, so that an instance attribute of the same name does not hide it.
+    """
+    built_in = _BUILT_IN.get(name)
+    if built_in is not None:
+        return functools.partial(built_in, instance)
+    kind = type(instance)
+    for base in kind.__mro__:
+        if name in vars(base):
+            found = vars(base)[name]
+            bind = getattr(type(found), "__get__", None)
+            return found if bind is None else bind(found, instance, kind)  # type: ignore[no-any-return]
+    return getattr(instance, name)  # type: ignore[no-any-return]

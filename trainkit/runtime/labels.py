@@ -1,0 +1,155 @@
+"""Labels of nodes, and conditions on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.errors import ConfigError, InfeasibleError
+
+Condition = tuple[str, str, tuple[str, ...]]
+"""Name of a label, then "in", "not in", "exists" or "not exists", and the values for the first two."""
+
+_SELECTOR = re.compile(r"(?P<negated>!?)in\((?P<values>[^()]*)\)")
+
+
+class _Operator:
+    """Operator that compares a label's value, part of a condition."""
+
+    name = ""
+
+    def __init__(self, *values: str) -> None:
+        if not values or not all(isinstance(value, str) for value in values):
+            raise ConfigError(f"{type(self).__name__}{values!r}: give the values, each a text")
+        self.values = list(values)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.values))})"
+
+
+class In(_Operator):
+    """Condition that the label exists and has one of these values."""
+
+    name = "in"
+
+
+class NotIn(_Operator):
+    """Condition that the label does not exist, or has none of these values."""
+
+    name = "not in"
+
+
+class Exists(_Operator):
+    """Condition that the label exists."""
+
+    name = "exists"
+
+    def __init__(self) -> None:
+        self.values = []
+
+
+class DoesNotExist(_Operator):
+    """Condition that the label does not exist."""
+
+    name = "not exists"
+
+    def __init__(self) -> None:
+        self.values = []
+
+
+class NodeLabelSchedulingStrategy:
+    """Strategy to run on a node whose labels meet conditions, such as {"region": In("eu"), "spot": Exists()}.
+
+    Args:
+        hard: conditions that the node must meet, by the label's name.
+        soft: conditions that the node should meet if possible; no effect on one machine.
+
+    Raises:
+        ConfigError: no condition is given, or a condition is not In, NotIn, Exists or DoesNotExist.
+    """
+
+    def __init__(
+        self, hard: Mapping[str, _Operator] | None, *, soft: Mapping[str, _Operator] | None = None
+    ) -> None:
+        self.hard = self._conditions("hard", hard)
+        self.soft = self._conditions("soft", soft)
+        if not (self.hard or self.soft):
+            raise ConfigError("NodeLabelSchedulingStrategy: give conditions in hard or in soft")
+
+    @staticmethod
+    def _conditions(name: str, given: Mapping[str, _Operator] | None) -> tuple[Condition, ...]:
+        entries = given or {}
+        if not isinstance(entries, Mapping):
+            raise ConfigError(f"{name}={given!r}: give a dictionary of conditions by label")
+        for key, operator in entries.items():
+            if not isinstance(key, str) or not isinstance(operator, _Operator):
+                raise ConfigError(
+                    f"{name}={given!r}: give a condition by each label, one of In, NotIn, Exists and "
+                    "DoesNotExist"
+                )
+        return tuple((key, operator.name, tuple(operator.values)) for key, operator in entries.items())
+
+
+def checked_labels(labels: Mapping[str, str] | None, what: str) -> dict[str, str]:
+    """Return `labels` as a dictionary.
+
+    Raises:
+        ConfigError: a name or a value is not a string.
+    """
+    found = dict(labels or {})
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in found.items()):
+        raise ConfigError(f"{what}: {labels!r}; names and values of labels are texts")
+    return found
+
+
+def selected_by(selector: Mapping[str, str] | None) -> tuple[Condition, ...]:
+    """Return the conditions of a `label_selector`; values are "x", "!x" for not, "in(x,y)" and "!in(x,y)".
+
+    Raises:
+        ConfigError: the selector is not a dictionary of strings.
+    """
+    if selector is None:
+        return ()
+    if not isinstance(selector, Mapping):
+        raise ConfigError(f"label_selector={selector!r}: give a dictionary, such as {{'region': 'eu'}}")
+    conditions: list[Condition] = []
+    for key, value in checked_labels(selector, "label_selector").items():
+        listed = _SELECTOR.fullmatch(value)
+        if listed:
+            values = tuple(part.strip() for part in listed["values"].split(","))
+            negated = bool(listed["negated"])
+        else:
+            negated = value.startswith("!")
+            values = (value.removeprefix("!"),)
+        conditions.append((key, "not in" if negated else "in", values))
+    return tuple(conditions)
+
+
+def require_labels(conditions: Sequence[Condition], node: Mapping[str, Any], what: str) -> None:
+    """Raise InfeasibleError if the only node does not meet `conditions`.
+
+    Args:
+        conditions: conditions of the request.
+        node: listing row of the node.
+        what: name of the requester.
+    """
+    labels: Mapping[str, str] = node["labels"]
+    unmet = [condition for condition in conditions if not _meets(labels, *condition)]
+    if unmet:
+        told = ", ".join(f"{key} {operator} {list(values) or ''}".rstrip() for key, operator, values in unmet)
+        raise InfeasibleError(
+            f"{what} asks for a node with the labels {told}, and this machine has {dict(labels)}. Give it "
+            "labels by trainkit.init(labels={...}), or ask for others"
+        )
+
+
+def _meets(labels: Mapping[str, str], key: str, operator: str, values: Sequence[str]) -> bool:
+    match operator:
+        case "in":
+            return labels.get(key) in values
+        case "not in":
+            return labels.get(key) not in values
+        case "exists":
+            return key in labels
+    return key not in labels

@@ -1,0 +1,82 @@
+"""Listings of a session's nodes, actors, tasks, objects and resources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainkit.resources import total
+from trainkit.runtime.session import engine
+
+
+def cluster_resources() -> dict[str, float]:
+    """Return all resources of the session, such as {"CPU": 4.0}, including memory for large objects."""
+    stores = [_object_store(node) for node in engine().state("nodes")]
+    return _shown(total([engine().cluster_resources(), *stores]))
+
+
+def available_resources() -> dict[str, float]:
+    """Return the free resources; resources that are used up are left out."""
+    stores = [_object_store(node, free=True) for node in engine().state("nodes")]
+    return _shown(total([engine().available_resources(), *stores]))
+
+
+def _object_store(node: Mapping[str, Any], *, free: bool = False) -> dict[str, float]:
+    """Return the memory for large objects on a node, or only its free part, by the resource's name."""
+    store = node["object_store"]
+    if not store:
+        return {}
+    used = store["used_bytes"] if free else 0
+    return {"object_store_memory": max(0, store["limit_bytes"] - used)}
+
+
+def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(amount) for name, amount in amounts.items() if amount}
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Return the session's machines, each with name, address, resources and whether it is alive.
+
+    Each row also has Ray's names, such as NodeID, Alive, NodeManagerAddress and Resources.
+    """
+    return [
+        {
+            **node,
+            "NodeID": node["node_id"],
+            "Alive": node["alive"],
+            "NodeManagerAddress": node["address"],
+            "NodeName": node["address"],
+            "NodeManagerHostname": node["hostname"],
+            "Resources": _shown({**node["resources"], **_object_store(node)}),
+            "Labels": node["labels"],
+        }
+        for node in engine().state("nodes")
+    ]
+
+
+def list_actors() -> list[dict[str, Any]]:
+    """Return the session's actors, living and dead, with state, name, pid and resources."""
+    return engine().state("actors")
+
+
+def list_tasks() -> list[dict[str, Any]]:
+    """Return the tasks that wait or run, with state, name, pid and resources."""
+    return engine().state("tasks")
+
+
+def list_objects() -> list[dict[str, Any]]:
+    """Return the large objects with their size in bytes, their holders, and whether they are on disk."""
+    return engine().state("objects")
+
+
+def list_placement_groups() -> list[dict[str, Any]]:
+    """Return the placement groups, with state, bundles and strategy."""
+    return engine().state("placement_groups")
+
+
+def get_gpu_ids() -> list[int | str]:
+    """Return the ids of the GPUs assigned to this worker; in the driver, of all GPUs.
+
+    The ids are numbers or UUIDs, as in CUDA_VISIBLE_DEVICES. If that is not set, the numbers count from 0.
+    """
+    return engine().gpu_ids()

@@ -1,0 +1,160 @@
+"""References to values, and the generators that yield them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Uncopied:
+    """Base of objects that refer to something elsewhere; copying them returns the same object."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class ObjectRef(Uncopied, Generic[T_co]):
+    """Reference to a value that exists or will exist; pass it to `get`, to `wait`, or to a call.
+
+    References are equal if they refer to the same value, in whatever process they are. Pickling a reference
+    by hand, into a file for example, waits for the value and includes it. The unpickled reference refers to a
+    copy of the value, even in another session.
+
+    Attributes:
+        id: number that is unique among all references of a session.
+    """
+
+    __slots__ = ("__weakref__", "id")
+
+    id: int
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, ObjectRef) and self.id == other.id)
+
+    def __hash__(self) -> int:
+        return self.id
+
+    def hex(self) -> str:
+        """Return the id as text."""
+        return f"{self.id:016x}"
+
+    def binary(self) -> bytes:
+        """Return the id as bytes."""
+        return bytes.fromhex(self.hex())
+
+    def size(self) -> int:
+        """Return the length of the id in bytes."""
+        return len(self.binary())
+
+    def is_nil(self) -> bool:
+        """Return False, because a reference always refers to a value."""
+        return False
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self.id:016x})"
+
+    def __iter__(self) -> Any:
+        raise TypeError("an ObjectRef is not its value yet: use trainkit.get(ref)")
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        """Wait for the value on an event loop, as in `await ref`; raise the errors of `get`."""
+        return self.as_future().__await__()
+
+    @abstractmethod
+    def future(self, into: Future[Any] | None = None) -> Future[T_co]:
+        """Return a future for the value; an error of `get` becomes the future's exception.
+
+        Args:
+            into: a running future to settle instead of a new one. Its callbacks must not block.
+        """
+
+    def as_future(self) -> asyncio.Future[T_co]:
+        """Return an asyncio future for the value, on the running event loop; `await` uses it."""
+        import asyncio  # takes a tenth of a second, but who has an event loop has imported it
+
+        return asyncio.wrap_future(self.future())
+
+
+class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIterator[ObjectRef[T_co]]):
+    """Generator of references to the values that a remote generator yields, each as soon as it exists.
+
+    `for ref in generator` and `async for ref in generator` wait for the next value. If the remote generator
+    raises, or its process dies, one last reference follows, whose `get` raises that error.
+
+    The remote generator does not wait for its reader: its values are kept until they are taken. It is stopped
+    when this object is dropped, unless `completed` was called.
+    """
+
+    @abstractmethod
+    def __next__(self) -> ObjectRef[T_co]:
+        """Return the next value's reference, which is done; raise StopIteration after the last."""
+
+    @abstractmethod
+    async def __anext__(self) -> ObjectRef[T_co]:
+        """Return the next reference without blocking the event loop."""
+
+    @abstractmethod
+    def upcoming(self) -> ObjectRef[Any]:
+        """Return a reference that is done once the next value, or the end, exists; it takes no value."""
+
+    @abstractmethod
+    def completed(self) -> ObjectRef[None]:
+        """Return a reference that is done once the remote generator has ended; its `get` raises its error."""
+
+    @abstractmethod
+    def hex(self) -> str:
+        """Return the call's id as text."""
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self.hex()})"
+
+    def __iter__(self) -> ObjectRefGenerator[T_co]:
+        return self
+
+    def __aiter__(self) -> ObjectRefGenerator[T_co]:
+        return self
+
+
+class DynamicObjectRefGenerator:
+    """Value of a call with `num_returns="dynamic"`: references to the values that the function yielded.
+
+    If the function raised, the last reference is that failure. Each reference is handed out once.
+    """
+
+    def __init__(self, refs: Iterable[ObjectRef[Any]]) -> None:
+        self._refs = list(refs)
+
+    def __iter__(self) -> Iterator[ObjectRef[Any]]:
+        while self._refs:
+            yield self._refs.pop(0)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    @classmethod
+    def of(
+        cls,
+        items: Iterable[Any],
+        put: Callable[[Any], ObjectRef[Any]],
+        failed: Callable[[Exception], ObjectRef[Any]],
+    ) -> DynamicObjectRefGenerator:
+        """Run a generator to its end; store its values with `put`, and its error with `failed`."""
+        refs: list[ObjectRef[Any]] = []
+        try:
+            refs.extend(map(put, items))
+        except Exception as error:
+            refs.append(failed(error))
+        return cls(refs)
