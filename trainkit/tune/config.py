@@ -53,27 +53,26 @@ class TuneConfig(Settings):
         metric: name of the reported value to optimise, such as "eval/accuracy", or a list of names.
         search_alg: searcher that suggests configurations, or its name; default: grid and random search.
         scheduler: scheduler that stops trials early, or its name; default: no scheduler.
-        num_samples: number of samples from the space; a grid is repeated this often. -1: sample until a time
-            budget, a stopper, Ctrl-C or the last untried configuration ends the experiment.
-        max_concurrent_trials: maximum number of trials that run at once; None or 0: limited by resources
-            only.
-        time_budget_s: seconds, or a timedelta, for one call of `fit`. Trials that still run are stopped at
-            their next report, interrupted after half of $TRAINKIT_STOP_GRACE_S (default 5 seconds) without
-            one, and killed after all of it.
-        reuse_actors: let a new trial take over the process of an ended trial instead of starting a process.
-            Thousands of short trials then cost a fraction. A trial sees what earlier trials left in the
-            process.
-        trial_name_creator: function from a `Trial` to its name.
-        trial_dirname_creator: function from a `Trial` to the name of its folder.
-        seed: seed of searcher, scheduler and trials; None draws a seed and stores it in the experiment file.
+        num_samples: number of samples from the space; a grid is repeated this many times. -1: sample until a
+            time budget, a stopper or Ctrl-C ends the experiment, or no untried configuration is left.
+        max_concurrent_trials: maximum number of trials that run at once; None or 0: only resources limit it.
+        time_budget_s: seconds, or a timedelta, for one call of `fit`. After it, a running trial stops at its
+            next report. A trial that does not report is interrupted after half of $TRAINKIT_STOP_GRACE_S
+            (default 5 seconds) and killed after all of it.
+        reuse_actors: run a new trial in the process of an ended trial instead of starting a process.
+            Thousands of short trials then take a fraction of the time. A trial sees global state that earlier
+            trials left in the process.
+        trial_name_creator: function that receives a `Trial` and returns its name.
+        trial_dirname_creator: function that receives a `Trial` and returns the name of its folder.
+        seed: seed of searcher, scheduler and trials; None: a random seed, stored in the experiment file.
         trial_timeout_s: seconds, or a timedelta, that each attempt of a trial may take once it has its
             resources. After this time the trial is killed and counts as failed.
         allow_duplicates: False: a configuration that repeats an earlier one is sampled again; without a new
             configuration the experiment ends. num_samples still repeats a grid.
-        strict_metric_checking: True: a first report with another spelling of the metric ends the experiment
-            with an error, and a trial that never reports the metric fails. False: the metric may be reported
-            late, or never.
-        chdir_to_trial_dir: former place of RunConfig(chdir_to_trial_dir=...).
+        strict_metric_checking: True: if the first report spells the metric differently, the experiment ends
+            with an error; a trial that never reports the metric fails. False: a trial may report the metric
+            late or never.
+        chdir_to_trial_dir: deprecated name for RunConfig(chdir_to_trial_dir=...).
 
     Raises:
         ConfigError: a value is out of range.
@@ -115,7 +114,7 @@ class TuneConfig(Settings):
         require_whole("seed", self.seed, 0, optional=True)
         for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
             require_one_of(name, getattr(self, name), (True, False, None))
-        for name in ("num_samples", "max_concurrent_trials", "seed"):  # NumPy's integers as Python's
+        for name in ("num_samples", "max_concurrent_trials", "seed"):  # NumPy integers become int
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
         if isinstance(self.search_alg, str):
@@ -154,19 +153,19 @@ class RunConfig(Settings):
     Args:
         name: name of the experiment's folder; None: the trainable's name, the date and a few letters.
         storage_path: folder that holds experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. With
-            an address such as "s3://bucket/experiments", the experiment is kept in that local folder and
-            copied to the address while it runs.
-        storage_filesystem: an fsspec file system for `storage_path`, or a `tune.syncer.Syncer`; a Syncer is
-            not asked for existing experiments. None: the local file system, or the one that the address
-            names.
+            an address such as "s3://bucket/experiments", the experiment is kept in the default local folder
+            and copied to the address while it runs.
+        storage_filesystem: an fsspec file system for `storage_path`, or a `tune.syncer.Syncer`; with a
+            Syncer, existing experiments at the address are not detected. None: the local file system, or the
+            file system of the address.
         failure_config: policy for failed trials.
         checkpoint_config: rules for saving and keeping checkpoints.
         sync_config: settings of the copy at an address.
         verbose: 0 or False: silent; 1 or True: a console table, or short lines without a terminal; 2 and 3:
             more output.
         stop: bounds such as {"training_iteration": 10}; a trial ends when it reaches any of them. {"eval":
-            {"loss": 1}} means "eval/loss". Or a function (trial_id, result) -> bool, a `Stopper`, or a list
-            of these. A report with {"done": True} always ends its trial.
+            {"loss": 1}} means "eval/loss". It may also be a function (trial_id, result) -> bool, a `Stopper`,
+            or a list of such rules. A report with {"done": True} always ends its trial.
         callbacks: callback objects, or names such as "mlflow"; the default loggers and the console are added
             automatically.
         progress_reporter: replacement for the console, such as `tune.CLIReporter()`; verbose=0 silences it
@@ -254,7 +253,7 @@ _PARTS: Mapping[str, tuple[type, str]] = {
     "checkpoint_config": (CheckpointConfig, "tune.CheckpointConfig(num_to_keep=2)"),
     "sync_config": (SyncConfig, "tune.SyncConfig(sync_period=5)"),
 }
-"""Settings of a run that are objects: the class of each, and an example for the message."""
+"""Required class of each setting of a run that is an object, with an example for the error message."""
 
 
 def _flat(rule: Any) -> Any:

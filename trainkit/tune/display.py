@@ -33,7 +33,7 @@ MAX_CONFIG = 400
 MAX_VALUE = 30
 """Maximum number of characters of one value of a configuration."""
 WIDEST = 100_000
-"""Line width, in characters, that keeps a line from being folded or cut."""
+"""Line width, in characters, at which no line is folded or cut."""
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -296,7 +296,8 @@ def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, sa
 
     Args:
         what: description of the awaited event, for the line.
-        wait: function of the seconds to wait; it returns true as soon as the wait is over.
+        wait: function that waits for the given seconds at most; it returns true as soon as the event has
+            occurred.
         timeout_s: maximum seconds of both calls of `wait` together.
         say: prints the line.
     """
@@ -313,7 +314,8 @@ class ExperimentProgress:
     """Counts and best trials of an experiment. An update reads only new and unfinished trials.
 
     Args:
-        metric, mode: criterion for the best trial, applied to last reports; None: no trial is best.
+        metric, mode: criterion for the best trial, applied to last reports; None: no trial counts as the
+            best.
         started: start time in seconds.
 
     Attributes:

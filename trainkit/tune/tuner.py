@@ -30,8 +30,8 @@ class Tuner:
         param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
             constants, nested dictionaries and lists.
         tune_config: settings of the search.
-        run_config: settings of storage, stopping and callbacks; None: the settings of the trainer that is the
-            trainable, or the defaults.
+        run_config: settings of storage, stopping and callbacks; None: the RunConfig of the trainer that is
+            passed as the trainable, or the defaults.
 
     Raises:
         ConfigError: an argument is wrong; SpaceError: the search space is wrong.
@@ -70,9 +70,9 @@ class Tuner:
         """Run the experiment and return its results; after a Ctrl-C, return the results so far.
 
         Raises:
-            InfeasibleError: a trial asks for more than the machine has.
-            SerializationError: the trainable or a value can't be sent to a worker; the message names the
-                part.
+            InfeasibleError: a trial requests more resources than the machine has.
+            SerializationError: the trainable or a value can't be sent to a worker; the message names the part
+                that failed.
             ConfigError: the folder already holds an experiment; or the scheduler pauses trials that save no
                 checkpoints. Reports are kept.
             StoreError: the folder can't be written.
@@ -86,7 +86,7 @@ class Tuner:
         return self._results
 
     def get_results(self) -> ResultGrid:
-        """Return the results of `fit`, or the results so far of a restored experiment.
+        """Return the results of `fit`; for a restored experiment, return its results so far.
 
         Raises:
             StoreError: the experiment has no results yet.
@@ -132,10 +132,11 @@ class Tuner:
             run_config: settings to change, such as the stop rule; its callbacks replace the former callbacks.
 
         Raises:
-            StoreError: `path` holds no experiment, or its file is damaged or foreign.
+            StoreError: `path` holds no experiment, or its file is damaged or not an experiment file.
             StorageError: the address can't be read.
-            ConfigError: a part that the file can't hold is missing from the arguments.
-            MetricError: `tune_config` names a metric that none of the reports has.
+            ConfigError: an object that the file can't store, such as a custom scheduler, is missing from the
+                arguments.
+            MetricError: `tune_config` names a metric that is missing from all reports.
         """
         rule = running.ResumeRule.of(
             resume_unfinished, resume_errored, restart_errored, resume_finished, resume_config

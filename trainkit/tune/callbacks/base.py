@@ -21,7 +21,7 @@ CALLBACKS = Registry(
     },
     base="trainkit.tune.callbacks.base:Callback",
 )
-"""Callbacks that need only a name to be created; other packages add theirs by entry points."""
+"""Callbacks that can be created by name. Other packages can add callbacks through entry points."""
 
 
 class Callback:
@@ -33,7 +33,8 @@ class Callback:
 
     Attributes:
         _refresh_s: seconds between calls of `on_step_end` without events; None: no such calls.
-        _given_as: name that the callback was created from, for a restore; None: it was given as an object.
+        _given_as: name from which a restore creates the callback again; None: the callback was passed as an
+            object.
     """
 
     _refresh_s: float | None = None
@@ -48,11 +49,11 @@ class Callback:
     ) -> None:
         """Called when the experiment begins or is resumed.
 
-        `num_samples` is TuneConfig's; `total_num_samples` is the total number of trials including grids, or
-        None without a limit. `info` holds `experiment_path`, `metric`, `mode`, `objectives`, `time`,
-        `resources`, `trials`, and `past`: a function that returns the trials of a resumed experiment that
-        have reported, each with its results. Results are read on access; their number is known without
-        reading.
+        `num_samples` is the setting of TuneConfig; `total_num_samples` is the total number of trials
+        including grids, or None without a limit. `info` holds `experiment_path`, `metric`, `mode`,
+        `objectives`, `time`, `resources`, `trials`, and `past`. The function `past` returns the trials of a
+        resumed experiment that have reported, each with a sequence of its results. The results are read on
+        access; `len` needs no reading.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
@@ -69,7 +70,7 @@ class Callback:
         """Called when the process of a trial has been set up."""
 
     def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial runs again after the results in `info["results"]`, oldest first."""
+        """Called when a trial runs again; `info["results"]` holds its results so far, oldest first."""
 
     def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Called when a trial has a new checkpoint."""
@@ -91,8 +92,8 @@ class Callback:
     def on_trial_change(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Called when a trial continues with another configuration.
 
-        `info` holds `donor`, the trial whose state it took over or None, and `donor_iteration`, the donor's
-        last report before the exchange.
+        `info` holds `donor` (the trial whose state was copied, or None) and `donor_iteration` (the donor's
+        last report before the exchange).
         """
 
     def on_checkpoint(
@@ -108,9 +109,10 @@ class Callback:
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Called when the experiment has ended or was interrupted.
 
-        `info` holds the values of `on_step_end`; `ending`: the reason of an early end, '' if all trials have
-        ended; `in_order`: False if trials were cut off, for example by a second Ctrl-C, so the callback
-        should be quick; and `say`: a function that prints a line about a wait, or nothing with verbose=0.
+        `info` holds the values of `on_step_end` and three more. `ending` is the reason for an early end, or
+        '' if all trials have ended. `in_order` is False if trials were cut off, for example by a second
+        Ctrl-C; the callback should then be quick. `say` is a function that prints a line about a wait; with
+        verbose=0 it prints nothing.
         """
 
     def get_state(self) -> dict[str, Any] | None:
@@ -121,7 +123,7 @@ class Callback:
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore a state of a callback with the same class and position; called after `setup`."""
+        """Restore the state of the earlier callback with this class and position; called after `setup`."""
 
 
 ASK_S = 1.0
@@ -150,7 +152,7 @@ class ProgressReporter:
         """
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
-        """Return True to have `report` called now; called after each step, at the end with `done`."""
+        """Return True to have `report` called now; called after each step, and at the end with done=True."""
         raise NotImplementedError(f"{type(self).__name__} must define should_report()")
 
     def report(self, trials: Sequence[Trial], done: bool, *sys_info: str) -> None:
@@ -163,7 +165,7 @@ class ReporterCallback(Callback):
 
     Args:
         reporter: reporter to call.
-        verbose: setting of RunConfig.
+        verbose: `verbose` setting of RunConfig.
         kept: False if the experiment's folder is removed at the end; the reporter then receives no path.
     """
 
@@ -204,8 +206,8 @@ def create_callback(name: str, argument: str = "callbacks") -> Callback:
     """Return a new callback by its name or class name.
 
     Args:
-        name: name in CALLBACKS, or of an entry point.
-        argument: user's argument with the name, for messages.
+        name: name in CALLBACKS, or name of an entry point.
+        argument: user's argument that contains `name`, for error messages.
 
     Raises:
         ConfigError: the callback is unknown, or needs arguments.
@@ -235,7 +237,7 @@ def check_callback(callback: Callback) -> None:
 
 
 def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
-    """Return a callback's method for calls with names only, as in Ray; None if it is not overridden.
+    """Return a callback's method for keyword-only calls, as in Ray; None if it is not overridden.
 
     Raises:
         ConfigError: the method does not accept the arguments.
@@ -261,7 +263,7 @@ def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
 
 HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
 _BY_POSITION = ("iteration", "trials", "trial")
-"""Arguments that are passed by position to a method with other names for them."""
+"""Arguments that are passed by position to a method that names its parameters differently."""
 _STEP_INFO = ("time", "total_samples", "resources", "resources_used", "remaining_s")
 _INFO = {
     "setup": ("experiment_path", "metric", "mode", "objectives", "time", "resources", "trials", "past"),

@@ -34,16 +34,16 @@ logger = logging.getLogger("trainkit.tune")
 
 
 class MetricWatch(Callback):
-    """Callback that warns of missing values in the first report, and in the first checkpoint's report.
+    """Callback that warns of values missing from the first report or from the first checkpoint's report.
 
     A trial without the metric fails only at its end, because a later report may have the metric.
 
     Args:
         metrics: metrics that trials must report.
-        time_attr: setting of the scheduler.
+        time_attr: `time_attr` setting of the scheduler.
         scheduler: name of the scheduler's class.
-        first_judgement: earliest time at which the scheduler judges a trial; None: no warning.
-        judged_by: metric of the scheduler, or None.
+        first_judgement: earliest `time_attr` at which the scheduler judges a trial; None: no warning.
+        judged_by: metric that the scheduler compares, or None.
         ranked_by: value that ranks checkpoints, or None.
     """
 
@@ -106,7 +106,7 @@ class MetricWatch(Callback):
         if first is None or not all(trial.status.is_finished for trial in trials):
             return
         times = [time for trial in trials if is_finite(time := lookup(trial.last_result, name))]
-        if times and max(times) < first * (1 - 1e-9):  # without times, the first report has caused a warning
+        if times and max(times) < first * (1 - 1e-9):  # without times, a warning was printed earlier
             logger.warning(
                 "%s has judged no trial: none came to %s=%g, the furthest to %.4g. Give a time_attr that "
                 "counts otherwise, such as 'training_iteration', or let it judge earlier",
@@ -124,7 +124,7 @@ class MetricWatch(Callback):
 
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
-    """Return the names that `result` has instead of `name`, with the closest name if any is close."""
+    """Return a text with the names that `result` has instead of `name`, and with the closest name, if any."""
     names = reported_names(result)
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
@@ -136,7 +136,7 @@ REFRESH_S = 0.5
 SUMMARY_S = 30.0
 """Seconds between two summary lines without a block; doubled while no trial ends."""
 MAX_LINES = 100
-"""Maximum number of lines for each of: ended trials, failed trials, and retries."""
+"""Maximum number of lines about ended trials; the same limit holds for failed trials and for retries."""
 MAX_TRACEBACKS = 5
 """Maximum number of tracebacks, each of a different error."""
 MAX_WIDTH = 200
@@ -147,9 +147,10 @@ class ConsoleCallback(Callback):
 
     Args:
         live: True: a block that updates; False: lines; None: a block in a terminal or a notebook.
-        verbose: 2: also print a line for each report; 3: with all its metrics.
+        verbose: 2: also print a line for each report; 3: include all metrics in these lines.
         kept: False if the experiment's folder is removed at the end; the folder is then not shown.
-        waits: returns what the first trial is waiting for; called while trials are pending and none runs.
+        waits: function that returns what the first trial is waiting for; called while trials are pending and
+            no trial runs.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class ConsoleCallback(Callback):
             say(failed)
 
     def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
-        """Print a summary line about all trials; there are at most as many such lines as trials."""
+        """Print a summary line about all trials, at most once for each trial."""
         lines = self._table(trials, info).lines
         since, self._ended = self._progress.ended - self._ended, self._progress.ended
         self._summary_s = SUMMARY_S if since else 2 * self._summary_s
@@ -261,7 +262,7 @@ class ConsoleCallback(Callback):
 
         Args:
             trial: trial in its new state.
-            what: one word for its new state.
+            what: one word for the new state.
             why: reason; cut if the line is too long.
             rest: end of the line.
         """

@@ -51,7 +51,7 @@ class CallbackStates:
 
     Args:
         callbacks: all callbacks; only those that override `get_state` have a state.
-        keep: stores the states by name after a change.
+        keep: function that stores the states by name; called after a change.
         complaints: receives the exceptions of callbacks.
     """
 
@@ -86,7 +86,7 @@ class CallbackStates:
             self.keep_now()
 
     def keep_now(self) -> None:
-        """Ask for the states, and store them if any has changed."""
+        """Get the states from the callbacks, and store them if any state has changed."""
         found = dict(self._kept)
         for name, callback in self._asked.items():
             with self._told_of(callback, "get_state"):
@@ -127,7 +127,7 @@ class CallbackDispatcher:
         keep: function that stores the states of callbacks.
         amend: function that stores a report to which a callback has added values.
         strict: callbacks whose first exception is stored, to end the experiment.
-        display: display, called after the callbacks; `display_end` notifies it of the end.
+        display: callback of the display, called after `callbacks`; `display_end` notifies it of the end.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class CallbackDispatcher:
                 self._of_trial("on_trial_recover", trial, failure=failure)
 
     def _whole(self, trial: Trial) -> dict[str, Any]:
-        """Return a later attempt's full history: that attempt may have ended without reports of its own."""
+        """Return the full history after a second or later attempt, as that attempt may lack reports."""
         return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
 
     def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:

@@ -26,9 +26,9 @@ MAX_KEPT = 5_000
 
 
 class LoggerCallback(Callback):
-    """Base class of loggers. When a trial runs again, its log is rewritten to the committed reports.
+    """Base class of loggers. When a trial runs again, its log is rewritten from the committed reports.
 
-    Reports are buffered and passed to `log_trial_results` together, at most a second late, and before other
+    Reports are buffered and passed to `log_trial_results` together, at most a second late, and before the
     calls about the trial's end. To receive each report at once, override `log_trial_result`.
     """
 
@@ -152,7 +152,7 @@ class LoggerCallback(Callback):
 
 
 class FileLoggerCallback(LoggerCallback):
-    """Base class of loggers with files in the trials' folders; after a kill, files are completed."""
+    """Base class of loggers with files in the trials' folders; a restart after a kill completes the files."""
 
     folder: Path
 
@@ -264,7 +264,7 @@ def _header(file: TextIO) -> list[str]:
 
 
 def _widen(path: Path, columns: Sequence[str], more: Sequence[Mapping[str, Any]]) -> None:
-    """Extend the table in `path` to `columns`, of which it has the first ones, and append rows."""
+    """Add the last `columns`, which are missing, to the table in `path`, and append rows."""
     before = csv.field_size_limit(_LONGEST)
     try:
         with open(path, **_AS_TEXT) as file:
@@ -285,7 +285,7 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
 
 
 class JsonLoggerCallback(FileLoggerCallback):
-    """Logger of each trial's configuration, reports and error as JSON; other values become their repr."""
+    """Logger of each trial's configuration, reports and error as JSON; objects become their repr."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ def _lines(results: Sequence[Mapping[str, Any]]) -> str:
 class PolicyFiles(Callback):
     """Callback that writes `pbt_global.txt`, and `pbt_policy_<trial id>.txt` for each trial with an exchange.
 
-    A restore rewrites the files from the experiment's file, so a kill loses no line.
+    A restore rewrites the files from the experiment's file, so no line is lost after a kill.
     """
 
     def __init__(self) -> None:

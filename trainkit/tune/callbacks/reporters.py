@@ -61,7 +61,7 @@ class TableReporter(ProgressReporter):
     Args:
         metric_columns: metrics to show: a list of names, or a dictionary from a name to its heading; None:
             the usual metrics, and the first few numbers that trials report.
-        parameter_columns: parameters to show, such as "optimizer/lr", in the same forms; None: all
+        parameter_columns: parameters to show, such as "optimizer/lr", as a list or a dictionary; None: all
             parameters.
         total_samples: total number of trials; None: from TuneConfig.
         max_progress_rows: maximum number of trials in the table.
@@ -69,10 +69,11 @@ class TableReporter(ProgressReporter):
         max_column_length: maximum characters of a heading or a cell; longer texts are cut.
         max_report_frequency: minimum seconds between two reports.
         infer_limit: maximum number of automatically found metrics if metric_columns is None.
-        print_intermediate_tables: False: print the table only at the end, and only the lines above it before.
+        print_intermediate_tables: False: print the table only at the end; earlier reports contain only the
+            lines above it.
         metric, mode: criterion for "best"; None: from TuneConfig.
         sort_by_metric: True: best trials first; False: in the order of suggestion.
-        clock: source of the time.
+        clock: function that returns the time.
 
     Raises:
         ConfigError: a value is out of range.
@@ -300,7 +301,7 @@ def _add(columns: dict[str, str], name: str, shown: str | None) -> None:
 
 
 def _parameter(config: Mapping[str, Any], name: str) -> Any:
-    """Return a parameter by its flat name, even with keys that are not texts; or a dictionary of several."""
+    """Return a parameter, or a nested dictionary, by its flat name; the keys need not be strings."""
     return flatten(config).get(name, lookup(config, name))
 
 

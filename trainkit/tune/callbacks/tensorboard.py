@@ -51,14 +51,14 @@ def scalars(wall_time: float, step: int, values: Sequence[tuple[str, float]]) ->
 def hyperparameters(
     wall_time: float, config: Mapping[str, Any], metrics: Sequence[str], *, failed: bool
 ) -> tuple[bytes, bytes, bytes]:
-    """Return three events for the HPARAMS tab: declared names and types, values of this run, and its end.
+    """Return three events for the HPARAMS tab: names and types, values of this run, and its final status.
 
     Args:
         wall_time: time in seconds since 1970. With the same time for all runs, the first and the last event
-            are equal for runs with equal names, types and ends.
+            are equal for runs with equal names, types and status.
         config: flat hyperparameters. Values other than numbers, truth values and texts become texts; None is
             left out.
-        metrics: tags of the scalars to show beside them.
+        metrics: tags of the scalars to show beside the hyperparameters.
         failed: True if the run failed.
     """
     typed = {name: _typed(value) for name, value in config.items() if value is not None}
@@ -182,7 +182,7 @@ def is_hyperparameters(event: bytes) -> bool:
 
 @lru_cache(maxsize=256)
 def same_record(event: bytes) -> bytes:
-    """Return the record of an event that many files contain."""
+    """Return the record of an event; for events that many files contain, as results are cached."""
     return records([event])[0]
 
 
@@ -201,11 +201,11 @@ def _next_state(byte: int) -> int:
 _TABLE = [_next_state(byte) for byte in range(256)]
 """CRC-32C table: next state for each byte; the reflected polynomial is 0x82F63B78."""
 _FEW = 40
-"""Number of texts from which on a vectorised pass over all is faster than a loop over each."""
+"""Minimum number of texts for which one vectorised pass is faster than a loop over the texts."""
 
 
 def _masked(texts: Sequence[bytes]) -> list[int]:
-    """Return the checksums of several texts, rotated and offset as records require."""
+    """Return the checksums of several texts, masked (rotated and offset) as records require."""
     crcs = crc32c(texts)
     return [((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF for crc in crcs]
 
@@ -250,7 +250,7 @@ _TIMES = frozenset({"time_this_iter_s", "time_total_s"})
 
 
 def _numbers(result: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return the numbers of a report to show, by tag."""
+    """Return the tag and the value of each number of a report to show."""
     values = []
     for name, value in result.items():
         if name not in _NO_SCALARS:
@@ -308,7 +308,7 @@ class TBXLoggerCallback(FileLoggerCallback):
         return len(summaries) - ends if whole else -1
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Write a new file in place of the old file; it makes a running TensorBoard discard the old data."""
+        """Replace the old file by a new file, which makes a running TensorBoard discard the old data."""
         old = self._own_files(trial)
         self._paths.pop(trial.trial_id, None)
         if results:

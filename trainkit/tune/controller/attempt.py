@@ -26,7 +26,7 @@ def checkpoint_score(policy: CheckpointConfig, result: Mapping[str, Any]) -> flo
 def to_drop(
     policy: CheckpointConfig, checkpoints: Sequence[SavedCheckpoint], *, running: bool
 ) -> list[SavedCheckpoint]:
-    """Return those of `checkpoints`, given oldest first, that the policy does not keep.
+    """Return the `checkpoints` that the policy does not keep; they are passed oldest first.
 
     The policy keeps the `num_to_keep` best checkpoints; among equals, later ones are better. A running trial
     also keeps its latest checkpoint, because a retry resumes from it.
@@ -55,11 +55,11 @@ class Origin(NamedTuple):
 
 
 def full_result(metrics: Mapping[str, Any], origin: Origin, *, done: bool) -> dict[str, Any]:
-    """Return a report as users see it; a key that the trial reported itself keeps its value."""
+    """Return a report with the automatic keys that users see; a key reported by the trial keeps its value."""
     return {
         "trial_id": origin.trial_id,
         "experiment_tag": origin.experiment_tag,
-        "date": None,  # present in the metrics, where the trial's meter sets it
+        "date": None,  # placeholder: the trial's meter sets it in the metrics
         "pid": origin.pid,
         "hostname": origin.hostname,
         "node_ip": origin.node_ip,
@@ -80,7 +80,7 @@ def add_checkpoint(
 ) -> None:
     """Add the checkpoint in `dirname`, saved at `iteration`, and drop the checkpoints that it displaces.
 
-    With `adopted`, another trial saved it, so no report of this trial ranks it.
+    With `adopted`, another trial saved the checkpoint, so no report of this trial ranks it.
     """
     number = int(dirname.rsplit("_", 1)[1])
     score = checkpoint_score(policy, {} if adopted else trial.last_result)
@@ -94,7 +94,8 @@ def add_checkpoint(
 def drop_checkpoints(step: ev.Step, policy: CheckpointConfig, trial: Trial, *, running: bool) -> None:
     """Drop the checkpoints that the policy does not keep; their folders are deleted after the commit.
 
-    Nothing is dropped before a checkpoint has a value for ranking: the attribute's name may be misspelt.
+    Nothing is dropped until a checkpoint has a value for ranking, because the attribute's name may be
+    misspelt.
     """
     name = policy.checkpoint_score_attribute
     unknown = name is not None and lookup(trial.last_result, name) is None
@@ -148,7 +149,7 @@ class ActiveAttempt:
             deadline.
         excused: True if the attempt received a request to end, and so need not have reported the metric.
         pause: decision of the scheduler, if the outcome is PAUSED.
-        saving: True while it saves a checkpoint at a report, before it continues.
+        saving: True while the trial saves a checkpoint at a report, before it continues.
     """
 
     trial: Trial
@@ -170,7 +171,8 @@ class ActiveAttempt:
     def must_end(self, outcome: Outcome, time: float, grace_s: float) -> None:
         """Set the trial's outcome, unless it is already decided; the trial may run to its next report.
 
-        Half of the grace time is for reaching the report. If that fails, the rest is for the clean-up.
+        Half of the grace time is for reaching the report. After that, the trial is interrupted, and the rest
+        is for its clean-up.
         """
         if self.outcome is None:
             self.outcome, self.excused = outcome, True
@@ -190,7 +192,7 @@ class ActiveAttempt:
 
     @property
     def is_ending(self) -> bool:
-        """True if the trial ends, or waits to be resumed by a restore; other decisions come too late."""
+        """True if the attempt's end is decided and is not a pause; later decisions have no effect."""
         return self.outcome is not None and not self.is_pausing
 
     @property
@@ -218,7 +220,7 @@ def take_report(
 def take_along(
     step: ev.Step, policy: CheckpointConfig, trial: Trial, event: ev.Reported | ev.Finished
 ) -> None:
-    """Keep the checkpoint and record the problem of an event, if it has them."""
+    """Add the checkpoint of an event and record its problem, if the event has them."""
     if event.checkpoint is not None:
         add_checkpoint(step, policy, trial, event.checkpoint, event.iteration)
     if event.problem:  # a failed clean-up is recorded but does not change the trial's outcome

@@ -54,11 +54,10 @@ class Controller:
         ledger: resources for trials.
         trials: trials of the resumed experiment, the first suggested first; the PENDING trials will run.
         with_metric: ids of `trials` that have reported the metric.
-        stop: rules of `plan.stop` that have already seen the earlier reports; None: new rules from
-            `plan.stop`.
+        stop: stop rules that have already received the earlier reports; None: new rules from `plan.stop`.
         spent_s: seconds that the experiment ran before this run.
         steering: commands from earlier runs that still apply.
-        owed: for each paused trial, a decision that the end of the earlier run prevented.
+        owed: decisions on paused trials that the previous run ended too early to carry out, by trial id.
     """
 
     def __init__(
@@ -205,7 +204,7 @@ class Controller:
 
     @property
     def deadline(self) -> float:
-        """Latest time for the next Tick; infinity: only events matter."""
+        """Time by which a Tick must arrive; infinity: no Tick is needed."""
         state = self._state
         return min(state.more_by, end_deadline(state), lifecycle.first_limit(state))
 
@@ -233,7 +232,7 @@ class Controller:
 
 
 def _fill(state: ControllerState, time: float) -> None:
-    """Start trials while some wait and fit; the first that doesn't fit keeps its place."""
+    """Start waiting trials while they fit; the first trial that does not fit stays first in its queue."""
     state.more_by = math.inf
     if state.steering.paused_by:
         return
@@ -284,7 +283,7 @@ def _take_in(state: ControllerState, trial: Trial, time: float) -> bool:
 
 
 def _nobody_comes(state: ControllerState, time: float) -> bool:
-    """Handle that no trial can start; return True if another call may find one.
+    """Handle the lack of a trial to start; return True if the search for a trial should be repeated.
 
     Raises:
         ConfigError: nothing runs or waits, yet the searcher suggests nothing.
@@ -327,7 +326,7 @@ def _on_callback_raised(state: ControllerState, event: ev.CallbackRaised) -> Non
 
 
 def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
-    """Move the experiment to a new session; the loss of a node is not a trial's failure."""
+    """Move the experiment to a new session; the loss of a node does not count as a failure of its trials."""
     state.step.records.append(ev.Noted(event.time, ev.SESSION_LOST, event.problem))
     if event.by:
         end_experiment(state, Ending(f"stopped by {event.by}", resumable=True), event.time)
