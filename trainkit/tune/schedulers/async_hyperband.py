@@ -1,11 +1,11 @@
-"""ASHA: trials compete at rungs, and one trial in eta continues. It has two forms.
+"""ASHA: trials compete at rungs, and one trial in eta continues. The scheduler has two forms.
 
 "stopping": each rung judges a trial once, when the trial arrives, against all earlier arrivals. The trial
-continues or ends. This form needs no checkpoints. It is known from Ray Tune.
+continues or ends. This form needs no checkpoints. Ray Tune has this form.
 
-"promotion": a trial pauses at each rung. A free worker resumes the best waiting trial of the highest rung at
-which a waiting trial is among the best 1/eta of all entries. If no rung has such a trial, a new trial starts.
-This is the published form.
+"promotion": a trial pauses at each rung. A free worker looks for a promotable trial: a waiting trial among
+the best 1/eta of all entries at its rung. It resumes the best promotable trial of the highest rung that has
+one. If no rung has a promotable trial, a new trial starts. The paper describes this form.
 
 Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, arXiv:1810.05934,
 Algorithm 2.
@@ -37,7 +37,7 @@ class _Progress:
         passed: number of rungs reached so far; the last of them has judged the trial.
         stopped: True once the scheduler has stopped the trial.
         waits_at: the rung where the trial is paused until it is promoted.
-        reached: the resource spent at its last report with a score; minus infinity if that score was NaN.
+        reached: `time_attr` at the trial's last report with a score; minus infinity if that score was NaN.
     """
 
     bracket: int
@@ -58,9 +58,10 @@ class ASHAScheduler(TrialScheduler):
 
     type="promotion": a trial pauses at a rung. It resumes from its checkpoint once it is the best waiting
     trial among the floor(n / eta) best entries, and no higher rung has such a trial. Trials that still
-    wait when nothing is left to run end as "not promoted". A search of few trials may then end with no trial
-    trained to `max_t`. With finish=True the best trial of the highest rung continues until one is. A trial
-    that ended by itself, or by a stop rule, beyond all waiting trials counts as trained to `max_t`.
+    wait when nothing is left to run end as "not promoted". A search of few trials may then end without any
+    trial trained to `max_t`. With finish=True, the best trial of the highest rung then continues until one
+    trial reaches `max_t`. A trial that ended by itself, or by a stop rule, beyond all waiting trials counts
+    as trained to `max_t`.
 
     In both forms, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest
     rung reached. A report at a rung that has already judged the trial is not judged. A report without the
@@ -68,16 +69,16 @@ class ASHAScheduler(TrialScheduler):
 
     Args:
         time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        max_t: a trial ends when `time_attr` reaches this.
-        grace_period: no trial is judged before this; the first rung.
-        reduction_factor: eta; one trial in so many continues.
+        metric: reported value to judge by; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
+        max_t: a trial ends when `time_attr` reaches this value.
+        grace_period: the first rung; no trial is judged before this value of `time_attr`.
+        reduction_factor: eta; one trial in eta continues.
         brackets: number of different first rungs.
         stop_last_trials: False lets trials run on past `max_t`.
         type: "stopping", or "promotion", for trainables that save checkpoints.
-        finish: with promotion, train one trial to `max_t` in the end. The paper has no such rule, because
-            there new trials arrive without end.
+        finish: with promotion, train one trial to `max_t` at the end. The paper has no such rule, because
+            new trials arrive there without end.
 
     Raises:
         ConfigError: a value is out of range, or there are more brackets than rungs.
@@ -137,7 +138,7 @@ class ASHAScheduler(TrialScheduler):
         self._progress: dict[str, _Progress] = {}
         self._under_way: set[str] = set()
         self._through = -math.inf
-        """The furthest resource of a trial that ended cleanly; infinity: a trial reached `max_t`."""
+        """Largest resource reached by a cleanly ended trial; infinity once a trial reached `max_t`."""
         self.late_reports = 0
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
@@ -237,7 +238,7 @@ class ASHAScheduler(TrialScheduler):
         ]
         if not bests:
             return None
-        level, _, trial_id = max(bests, key=lambda best: best[:2])  # several brackets may have this level
+        level, _, trial_id = max(bests, key=lambda best: best[:2])  # several brackets may share this level
         # A trial that is not in `paused` may still be saving.
         return trial_id if level >= self._through and trial_id in paused else None
 
@@ -270,7 +271,7 @@ class ASHAScheduler(TrialScheduler):
     def _end(self, trial_id: str, progress: _Progress) -> None:
         self._under_way.discard(trial_id)
         if progress.waits_at is not None:
-            progress.waits_at.leave(trial_id)  # it can't be promoted, but its entry still counts
+            progress.waits_at.leave(trial_id)  # the trial can't be promoted, but its entry still counts
 
 
 AsyncHyperBandScheduler = ASHAScheduler

@@ -1,14 +1,16 @@
-"""Base class of schedulers, their decisions and the wording of these, and the scheduler that stops no trial.
+"""Base class of schedulers, their decisions and the text of these decisions, and FIFO, which stops no trial.
 
-The wording of a rule is defined beside the rule. A rule without wording shows its facts unchanged.
+The function that turns a rule's facts into text is defined beside the rule. Without such a function, the text
+lists the facts.
 
 A scheduler reads no clock and no file, and draws only from the generator that it receives. So the same
-reports give the same decisions, and an experiment is resumed by replaying these calls:
+reports give the same decisions. A restore replays these calls to resume an experiment:
 
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
     on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin  resize
 
-`verdicts` is called after each of them. `choose_trial_to_run` may be called at any time and changes nothing.
+`verdicts` is called after each of these calls. `choose_trial_to_run` may be called at any time and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _WORDS: dict[str, Words] = {}
 
 
 def words_of(rule: str) -> Callable[[Words], Words]:
-    """Return a decorator that registers a function as the wording of a rule: facts in, text out."""
+    """Return a decorator that registers a function that turns the facts of a rule into text."""
 
     def decorated(words: Words) -> Words:
         _WORDS[rule] = words
@@ -58,7 +60,7 @@ def words_of(rule: str) -> Callable[[Words], Words]:
 
 
 def in_words(reason: Facts) -> str:
-    """Return text such as 'rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'; '' if nothing was judged."""
+    """Return a reason as text, such as 'rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'; '' without facts."""
     words = _WORDS.get(str(reason.get("rule")), _listed)
     try:
         return words(reason)
@@ -94,7 +96,7 @@ def check_methods(cls: type, base: type) -> None:
     Raises:
         ConfigError: a method has other arguments, such as Ray's, or a name that is never called.
     """
-    # Scheduler bases were checked when they were defined, mixins were not.
+    # Scheduler bases were checked when they were defined; mixins were not.
     fresh = [each for each in cls.__mro__ if each is cls or not issubclass(each, base)]
     defined = {name: value for each in reversed(fresh) for name, value in vars(each).items()}
     for old, new in _RAYS_METHODS.items():
@@ -151,7 +153,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Donor:
-    """A trial whose latest checkpoint another trial may resume from, and the configuration to use then."""
+    """A trial whose latest checkpoint another trial may resume from, and the configuration to resume with."""
 
     trial_id: str
     config: Mapping[str, Any]
@@ -164,12 +166,12 @@ class Decision(NamedTuple):
     """A verdict and its reason.
 
     Attributes:
-        verdict: continue; pause, until the scheduler chooses the trial to run again; or stop for good.
+        verdict: CONTINUE, PAUSE (until the scheduler chooses the trial to run again) or STOP (for good).
         reason: facts by name, such as {"rung": 4, "rank": 3, "places": 2}; empty if nothing was judged.
-        save: with CONTINUE: a trial that can save writes a checkpoint before it continues.
-        donors: with PAUSE: the trial takes over the state of the first donor that has a checkpoint. Without
-            such a donor it stays unchanged. `on_trial_change` reports the takeover.
-        request: with PAUSE: the resources that the trial reserves from now on.
+        save: True makes a trial that continues, and that can save, first write a checkpoint.
+        donors: for PAUSE only: the trial takes over the state of the first donor that has a checkpoint.
+            If no donor has one, the trial stays unchanged. `on_trial_change` reports the takeover.
+        request: for PAUSE only: resources that the trial reserves from now on.
     """
 
     verdict: Verdict
@@ -192,8 +194,8 @@ class TrialScheduler(ABC):
 
     Args:
         time_attr: reported value that counts the resource spent.
-        metric: reported value to judge by; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
+        metric: reported value to judge by; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
     """
 
     CONTINUE: ClassVar[Verdict] = Verdict.CONTINUE
@@ -205,7 +207,7 @@ class TrialScheduler(ABC):
     label: ClassVar[str] = "the scheduler"
     """Name of the scheduler in messages."""
     hears_again: ClassVar[bool] = False
-    """True if a restore reports the end of a trial that it runs again, because others were judged by it."""
+    """True to be notified when a restore runs an ended trial again, as others were compared with it."""
 
     def __init__(
         self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
@@ -217,7 +219,7 @@ class TrialScheduler(ABC):
         self.mode = mode
         self.rng: Generator | None = None
         self.total_samples: int | None = None
-        """Upper limit of the number of trials; None: unknown."""
+        """Upper limit on the number of trials; None: unknown."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -236,16 +238,16 @@ class TrialScheduler(ABC):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the constructor's arguments that recreate this scheduler; numbers and strings.
+        """The constructor's arguments that recreate this scheduler: numbers and strings.
 
         By default these are the attributes of the same names. If an attribute is missing, a restore can't
-        recreate the scheduler, and the user must pass it again.
+        recreate the scheduler, and the user must pass the scheduler again.
         """
         return arguments_of(self)
 
     @property
     def first_judgement(self) -> float | None:
-        """The lowest value of `time_attr` at which a trial is judged; None: not needed by anyone."""
+        """The lowest value of `time_attr` at which a trial is judged; None: not declared."""
         return None
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -257,11 +259,11 @@ class TrialScheduler(ABC):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """The objectives, if the scheduler judges by several."""
+        """The objectives, if the scheduler judges by several objectives; otherwise empty."""
         return ()
 
     def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
-        """Receive the experiment's objectives before `set_search_properties`; empty: it has a single metric.
+        """Receive the experiment's objectives before `set_search_properties`; empty for a single metric.
 
         Raises:
             ConfigError: the scheduler judges by one metric.
@@ -276,16 +278,16 @@ class TrialScheduler(ABC):
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
     ) -> None:
-        """Receive the experiment's metric, mode and generator; the scheduler's own metric and mode win.
+        """Receive the experiment's settings. The scheduler's own metric and mode have priority.
 
         Args:
-            metric: the TuneConfig's.
-            mode: the TuneConfig's.
-            rng: to draw from.
-            total_samples: upper limit of the number of trials; None: unknown.
+            metric: the TuneConfig's metric.
+            mode: the TuneConfig's mode.
+            rng: random generator for all of the scheduler's draws.
+            total_samples: upper limit on the number of trials; None: unknown.
 
         Raises:
-            ConfigError: the scheduler and the TuneConfig differ, or neither gives a metric that is needed.
+            ConfigError: the scheduler and the TuneConfig differ, or a required metric or mode is missing.
         """
         for name, own, given in (("metric", self.metric, metric), ("mode", self.mode, mode)):
             if own is not None and given is not None and own != given:
@@ -304,22 +306,22 @@ class TrialScheduler(ABC):
             )
 
     def resize(self, total_samples: int | None) -> None:
-        """Change the number of trials, by a command or in a restore.
+        """Change the number of trials, after a command or in a restore.
 
         Args:
-            total_samples: upper limit of the number of trials, earlier ones included; None: unknown.
+            total_samples: upper limit on the number of trials, including earlier ones; None: unknown.
 
         Raises:
-            ConfigError: the scheduler depends on the first number. The command is then refused, and nothing
-                changes.
+            ConfigError: the scheduler can't work with a changed number. The command is then refused, and
+                nothing changes.
         """
         self.total_samples = total_samples
 
     def on_begin(self) -> None:
-        """Prepare for a start or a restore of the experiment: no trial has a process yet."""
+        """Prepare for a start or a restore of the experiment, when no trial has a process yet."""
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
-        """Add a suggested trial with its configuration; called once per trial, in the order suggested."""
+        """Add a suggested trial with its configuration; called once per trial, in the order of suggestion."""
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
         """Judge one report; called in the order in which reports are committed."""
@@ -330,7 +332,7 @@ class TrialScheduler(ABC):
 
     @abstractmethod
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """Judge one report by its time and score; either is None if the report lacks it."""
+        """Judge one report by its time and score; a value that the report lacks is None."""
 
     def on_trial_complete(self, trial_id: str) -> None:
         """Handle the end of a trial that ended by itself or was stopped."""
@@ -349,20 +351,20 @@ class TrialScheduler(ABC):
         return False
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
-        """Return new decisions on paused trials, each once: STOP, or PAUSE with donors."""
+        """Return new decisions on paused trials, each decision once: STOP, or PAUSE with donors."""
         return ()
 
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
-        """Return the waiting trial that starts or resumes next; None: none of them now.
+        """Return the waiting trial that starts or resumes next; None: no waiting trial for now.
 
-        This is a pure query: `on_trial_resume` reports a trial that then resumes.
+        This is a pure query. `on_trial_resume` reports the trial that then resumes.
 
         Args:
-            pending: trials that wait to run, for example after a failure, in the order suggested.
-            paused: paused trials that can resume, in the order suggested; `in` takes constant time.
-            new: True if the answer None starts a trial that was not suggested yet.
+            pending: trials that wait to run, for example after a failure, in the order of suggestion.
+            paused: paused trials that can resume, in the order of suggestion; `in` takes constant time.
+            new: True if the experiment suggests a new trial when the answer is None.
         """
         return pending[0] if pending else paused[0] if paused else None
 
@@ -371,26 +373,26 @@ class TrialScheduler(ABC):
         return {}
 
     def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
-        """Return facts that say why a trial stayed paused to the end; changes nothing."""
+        """Return facts that say why a trial stayed paused to the end; must not change the scheduler."""
         return NO_FACTS
 
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
-        """Handle a trial's new configuration, and the state of `donor` if there is a donor."""
+        """Handle a trial's new configuration; if `donor` is given, the trial also took over its state."""
 
     def on_trial_request(
         self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
     ) -> None:
-        """Handle a trial's new `request`, for which it was paused; `before` is its previous one."""
+        """Handle the new resource `request` for which a trial was paused; `before` is the previous one."""
 
     def see(self, view: ExperimentView) -> None:
-        """Receive a view of the experiment, which is about to run; not called for a replay.
+        """Receive a view of the experiment, which is about to run; not called in a replay.
 
-        The log does not record what the scheduler sees there. So a decision that depends on the view must not
-        change the scheduler's state; the scheduler is notified of the effects of its decision.
+        The log does not record what the scheduler reads from the view. So a decision that depends on the view
+        must not change the scheduler's state. The scheduler is notified of the effects of its decision.
         """
 
     def on_no_more_trials(self) -> None:
-        """Handle the end of suggestions, for good or until a paused trial resumes; may be called again."""
+        """Handle the end of suggestions, final or until a paused trial resumes; may be called repeatedly."""
 
 
 def score_of(value: Any, mode: str | None) -> float:
@@ -406,9 +408,9 @@ BY_COMMAND = "command"
 
 
 def words_for(decision: Decision, scheduler: str) -> str:
-    """Return why a trial was stopped, paused or resumed, as text.
+    """Return the text that says why a trial was stopped, paused or resumed.
 
-    For example 'stopped by ASHA: rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'.
+    For example: 'stopped by ASHA: rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'.
     """
     verdict, reason = decision.verdict, decision.reason
     if verdict is Verdict.STOP and "stop" in reason:
@@ -417,7 +419,7 @@ def words_for(decision: Decision, scheduler: str) -> str:
         return str(reason[BY_COMMAND])
     verb, words = _VERBS.get(verdict, "judged"), in_words(reason)
     if reason.get("rule") == "max_t":
-        return words  # the trial has spent all of its budget, so nobody "stopped" it
+        return words  # the trial has spent all of its budget, so no scheduler "stopped" it
     return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
 
 

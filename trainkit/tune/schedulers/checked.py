@@ -24,7 +24,7 @@ _EXAMPLE = "Decision(Verdict.STOP, {'rule': 'target'})"
 
 
 class CheckedScheduler:
-    """The scheduler methods that an experiment calls; each may raise ConfigError.
+    """The scheduler methods that an experiment calls; each may raise ConfigError for a wrong answer.
 
     Args:
         scheduler: the scheduler to wrap, which may be the user's own.
@@ -128,7 +128,7 @@ class CheckedScheduler:
         return True
 
     def _blame(self, what: str, error: Exception, told_of: str = "") -> NoReturn:
-        """Raise `error` as the scheduler's, unless it already is one of trainkit's own errors."""
+        """Raise `error` under the scheduler's name; an error of trainkit's own is raised unchanged."""
         if isinstance(error, TrainkitError):
             raise error
         about = f", told of {told_of}" if told_of else ""

@@ -2,13 +2,13 @@
 
 Keys are kept in sorted blocks. So an insertion moves at most one block, and a rank needs only the lengths of
 the blocks above and one binary search. A block is an array of numbers, because a search in ten thousand
-objects would wait for memory at every step. Levels are computed without logarithms: log(243)/log(3) is
+objects would wait for memory at each step. Levels are computed without logarithms: log(243)/log(3) is
 4.999..., which would lose a rung and the widest bracket.
 
 Sources: Jamieson and Talwalkar 2016 (successive halving); Li et al. 2018, JMLR 18(185) (sizes of brackets).
 
-In synchronous halving all trials of a bracket run to a level. When each has reached it, or has ended, the
-best of them continue to the next level.
+In synchronous halving, all trials of a bracket run to a level. When each trial has reached the level or has
+ended, the best of them continue to the next level.
 
 Sources: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization",
 AISTATS 2016; Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR
@@ -40,8 +40,8 @@ class Ranking:
     def __init__(self) -> None:
         self._scores: list[array[float]] = []
         self._arrivals: list[array[int]] = []  # negated, parallel to the scores
-        self._best: list[Key] = []  # of each block
-        self._sizes: list[int] = []  # of each block; a rank sums them, about 500 for a million keys
+        self._best: list[Key] = []  # best key of each block
+        self._sizes: list[int] = []  # size of each block; a rank adds up about 500 sizes for a million keys
 
     def __len__(self) -> int:
         return sum(self._sizes)
@@ -97,7 +97,7 @@ class Ranking:
 
 
 MOST_RUNGS = 1000
-"""Upper limit of the rungs; a factor close to 1 would exceed it."""
+"""Upper limit on the number of rungs; a factor close to 1 would exceed it."""
 
 
 def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0) -> list[float]:
@@ -113,7 +113,7 @@ def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0)
 
 
 def bracket_count(minimum: float, maximum: float, factor: float) -> int:
-    """Return the number of brackets that differ, those whose first level is not above `maximum`.
+    """Return the number of different brackets: brackets whose first level is at most `maximum`.
 
     Raises:
         ConfigError: the number is more than a thousand.
@@ -138,7 +138,7 @@ def _is_below(level: float, other: float) -> bool:
 def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
     """Return Hyperband's number of configurations per bracket; bracket 0, which stops earliest, is first.
 
-    For 1, 81, 3: [81, 34, 15, 8, 5].
+    For minimum 1, maximum 81 and factor 3: [81, 34, 15, 8, 5].
     """
     count = bracket_count(minimum, maximum, factor)
     sizes = []
@@ -156,14 +156,14 @@ class Rung:
 
     Args:
         level: the resource spent at this rung.
-        factor: eta; the floor(n / factor) best of n entries may continue.
+        factor: eta; the floor(n / eta) best of n entries may continue.
         least: smallest number of trials that may continue.
 
     Attributes:
         level: the resource spent at this rung.
         entries: number of scores so far.
         places: number of entries that may continue.
-        cutoff: the score at the last of these places; None if there is no place yet.
+        cutoff: the lowest score that may continue; None if no entry may continue yet.
     """
 
     def __init__(self, level: float, factor: float, least: int = 1) -> None:
@@ -175,7 +175,7 @@ class Rung:
         self._least = least
         self._ranking = Ranking()
         self._last: Key | None = None
-        """The entry at the last place, cached because it is read much more often than it changes."""
+        """The worst entry that may continue, cached because it is read much more often than it changes."""
 
     def record(self, score: float) -> int:
         """Add `score`; return its rank from 1, after equal scores that arrived earlier."""
@@ -189,10 +189,10 @@ class Rung:
 
 
 class PromotionRung(Rung):
-    """A rung at which trials wait, paused, until they are promoted.
+    """A rung at which paused trials wait until they are promoted.
 
-    The search for a promotable trial visits waiting trials from the best down to the last place, so it
-    usually visits one.
+    The search for a promotable trial visits waiting trials from the best down to the last entry that may
+    continue. So it usually visits one trial.
     """
 
     def __init__(self, level: float, factor: float) -> None:
@@ -200,10 +200,10 @@ class PromotionRung(Rung):
         self._keys: dict[str, Key] = {}
         self._waiting: set[str] = set()
         self._queue: list[tuple[float, int, str]] = []
-        """Heap of waiting trials, the best first; it may hold trials that no longer wait."""
+        """Heap of waiting trials, the best first; it may still contain trials that no longer wait."""
 
     def record_of(self, trial_id: str, score: float) -> int:
-        """Add the score of a trial, which waits from now on; return its rank."""
+        """Add the score of a trial, which waits from now on; return the trial's rank."""
         self._keys[trial_id] = score, -self.entries
         self.wait(trial_id)
         return self.record(score)
@@ -217,13 +217,13 @@ class PromotionRung(Rung):
 
     @property
     def best_waiting(self) -> tuple[float, str] | None:
-        """The best waiting trial and its score, whether or not it holds a place; None: no trial waits."""
+        """The best waiting trial and its score, whether or not it may continue; None: no trial waits."""
         while self._queue and self._queue[0][2] not in self._waiting:
             heappop(self._queue)
         return (-self._queue[0][0], self._queue[0][2]) if self._queue else None
 
     def promotable(self, among: Container[str]) -> str | None:
-        """Return the best waiting trial that is in `among` and holds a place; None: there is none."""
+        """Return the best waiting trial in `among` that may continue; None if no such trial exists."""
         if self._last is None:
             return None
         queue, waiting = self._queue, self._waiting
@@ -245,7 +245,7 @@ class PromotionRung(Rung):
         return self._ranking.rank(self._keys[trial_id])
 
     def leave(self, trial_id: str) -> int:
-        """End the wait of a trial; return its rank among all entries. Its own entry stays."""
+        """End the wait of a trial; return its rank among all entries. The trial's entry stays."""
         self._waiting.discard(trial_id)
         return self.rank_of(trial_id)
 
@@ -263,7 +263,7 @@ def place_words(reason: Facts) -> str:
 def _rung_words(reason: Facts) -> str:
     rank = f"rank {reason['rank']} of {reason['entries']}"
     judged = f"{place_words(reason)}, {rank}, {reason['places']} may go on"
-    if "cutoff" in reason:  # absent if there is no place yet, or no finite score at it
+    if "cutoff" in reason:  # absent if no entry may continue yet, or the last such entry has no finite score
         judged += f", cutoff {reason['cutoff']:.6g}"
     return f"{judged}, past {reason['skipped']} lower" if "skipped" in reason else judged
 
@@ -295,8 +295,8 @@ class BracketPlan:
     """A bracket before it has trials.
 
     Attributes:
-        size: number of trials that it takes.
-        levels: where trials are judged, in units of time; at the last level, `max_t`, they end.
+        size: number of trials in the bracket.
+        levels: times at which trials are judged; at the last level, `max_t`, trials end.
         lowest: index of the first of these levels among the levels of all brackets, from 0.
     """
 
@@ -305,7 +305,7 @@ class BracketPlan:
     lowest: int
 
     def rounds(self, factor: float) -> list[tuple[float, int]]:
-        """Return each level and how many trials reach it if none fails: `size`, then floor(n / factor)."""
+        """Return each level and the number of trials that reach it if no trial fails."""
         found, entries = [], self.size
         for level in self.levels:
             found.append((level, entries))
@@ -317,7 +317,7 @@ def shared_levels(max_t: float, factor: float) -> tuple[float, ...]:
     """Return max_t / factor**k, rounded half up, for all k that give at least 1; `max_t` is last.
 
     For 81 and 3: 1, 3, 9, 27, 81; for 100 and 3: 1, 4, 11, 33, 100. Every bracket ends at `max_t`.
-    Brackets that begin later use the last of these levels.
+    Brackets that begin at a later level use the last of these levels.
     """
     levels, divisor = [max_t], factor
     for _ in range(bracket_count(1, max_t, factor) - 1):
@@ -327,7 +327,7 @@ def shared_levels(max_t: float, factor: float) -> tuple[float, ...]:
 
 
 def bracket_plans(max_t: float, factor: float) -> list[BracketPlan]:
-    """Return the brackets of one cycle, the widest first.
+    """Return the brackets of one cycle, the bracket with the most trials first.
 
     Args:
         max_t: the largest resource of a trial, R in the paper; above 0.
@@ -348,13 +348,13 @@ class Judgement:
     """Outcome of a round; scores are "larger is better".
 
     Attributes:
-        level: where the trials were compared.
+        level: resource at which the trials were compared.
         budget: index of that level among the levels of all brackets.
         ranks: rank of every trial of the round, from 1; equal scores rank in the order of arrival.
-        places: number of trials that could continue.
+        places: largest number of trials that may continue.
         went: ids of trials that continue, the best first.
-        fell: ids of trials that could have continued and do not.
-        cutoff: the lowest score that continues; if none does, the score at the last place.
+        fell: ids of trials that were able to continue but were not selected.
+        cutoff: lowest score that continues; if no trial continues, the score at rank `places`.
     """
 
     level: float
@@ -371,8 +371,8 @@ class Bracket:
 
     Args:
         number: number of the bracket, from 0.
-        plan: its size and its levels.
-        factor: eta; one trial in so many continues.
+        plan: the bracket's size and levels.
+        factor: eta; one trial in eta continues.
     """
 
     def __init__(self, number: int, plan: BracketPlan, factor: float) -> None:
@@ -383,7 +383,7 @@ class Bracket:
         self._closed = False
         self._round = 0
         self._awaited: set[str] = set()
-        self._scores: dict[str, float] = {}  # of this round, in the order of arrival
+        self._scores: dict[str, float] = {}  # scores of this round, in the order of arrival
         self._gone: set[str] = set()
 
     @property
@@ -403,7 +403,7 @@ class Bracket:
 
     @property
     def is_last_round(self) -> bool:
-        """True if the trials now run to their end, so that nothing is left to judge."""
+        """True in the last round: the trials run to their end, so nothing is left to judge."""
         return self._round == len(self._plan.levels) - 1
 
     @property
@@ -417,7 +417,7 @@ class Bracket:
         self._awaited.add(trial_id)
 
     def close(self) -> None:
-        """Accept no further trials, and do not wait for them."""
+        """Accept no further trials; the round no longer waits for them."""
         self._closed = True
 
     def is_awaited(self, trial_id: str) -> bool:
@@ -430,7 +430,7 @@ class Bracket:
         self._scores[trial_id] = score
 
     def leave(self, trial_id: str, *, failed: bool = False) -> None:
-        """Mark a trial that has ended or failed. It still counts: by its score, or as worst if it failed."""
+        """Mark a trial as ended. It still counts: by its score, or as worst if it failed."""
         if trial_id in self._awaited:
             self.record(trial_id, -math.inf)
         if trial_id in self._scores:
@@ -439,7 +439,7 @@ class Bracket:
                 self._scores[trial_id] = -math.inf
 
     def standing(self, trial_id: str) -> tuple[int, int] | None:
-        """Return a trial's rank at this round's `level` and the number of scores; None: it has no score."""
+        """Return a trial's rank at this round's `level` and the number of scores; None: no score yet."""
         if trial_id not in self._scores:
             return None
         return self._in_order().index(trial_id) + 1, len(self._scores)
@@ -450,8 +450,8 @@ class Bracket:
     def judge(self) -> Judgement | None:
         """Compare the trials and begin the next round; return None if this round is not complete.
 
-        The best max(1, floor(n / eta)) of n trials continue. A trial that has ended can't continue, and its
-        place passes to the next best. A score of minus infinity never continues.
+        The best max(1, floor(n / eta)) of n trials continue. A trial that has ended can't continue, so the
+        next best trial continues instead. A trial with a score of minus infinity never continues.
         """
         if self.awaits or self.is_last_round or not self._scores:
             return None

@@ -32,9 +32,9 @@ class _Member:
     Attributes:
         bracket: the trial's bracket.
         time: time of the report by which the trial was last compared.
-        at_end: the trial has reached `max_t`.
-        stopped: the scheduler has stopped the trial for good.
-        ended: the trial has ended by itself or failed; a restore may run it again.
+        at_end: True if the trial has reached `max_t`.
+        stopped: True if the scheduler has stopped the trial for good.
+        ended: True if the trial has ended by itself or failed; a restore may run it again.
     """
 
     bracket: Bracket
@@ -52,21 +52,22 @@ class HyperBandScheduler(TrialScheduler):
     81, 34, 15, 8 and 5 trials, which begin at 1, 3, 9, 27 and 81. When a bracket is full the next one opens;
     after the last bracket the cycle begins again.
 
-    A trial pauses at a level until its whole round has reached it. A round does not wait for trials that
-    have ended or will not come. Of its n trials the best max(1, floor(n / reduction_factor)) continue;
-    equal trials rank in the order of arrival. A failed trial counts as worst, an ended trial by its
-    score at the level, and its place passes to the next trial. NaN never continues. A report without the
-    metric does not count as reaching the level, but it still ends the trial at `max_t`.
+    A trial pauses at a level until its whole round has reached the level. A round does not wait for trials
+    that have ended or will not come. The best max(1, floor(n / reduction_factor)) of the round's n trials
+    continue. Equal trials rank in the order of arrival. A failed trial counts as worst, an ended trial by its
+    score at the level. Neither can continue, so the next best trial continues instead. A trial with NaN never
+    continues. A report without the metric does not count as reaching the level, but it still ends the trial
+    at `max_t`.
 
-    Trials resume from checkpoints, so they should save some: a class by `save_checkpoint`, a function
-    with its reports.
+    Trials resume from checkpoints, so trials should save checkpoints: a class by `save_checkpoint`, a
+    function with its reports.
 
     Args:
         time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        max_t: a trial ends when `time_attr` reaches this.
-        reduction_factor: eta, at least 2; one trial in so many continues.
+        metric: reported value to judge by; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
+        max_t: a trial ends when `time_attr` reaches this value.
+        reduction_factor: eta, at least 2; one trial in eta continues.
         stop_last_trials: False lets the trials of a bracket's last round run on past `max_t`.
         narrow_first: True opens the bracket with the fewest trials first, as Ray does, and the widest last.
 
@@ -147,7 +148,7 @@ class HyperBandScheduler(TrialScheduler):
         self._settle(member.bracket)
 
     def _come_back(self, trial_id: str, member: _Member) -> None:
-        """Let an ended trial that a restore runs again join as a new trial, because its place is gone."""
+        """Let an ended trial that a restore runs again join as a new trial, because its bracket moved on."""
         member.ended, member.time = False, -math.inf
         member.bracket = self._joined(trial_id)
         if not self._more_come:
@@ -167,14 +168,14 @@ class HyperBandScheduler(TrialScheduler):
         if time >= self.max_t and self.stop_last_trials:
             return self._end(trial_id, member, score)
         bracket = member.bracket
-        if not bracket.is_awaited(trial_id):  # it was already asked to pause
+        if not bracket.is_awaited(trial_id):  # the trial was already asked to pause
             return self._late(time, bracket)
         if score is None or time < bracket.level or time <= member.time:
             return CONTINUE
         if bracket.is_last_round:
             return CONTINUE if member.at_end else self._let_run_on(member)
         member.time = time
-        self._take_promotion(trial_id)  # it may have resumed unannounced, as after a failure during its pause
+        self._take_promotion(trial_id)  # it may have resumed without notice, as after a failure while pausing
         bracket.record(trial_id, score)
         place = {"bracket": bracket.number, "rung": bracket.level, "budget": bracket.budget}
         reason = {"rule": "milestone", **place, "awaits": bracket.awaits}
@@ -184,7 +185,7 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.PAUSE, reason)
 
     def _end(self, trial_id: str, member: _Member, score: float | None) -> Decision:
-        """Stop a trial at `max_t`, possibly after a jump over levels; its score counts if it was awaited."""
+        """Stop a trial at `max_t`, possibly after it skipped levels; an awaited trial's score counts."""
         member.stopped = True
         bracket = member.bracket
         if score is not None and bracket.is_awaited(trial_id):
@@ -208,7 +209,7 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.PAUSE, {"rule": "waits", "bracket": bracket.number, "rung": bracket.level})
 
     def _settle(self, bracket: Bracket, reporter: str | None = None) -> Judgement | None:
-        """Judge the round if it is complete; the answer to its report stops `reporter`, not a verdict."""
+        """Judge a complete round; verdicts stop losers, except `reporter`, whose answer stops it."""
         judgement = bracket.judge()
         if judgement is None:
             return None
@@ -285,12 +286,12 @@ class HyperBandScheduler(TrialScheduler):
 class HyperBandForBOHB(HyperBandScheduler):
     """`HyperBandScheduler` under the name that goes with the searcher `TuneBOHB`.
 
-    The searcher suggests the trials of a bracket one by one, as workers become free, from all that is known
-    then. Each result at a level reaches the searcher once, whatever the decision on the trial. The decision's
-    reason has the level's index among the levels of all brackets as `budget`.
+    The searcher suggests the trials of a bracket one by one, as workers become free, from all results known
+    at that time. Each result at a level reaches the searcher once, whatever the decision on the trial. The
+    decision's reason contains `budget`, the level's index among the levels of all brackets.
 
-    Ray's class of this name differs from Ray's `HyperBandScheduler` in two points, which hold for both
-    classes here: the widest bracket comes first, and trials pause before their bracket is full.
+    Ray's class of this name differs from Ray's `HyperBandScheduler` in two points. In trainkit both points
+    hold for both classes: the widest bracket comes first, and trials pause before their bracket is full.
     """
 
     label: ClassVar[str] = "BOHB's HyperBand"

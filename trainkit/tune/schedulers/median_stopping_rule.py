@@ -1,11 +1,12 @@
-"""The median stopping rule: a trial ends once its best is worse than the median of the others.
+"""The median stopping rule: a trial ends once its best score is worse than the median of the other trials.
 
 Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, automated early
-stopping. By default the others are all trials that got so far, as in Ray Tune, not only completed ones.
+stopping. By default the comparison uses all other trials that reached the time, as in Ray Tune, not only
+completed trials.
 
-Larger scores are better; minus infinity replaces a report that was not a number. The times and scores of all
-trials are rows of one array, each with room to grow. So looking up one time in ten thousand rows takes a few
-operations on whole arrays.
+Larger scores are better; minus infinity replaces a score that is not a number. The times and scores of all
+trials are rows of one array, each with spare capacity. So looking up one time in ten thousand rows takes a
+few operations on whole arrays.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FIRST_ROOM = 4
 
 
 class Timelines:
-    """Rows of numbers against ascending times, numbered from 0 in the order in which the rows were begun."""
+    """Rows of numbers at ascending times; rows are numbered from 0 in the order of their creation."""
 
     def __init__(self) -> None:
         self._times: Floats = np.empty(64)
@@ -81,13 +82,13 @@ class Timelines:
         self._used += room
 
     def at(self, row: int, time: float) -> float | None:
-        """Return the last number of a row at or before `time`; None: the row has none so early."""
+        """Return the last number of a row at or before `time`; None: the row has no number so early."""
         start, count = int(self._start[row]), int(self._count[row])
         place = int(np.searchsorted(self._times[start : start + count], time, side="right"))
         return float(self._values[start + place - 1]) if place else None
 
     def all_at(self, time: float, rows: Integers) -> Floats:
-        """Return the value at `time` of each row that has one so early, in the order of `rows`."""
+        """Return each row's value at `time`, in the order of `rows`; rows without a value are left out."""
         start = self._start[rows]
         below, above = np.zeros(len(rows), np.int64), self._count[rows]
         # This many halvings finish the longest row; shorter rows finish earlier and stay unchanged.
@@ -105,9 +106,9 @@ class Timelines:
 class Standings:
     """Reports ordered by each trial's time, and the scores of all trials at any time.
 
-    A time that is queried twice, as whole numbers are, gets its own sorted list, which is kept up to
-    date: later queries are then one lookup, for any number of trials. A time that is queried once, as
-    seconds are, needs a search in all trials' reports.
+    A time that is queried twice, as whole numbers usually are, gets its own sorted list. The list is kept up
+    to date, so later queries need one lookup, for any number of trials. A time that is queried once, as a
+    time in seconds usually is, needs a search in all trials' reports.
 
     Args:
         since: averages begin with the first report at this time or later.
@@ -128,7 +129,7 @@ class Standings:
         self._listed: dict[float, array[float]] = {}
 
     def add(self, trial_id: str, *, member: bool) -> None:
-        """Add a trial without reports; only a member is used to judge others."""
+        """Add a trial without reports; only members are used to judge other trials."""
         row = self._rows[trial_id] = self._timelines.begin()
         if row == len(self._latest):
             self._latest = np.concatenate((self._latest, np.full_like(self._latest, -math.inf)))
@@ -145,11 +146,11 @@ class Standings:
         return self._best[self._rows[trial_id]]
 
     def latest(self, trial_id: str) -> float:
-        """Return the time of a trial's last report; minus infinity: it has none."""
+        """Return the time of a trial's last report; minus infinity: no report yet."""
         return float(self._latest[self._rows[trial_id]])
 
     def record(self, trial_id: str, time: float, score: float) -> None:
-        """Add a report; it must be later than all earlier reports of this trial."""
+        """Add a report, which must be later than all earlier reports of this trial."""
         row = self._rows[trial_id]
         before = float(self._latest[row])
         self._latest[row] = time
@@ -164,14 +165,14 @@ class Standings:
             self._list(row, before)
 
     def join(self, trial_id: str) -> None:
-        """Make a trial, with all of its reports, a member that others are judged by."""
+        """Make a trial a member, so that all of its reports are used to judge other trials."""
         row = self._rows[trial_id]
         if not self._members[row]:
             self._members[row] = True
             self._list(row, -math.inf)
 
     def _list(self, row: int, before: float) -> None:
-        """Insert a trial into the lists of the times after `before` that it has reached."""
+        """Insert a member into the sorted list of each time after `before` that it has reached."""
         times, latest = self._listed_times, float(self._latest[row])
         for time in times[bisect_right(times, before) : bisect_right(times, latest)]:
             if (value := self._timelines.at(row, time)) is not None:
@@ -194,7 +195,7 @@ class Standings:
 
 
 def _average(before: float, score: float, count: int) -> float:
-    """Return the average of `count` numbers from `before`, the average of the others, and `score`, the last.
+    """Return the average of `count` numbers: `before` averages all but the last, which is `score`.
 
     The average of equal numbers is exactly that number, so that ties remain ties.
     """
@@ -207,7 +208,7 @@ def _average(before: float, score: float, count: int) -> float:
 
 
 def median(ascending: Sequence[float]) -> float:
-    """Return the middle of sorted numbers, or the average of the two middle ones."""
+    """Return the middle of sorted numbers, or the average of the two middle numbers."""
     middle = len(ascending) // 2
     if len(ascending) % 2:
         return ascending[middle]
@@ -220,26 +221,26 @@ COMPARED = ("average", "value")
 
 
 class MedianStoppingRule(TrialScheduler):
-    """Stop a trial whose best is strictly worse than the median of the others' running averages.
+    """Stop a trial whose best score is strictly worse than the median of the others' running averages.
 
     A trial is judged at each report from `grace_period` on, against the other trials that have reported at
-    this time or later. Each of these counts by the average of its reports from `grace_period` up to this
-    time. NaN is the worst score, also in an average. A report whose time is not above all earlier times of
-    its trial changes nothing, for example a report repeated after a restore.
+    this time or later. Each other trial counts by the average of its reports from `grace_period` up to this
+    time. NaN is the worst score, also in an average. A report is ignored if its time is not above all earlier
+    times of its trial, for example a report repeated after a restore.
 
     Args:
         time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        grace_period: no trial is judged before this, and averages begin here; in units of `time_attr`.
+        metric: reported value to judge by; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
+        grace_period: first time, in units of `time_attr`, at which trials are judged and averages begin.
         min_samples_required: smallest number of other trials for a judgement.
         min_time_slice: while there are too few other trials, a trial that has run for this long, in units of
-            `time_attr`, pauses in favour of waiting trials; it needs checkpoints. 0: it continues.
+            `time_attr`, pauses in favour of waiting trials. The trial needs checkpoints. 0: it continues.
         hard_stop: False pauses losers instead of stopping them. They resume when no other trial needs their
-            place, and are not judged again; they need checkpoints.
-        pool: "all" trials, or only "completed" trials, as in the paper: ended, but not by this rule.
-        compare: with the others' running "average", or with their "value" at the same time or the last
-            one before it. "value" with the pool "completed" is Optuna's rule.
+            resources, and are not judged again. They need checkpoints.
+        pool: "all" trials, or, as in the paper, only "completed" trials, which ended but not by this rule.
+        compare: "average" compares with the running averages of other trials, "value" with their values at
+            the same time or the last time before it. "value" with the pool "completed" is Optuna's rule.
 
     Raises:
         ConfigError: a value is out of range.
@@ -276,7 +277,7 @@ class MedianStoppingRule(TrialScheduler):
         self._standings = Standings(grace_period, averaged=compare == "average")
         self._ended: set[str] = set()
         self._losers: set[str] = set()
-        self._slices: dict[str, float] = {}  # time at which each trial last made way
+        self._slices: dict[str, float] = {}  # time at which each trial last paused for waiting trials
         # Paused trials, in the order of their pauses.
         self._made_way: dict[str, None] = {}
         self._set_aside: dict[str, None] = {}
@@ -297,7 +298,7 @@ class MedianStoppingRule(TrialScheduler):
             return CONTINUE
         if not time > self._standings.latest(trial_id) or not math.isfinite(time):
             return CONTINUE
-        # The trial has not been recorded at this time yet, so it is not among the others.
+        # This report has not been recorded yet, so the trial is not among the others.
         judged = time >= self.grace_period and trial_id not in self._losers
         others = self._standings.at(time) if judged else ()
         samples = len(others)
@@ -327,7 +328,7 @@ class MedianStoppingRule(TrialScheduler):
         return Decision(Verdict.PAUSE, reason)
 
     def _make_way(self, trial_id: str, time: float, samples: int) -> Decision:
-        """Continue while there are too few others to judge by, or pause a trial whose slice is over."""
+        """Continue while there are too few others to judge by; pause a trial whose time slice is over."""
         if not self.min_time_slice or time - self._slices.get(trial_id, 0.0) < self.min_time_slice:
             return CONTINUE
         self._slices[trial_id] = time

@@ -18,28 +18,28 @@ class ParetoScheduler(TrialScheduler):
 
     Rungs are at `grace_period * reduction_factor**k` below `max_t`. A trial at a rung is ranked among all
     earlier arrivals by non-dominated sorting. The first front has the trials that no other trial dominates.
-    The next front has the trials that only the first one dominates, and so on. Within a front, trials far
-    from each other rank first. A trial continues if its rank is among the best
-    `max(1, n // reduction_factor)` of n.
+    The next front has the trials that only trials of the first front dominate, and so on. Within a front,
+    trials far from each other rank first. With n trials at a rung, a trial continues if its rank is among the
+    best `max(1, n // reduction_factor)`.
     R. Schmucker et al., "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
 
     A trial with a value that is NaN or infinite ranks worst and is stopped. A report without the time, or
-    without one of the objectives at a rung, decides nothing, but `max_t` still ends the trial.
+    without an objective at a rung, is not judged, but `max_t` still ends the trial.
 
     Args:
         time_attr: reported value that counts the resource spent.
-        metric: reported values to judge by; None: the TuneConfig's.
-        mode: "min" or "max" for each; None: the TuneConfig's.
-        max_t: where every trial ends, in `time_attr`.
+        metric: reported values to judge by; None: the TuneConfig's metrics.
+        mode: "min" or "max" for each metric; None: the TuneConfig's modes.
+        max_t: value of `time_attr` at which every trial ends.
         grace_period: the first rung.
-        reduction_factor: one trial in so many continues at a rung.
+        reduction_factor: eta; one trial in eta continues at a rung.
 
     Raises:
         ConfigError: a number is out of range.
     """
 
     label: ClassVar[str] = "the Pareto scheduler"
-    needs_metric: ClassVar[bool] = False  # it needs several, which `set_objectives` checks
+    needs_metric: ClassVar[bool] = False  # it needs several metrics, which `set_objectives` checks
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
 """Population Based Bandits: population based training whose changes a Gaussian process chooses.
 
-Covariance of (c, x, t) and (c', x', t'), of contexts c, hyperparameters x and rounds t:
+Covariance of (c, x, t) and (c', x', t'), with contexts c, hyperparameters x and rounds t:
 
     variance * exp(-|x - x'|^2 / (2 lengthscale^2) - (c - c')^2 / (2 context^2)) * (1 - w)^(|t - t'| / 2)
 
 The next hyperparameters maximise mean + sqrt(beta) * sd of the expected gain. Choices whose gain is not known
-yet enter the standard deviation, which does not depend on the gains. So the choices of one round differ.
+yet reduce the standard deviation, which does not depend on the gains. So the choices of one round differ.
 
 Sources: Bogunovic et al., "Time-Varying Gaussian Process Bandit Optimization", AISTATS 2016; with contexts,
 Krause and Ong, "Contextual Gaussian Process Bandit Optimization", NIPS 2011; Parker-Holder, Nguyen, Roberts,
@@ -52,18 +52,18 @@ Array = NDArray[np.float64]
 
 LOWEST = (0.05, 0.05, 0.05, 1e-5, 1e-4)
 HIGHEST = (20.0, 5.0, 20.0, 0.5, 1.0)
-"""Bounds of the five learnt numbers of a kernel; data have mean 0 and standard deviation 1."""
+"""Bounds of the kernel's five fitted hyperparameters, for data with mean 0 and standard deviation 1."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Assumptions of the Gaussian process.
+    """Hyperparameters of the Gaussian process's kernel.
 
     Attributes:
-        variance: of the function.
-        lengthscale: distance over which its values are correlated, in units of a parameter's whole range.
-        context: distance over which its values are correlated, in the context.
-        forgetting: w; 0: the function never changes.
+        variance: variance of the function.
+        lengthscale: distance over which values are correlated, in units of a parameter's whole range.
+        context: distance in the context over which values are correlated.
+        forgetting: w in the covariance; 0: the function never changes.
         noise: variance of observations around the function.
     """
 
@@ -80,7 +80,7 @@ class Kernel:
 
     @classmethod
     def of(cls, theta: Array) -> Kernel:
-        """Return the kernel with these logarithms of its attributes."""
+        """Return the kernel whose attributes have these logarithms."""
         return cls(*np.exp(theta).tolist())
 
     def covariance(self, one: Points, other: Points) -> Array:
@@ -111,8 +111,8 @@ class Points:
 
     Attributes:
         context: context of each point, shape (n,).
-        x: hyperparameters from 0 to 1, (n, d).
-        t: rounds, (n,).
+        x: hyperparameters from 0 to 1, shape (n, d).
+        t: rounds, shape (n,).
     """
 
     context: Array
@@ -130,7 +130,7 @@ class Points:
 
 
 def distances(one: Points, other: Points) -> tuple[Array, Array, Array]:
-    """Return squared distances of contexts and of hyperparameters, and the distance in rounds, pairwise."""
+    """Return pairwise squared distances of contexts and of hyperparameters, and distances in rounds."""
     apart = one.x[:, None, :] - other.x[None, :, :]
     squared: Array = np.einsum("ijk,ijk->ij", apart, apart)
     context: Array = (one.context[:, None] - other.context[None, :]) ** 2
@@ -141,9 +141,9 @@ class Process:
     """The Gaussian process, conditioned on observations.
 
     Args:
-        kernel: its assumptions.
-        points: where the observations were made; may be empty.
-        y: observed values, (n,); only the mean depends on them.
+        kernel: kernel of the process.
+        points: points of the observations; may be empty.
+        y: observed values, shape (n,); only the mean depends on them.
     """
 
     def __init__(self, kernel: Kernel, points: Points, y: Array) -> None:
@@ -203,7 +203,7 @@ def fitted(points: Points, y: Array, starts: Iterable[Kernel] = (Kernel(),)) -> 
 
 C1, C2 = 0.2, 0.4
 WINDOW = 200
-"""Number of latest gains that the process is fitted to; older gains hardly matter."""
+"""Number of latest gains that the process is fitted to; older gains have little influence."""
 CLIP = 2.0
 CANDIDATES = 512
 REFINED = 4
@@ -215,7 +215,7 @@ def beta(rounds: float) -> float:
 
 
 class Gains:
-    """Observed gains: the score before a round, the hyperparameters of the round, and the rise of the score.
+    """Observed gains: the score before a round, the round's hyperparameters, and the rise of the score.
 
     Args:
         dimensions: number of hyperparameters, each from 0 to 1.
@@ -233,7 +233,7 @@ class Gains:
         self._rows.append((choice.round, choice.before, gain, choice.x))
 
     def latest(self) -> tuple[Array, Array, Array, Array]:
-        """Return the latest gains by round: rounds, scores before, gains, (n,); hyperparameters, (n, d)."""
+        """Return the latest rounds, scores before and gains, shape (n,), and hyperparameters, (n, d)."""
         rows = sorted(self._rows, key=lambda row: row[0])[-WINDOW:]
         columns = np.array([row[:3] for row in rows]).reshape(-1, 3).T
         return (
@@ -249,7 +249,7 @@ class Choice:
     """Hyperparameters to train with for a round.
 
     Attributes:
-        round: number of the round, from 0; need not be whole.
+        round: number of the round, from 0; may be fractional.
         before: the score at the beginning of the round, larger is better.
         x: hyperparameters from 0 to 1, shape (d,).
     """
@@ -272,7 +272,7 @@ class Bandit:
     """A bandit that chooses points in the unit cube.
 
     Args:
-        dimensions: of the cube.
+        dimensions: number of dimensions of the cube.
     """
 
     def __init__(self, dimensions: int) -> None:
@@ -288,7 +288,7 @@ class Bandit:
         """Return the function to maximise for a member with score `before` at round `now`.
 
         Args:
-            now: the round that will be trained.
+            now: number of the round that will be trained.
             before: the score at the beginning of the round.
             pending: choices whose gain is not known yet.
         """
@@ -317,10 +317,10 @@ class Acquisition:
     """mean + sqrt(beta) * sd: the mean given observations, the sd given observations and pending choices.
 
     Args:
-        kernel: of the process.
+        kernel: kernel of the Gaussian process.
         known, y: points and values of the observations.
         pending: points of the pending choices.
-        now: the round to choose for.
+        now: number of the round to choose for.
         context: the score before this round, scaled like the contexts of `known`.
     """
 
@@ -341,7 +341,7 @@ class Acquisition:
 
 
 def maximised(acquisition: Callable[[Array], Array], dimensions: int, rng: Generator) -> Array:
-    """Return the point of the unit cube with the largest `acquisition`: the best of many draws, refined."""
+    """Return the point of the unit cube with the largest `acquisition`: the best random point, refined."""
     optimize: Any = load("scipy.optimize", "PB2's choices", "tune")
     candidates = rng.random((CANDIDATES, dimensions))
     values = acquisition(candidates)
@@ -392,12 +392,12 @@ def _checked(value: Any, at: str) -> Any:
 
 
 def fitting(bounds: Mapping[str, Any], space: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `bounds` with the scale of `space`: logarithmic, or whole numbers, if the space draws these.
+    """Return `bounds` on the scale of `space`: logarithmic or whole numbers where the space has these.
 
     Args:
         bounds: checked bounds.
         space: the search space.
-        given: the user's bounds that `bounds` was made from; domains in it stay unchanged.
+        given: the user's bounds, from which `bounds` was made; a domain among them stays unchanged.
     """
     made: dict[str, Any] = {}
     for key, bound in bounds.items():
@@ -425,7 +425,7 @@ def _in_the_way_of(there: Bounded, bound: Float, key: str) -> Bounded:
 
 
 def to_unit(value: Any, domain: Bounded) -> float | None:
-    """Return a value's position between the bounds, 0 to 1 or a little beyond; None if it is not a number."""
+    """Return a value's position between the bounds, 0 to 1 or a little beyond; None if not a number."""
     if not is_number(value) or not math.isfinite(value):
         return None
     return min(max(_code(domain).to_unit(value), -1.0), 2.0)
@@ -436,8 +436,8 @@ def from_unit(share: float, domain: Bounded, like: Any = None) -> float:
 
     Args:
         share: position, 0 to 1.
-        domain: of the value.
-        like: the previous value; a whole number gives a whole number, whatever the domain.
+        domain: domain of the value.
+        like: the previous value; if it is a whole number, so is the result, whatever the domain.
     """
     value: float = _code(domain).from_unit(share)
     least, most = math.ceil(domain.bounds[0]), math.floor(domain.bounds[1])
@@ -453,30 +453,31 @@ def _code(domain: Bounded) -> NumberCode:
 
 
 RESAMPLE_PROBABILITY = 0.25
-"""Probability of a new draw for values without an order, which the bandit can't choose."""
+"""Probability that a value without an order, which the bandit can't choose, is drawn again."""
 
 
 class PB2(PopulationBasedTraining):
     """Population based training in which a bandit chooses the new hyperparameters.
 
-    It differs from `PopulationBasedTraining` in the exploration. A Gaussian process over hyperparameters,
-    time and score learns how much a score rises in an interval. A member that exploits continues with the
-    hyperparameters that maximise the expected rise plus its uncertainty.
+    PB2 differs from `PopulationBasedTraining` in the exploration. A Gaussian process over hyperparameters,
+    time and score learns how much a score rises in an interval. A member that takes over a better member's
+    state continues with the hyperparameters that maximise the expected rise plus its uncertainty.
 
     Args:
         time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        perturbation_interval: in units of `time_attr`.
-        hyperparam_bounds: by name [smallest, largest], a domain with bounds, a `tune.choice`, or a
+        metric: reported value to judge by; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
+        perturbation_interval: time between judgements, in units of `time_attr`.
+        hyperparam_bounds: for each name [smallest, largest], a domain with bounds, a `tune.choice`, or a
             dictionary of these. A pair is searched on the scale of `param_space`: in its logarithm for
             `tune.loguniform`, in whole numbers for `tune.randint`. A value missing from `param_space` is
             drawn within the bounds at the start. A `tune.choice` is drawn again in a quarter of the cases.
-        quantile_fraction: fraction of the population that exploits, and that is exploited; 0 to 0.5; 0: none.
+        quantile_fraction: fraction of the population that takes over a state, and fraction that donates its
+            state; 0 to 0.5; 0: none exploits.
         log_config: write pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
         require_attrs: a report without `time_attr` or the metric ends the experiment with an error.
-        synch: all members wait at each interval for the last one, and are judged together.
-        custom_explore_fn: called with each chosen configuration; returns the configuration to use.
+        synch: at each interval, members wait until all have arrived, and are then judged together.
+        custom_explore_fn: function that receives each chosen configuration and returns the one to use.
 
     Raises:
         ConfigError: a value is out of range, or the bounds are invalid.
@@ -498,7 +499,7 @@ class PB2(PopulationBasedTraining):
         synch: bool = False,
         custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
-        load("scipy.optimize", "PB2's choices", "tune")  # fail now, and not after the first interval
+        load("scipy.optimize", "PB2's choices", "tune")  # a missing SciPy fails now, not after an interval
         self._given = hyperparam_bounds or {}
         super().__init__(
             time_attr=time_attr,
@@ -515,10 +516,10 @@ class PB2(PopulationBasedTraining):
         )
         self._bandit: Bandit | None = None
         self._begun: dict[str, tuple[float, Array] | None] = {}
-        """By member: score and point at the start of its stretch of training; None: nothing to learn from."""
+        """Score and point of each member at its last judgement or change; None: nothing to learn from."""
         self._refused = False
         self._offers: dict[str, dict[str, Choice]] = {}
-        """By member that is to exploit, and by donor: the offered choice, until the member is judged."""
+        """Offered choices by receiving member and then by donor, until the member is judged."""
 
     @property
     def arguments(self) -> dict[str, Any]:

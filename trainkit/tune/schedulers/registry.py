@@ -34,11 +34,11 @@ SCHEDULERS = Registry(
     },
     base="trainkit.tune.schedulers.base:TrialScheduler",
 )
-"""One row per scheduler; other packages add theirs by entry points."""
+"""One row per scheduler; other packages add their schedulers by entry points."""
 
 
 def load_words(description: Mapping[str, Any] | None) -> None:
-    """Import a described scheduler and its base scheduler, which registers the wording of their rules."""
+    """Import a described scheduler and its base scheduler, which registers the text of their rules."""
     if description is not None:
         SCHEDULERS.find(description["class"])
         arguments = description["arguments"]
@@ -46,19 +46,19 @@ def load_words(description: Mapping[str, Any] | None) -> None:
 
 
 def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:
-    """Recreate the scheduler of a description; None if its class or an argument is the user's own."""
+    """Recreate the scheduler of a description; None if its class or an argument was defined by the user."""
     scheduler: TrialScheduler | None = made_again(SCHEDULERS, description, inner="base_scheduler")
     return scheduler
 
 
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
-    """Return the scheduler of this name or class name, made with the arguments in `kwargs` that it takes.
+    """Return the scheduler with this name or class name, made with the arguments of `kwargs` that it accepts.
 
-    Arguments of other schedulers are ignored, as in Ray. An argument that no scheduler takes is logged.
+    Arguments of other schedulers are ignored, as in Ray. An argument that no scheduler accepts is logged.
 
     Raises:
-        ConfigError: the name is unknown, and the message lists the known names; or an argument that no
-            scheduler takes is probably a misspelling.
+        ConfigError: the name is unknown (the message lists the known names), or an argument that no
+            scheduler accepts is probably a misspelling.
     """
     cls = SCHEDULERS.get(scheduler, "scheduler")
     arguments = taken(cls, kwargs)
@@ -69,7 +69,7 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
 
 
 def _complain_of(left_out: Iterable[str], cls: type) -> None:
-    """Log arguments for `cls` that no scheduler takes; raise ConfigError if one looks like a misspelling."""
+    """Log arguments that no scheduler accepts; raise ConfigError if one resembles an argument of `cls`."""
     shipped = [SCHEDULERS.get(name) for name in SCHEDULERS.own_names()]
     known = {name for each in shipped for name in inspect.signature(each).parameters}
     for name in sorted(set(left_out) - known):

@@ -1,4 +1,4 @@
-"""Mutations of a configuration, each value inside its range and of its type.
+"""Mutations of a configuration; each new value keeps the range and the type of its domain.
 
 Source: Jaderberg et al. 2017, arXiv:1711.09846, section 4: perturb by a factor, or resample.
 """
@@ -43,17 +43,17 @@ MutationPath = tuple[Any, ...]
 """Keys from the outside in; a key may be a number."""
 
 ALIKE = 0.8
-"""Similarity (difflib) from which two names are taken for one name and its misspelling."""
+"""Similarity (difflib) from which a name counts as a misspelling of another name."""
 _DIGITS = re.compile(r"\d+")
 
 
 def checked_mutations(
     mutations: Mapping[str, Any] | None, name: str = "hyperparam_mutations"
 ) -> dict[str, Any]:
-    """Return a copy of `mutations`, with tuples turned into lists.
+    """Return a copy of `mutations` with tuples turned into lists.
 
     Raises:
-        ConfigError: a mutation is empty or of no accepted kind; the message names its key.
+        ConfigError: a mutation is empty or of an unsupported kind; the message names its key.
     """
     if mutations is None:
         return {}
@@ -116,10 +116,10 @@ def leaves(mutations: Mapping[str, Any], path: MutationPath = ()) -> Iterator[tu
 def completed(
     space: Mapping[str, Any], mutations: Mapping[str, Any], at: MutationPath = ()
 ) -> dict[str, Any]:
-    """Return `space` with entries that only `mutations` has; these draw the initial values.
+    """Return `space` with entries that only `mutations` has; these entries draw the initial values.
 
     Raises:
-        ConfigError: a mutation can't change the values of the space at its place, or its name is
+        ConfigError: a mutation can't change the values of the space under its name, or its name is
             probably a misspelling of a name in the space.
     """
     whole = dict(space)
@@ -128,7 +128,7 @@ def completed(
         if isinstance(mutation, Mapping):
             inner = whole.get(key, {})
             if isinstance(inner, When):
-                continue  # the branch may be absent; if it is present, it is explored
+                continue  # the branch may be absent; if it is present, its values are explored
             if not isinstance(inner, Mapping):
                 raise ConfigError(
                     f"hyperparam_mutations mutates inside {name!r}, which is {inner} in "
@@ -145,7 +145,7 @@ def completed(
 
 
 def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
-    """Raise ConfigError if a name resembles an unmutated name of the space; 'h1' does not resemble 'h2'."""
+    """Raise ConfigError if a name resembles a name of the space without mutation; 'h1' and 'h2' differ."""
     lower = str(key).lower()
     by_lower = {other.lower(): other for other in others if isinstance(other, str)}
     near = difflib.get_close_matches(lower, by_lower, n=1, cutoff=ALIKE)
@@ -180,7 +180,7 @@ def _require_explorable(name: str, start: Any, mutation: Any) -> None:
 
 
 Operations = dict[str, str]
-"""Operation on each value by name, such as 'net/lr': 'resample', '* 1.2', 'shift left'."""
+"""Operation on each value by the value's name: 'resample', '* 1.2' or 'shift left' for 'net/lr'."""
 
 
 def explored(
@@ -195,11 +195,11 @@ def explored(
     A value that `config` lacks, for example because its conditions don't hold, is skipped.
 
     Args:
-        config: to start from.
+        config: configuration to start from.
         mutations: checked mutations.
         rng: source of all randomness.
         resample_probability: probability that a value is drawn again from its mutation, not perturbed.
-        factors: one of these multiplies a number that is perturbed.
+        factors: factors for numbers; a perturbed number is multiplied by a random one of the factors.
 
     Raises:
         ConfigError: a value can't be explored by its mutation; the message names it.
@@ -225,7 +225,7 @@ def explored_value(
     factors: Sequence[float],
     name: str = "",
 ) -> tuple[Any, str]:
-    """Return the new value of one mutated value, and the operation."""
+    """Return the new value of one mutated value, and the operation that produced the new value."""
     resample = bool(rng.random() < resample_probability)
     if isinstance(mutation, list):
         place = place_of(value, mutation)
@@ -247,11 +247,11 @@ def explored_value(
 
 
 def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]) -> float:
-    """Return `value` times `factor`, of the type of `mutation` and inside its range, if it has one.
+    """Return `value` times `factor`, with the type of `mutation` and inside its range, if it has a range.
 
     A whole number of a domain moves by at least one, and a multiple of q by at least one step, unless the
-    range ends there. A function declares no type or range: its float is multiplied, its whole number is
-    multiplied and rounded, and a factor above 0 neither makes zero of it nor changes its sign.
+    range ends there. A function as the mutation declares no type or range. A float is then multiplied. A
+    whole number is multiplied and rounded; a factor above 0 never turns it into zero or changes its sign.
     """
     if isinstance(mutation, Integer):
         return int(_inside(_moved(value, factor, mutation.q, mutation.steps), *mutation.bounds))
@@ -287,7 +287,7 @@ def _shifted(options: Sequence[Any], place: int, rng: Generator) -> tuple[Any, s
 def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, name: str) -> Any:
     if isinstance(mutation, Domain):
         return mutation.draw(rng)
-    # A function may draw from the global generators: they are seeded, so that a run is repeatable.
+    # A function may draw from the global generators. They are seeded, so that a run is repeatable.
     with global_generators_seeded(rng):
         drawn = mutation()
     plain = drawn.item() if hasattr(drawn, "item") and getattr(drawn, "shape", None) == () else drawn
@@ -299,7 +299,7 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
 
 
 def node_at(config: Mapping[str, Any], path: MutationPath) -> Any:
-    """Return the dictionary at `path` inside a configuration; None if it has none there."""
+    """Return the dictionary at `path` inside a configuration; None if no dictionary is there."""
     node: Any = config
     for part in path:
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -355,7 +355,7 @@ def customised(
     """Return the configuration from `custom_explore_fn`; record its changes in `operations`.
 
     Raises:
-        ConfigError: the function returns no configuration, or one with a value outside its declared domain.
+        ConfigError: the function returns no configuration, or a configuration outside a declared domain.
     """
     before = copy.deepcopy(config)
     made: Any = function(config)
@@ -375,12 +375,12 @@ def customised(
 def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str, Any]:
     """Return `config` without values whose conditions fail, and with newly required values drawn.
 
-    All other values stay, whether or not the space has them.
+    All other values stay, whether or not the space contains them.
 
     Args:
         config: explored configuration.
         space: the space with the conditions; without conditions, nothing changes.
-        rng: to draw from.
+        rng: random generator for the drawn values.
     """
     if not space.conditions:
         return dict(config)

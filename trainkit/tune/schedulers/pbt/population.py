@@ -1,4 +1,4 @@
-"""Members of a population, their barrier, and its best and worst quantile.
+"""Members of a population, the barrier at which they wait, and the best and worst quantile.
 
 Source: Jaderberg et al., "Population Based Training of Neural Networks", 2017, arXiv:1711.09846, section 4
 (truncation selection).
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Mark = tuple[int, float]
-"""The number of intervals after which a member was judged, and the time that it has reached."""
+"""Number of intervals after which a member was judged, and the time that the member has reached."""
 
 
 @dataclass(slots=True)
@@ -21,15 +21,15 @@ class Member:
 
     Attributes:
         trial_id: id of the trial.
-        config: its current configuration.
-        time: the time that it has reached.
-        intervals: number of intervals after which it was judged last; a jump over several counts them all.
-        score: score at its last judgement, larger is better; None: it was not judged yet.
+        config: the trial's current configuration.
+        time: the time that the trial has reached.
+        intervals: number of whole intervals at its last judgement; a report may jump over several intervals.
+        score: score at its last judgement, larger is better; None: not judged yet.
         arrival: number of its last judgement among all judgements.
-        active: False once it has ended.
-        paused: number of its pause among all pauses; None: it isn't paused.
-        inherited: True from an exploit until the next judgement: its score belongs to other weights.
-        offered: mark of each donor at the time when the member was last asked to exploit.
+        active: False once the trial has ended.
+        paused: number of its pause among all pauses; None: not paused.
+        inherited: True from a takeover until the next judgement, while the score belongs to other weights.
+        offered: mark of each donor at the time when the member was last offered donors.
         change: mark of the donor whose state the member has taken over since its last report.
     """
 
@@ -63,7 +63,7 @@ class Population:
         self.by_id: dict[str, Member] = {}
         self._interval = interval
         self.first = max(1, math.ceil(burn_in / interval - 1e-9))
-        """Number of intervals before the first judgement, which is at or after the burn-in."""
+        """Number of intervals at the first judgement, which is at or after the burn-in."""
         self._arrivals = 0
         self._pauses = 0
 
@@ -87,8 +87,9 @@ class Population:
     def advance(self, member: Member, time: float) -> int:
         """Record a member's report at `time`; return the number of whole intervals that it has reached.
 
-        After an exploit `time` either continues the donor's time, if it comes with the state, or the
-        member's own time. It is the donor's if it has not risen, or if it has jumped past the donor's time.
+        After a takeover, `time` continues either the donor's time, if the state contains the time, or the
+        member's own time. The donor's time is assumed if `time` has not risen, or has jumped past the
+        donor's time.
         """
         if member.change is not None:
             intervals, donor_time = member.change
@@ -105,12 +106,12 @@ class Population:
         self._arrivals += 1
 
     def pause(self, member: Member) -> None:
-        """Mark a member as paused, behind members of the same time that wait already."""
+        """Mark a member as paused; among members of the same time, earlier pauses come first."""
         member.paused = self._pauses
         self._pauses += 1
 
     def scores(self, shuffle: Callable[[int], Any] | None = None) -> list[tuple[str, float]]:
-        """Return scores of judged active members in order of arrival, or in the order of `shuffle`."""
+        """Return the scores of judged active members, in order of arrival or in the order of `shuffle`."""
         judged = [(m.arrival, m.trial_id, m.score) for m in self.active() if m.score is not None]
         judged.sort()
         order = range(len(judged)) if shuffle is None else shuffle(len(judged))
@@ -121,10 +122,10 @@ class Barrier:
     """Meeting point at which all members of a population wait to be judged together.
 
     Args:
-        members: the population; members that have ended are not waited for.
+        members: the population; the barrier does not wait for ended members.
 
     Attributes:
-        target: the number of intervals at which the barrier is.
+        target: number of intervals at which the members wait.
     """
 
     def __init__(self, members: Population) -> None:
@@ -149,7 +150,7 @@ class Barrier:
         self._arrived.pop(member.trial_id, None)
 
     def take_back(self, member: Member) -> None:
-        """Take back an ended member that resumes; the barrier moves past intervals that have judged it."""
+        """Take back an ended member that resumes; an empty barrier moves past its last judgement."""
         if not self._arrived:
             self.target = max(self.target, member.intervals + 1)
 
@@ -161,7 +162,8 @@ class Barrier:
     def open(self) -> Iterator[Member]:
         """Release the waiting members in the order of the population, so that arrivals do not matter."""
         waited, self._arrived = self._arrived, {}
-        # Past the furthest member, because a report over several intervals must not separate the members.
+        # The barrier moves past the furthest member: a report over several intervals must not separate
+        # members.
         self.target = max(self._members[trial_id].intervals for trial_id in waited) + 1
         return (member for member in self._members if member.trial_id in waited)
 
@@ -189,7 +191,7 @@ class Quantiles:
     upper: tuple[str, ...]
 
     def rank(self, member: str) -> int | None:
-        """Return a member's rank from 1; None if it has no finite score."""
+        """Return a member's rank from 1; None if the member has no finite score."""
         return self.ranked.index(member) + 1 if member in self.ranked else None
 
 
@@ -200,7 +202,7 @@ def quantiles(scores: Sequence[tuple[str, float]], fraction: float) -> Quantiles
         scores: members with their scores, larger is better; the first of equal scores ranks higher. A member
             with minus infinity is not ranked; it is in the lower quantile as soon as another member has a
             finite score.
-        fraction: fraction of the population in each quantile, 0 to 0.5; with 0 both are empty.
+        fraction: fraction of the population in each quantile, 0 to 0.5; with 0 both quantiles are empty.
     """
     finite = [(member, score) for member, score in scores if score > -math.inf]
     ranked = tuple(member for member, _ in sorted(finite, key=lambda pair: -pair[1]))

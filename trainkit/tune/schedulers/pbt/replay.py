@@ -4,10 +4,10 @@ Format of a line in a policy file:
 
     [tag of the trial, tag of its donor, iteration of the trial, iteration of the donor, old, new]
 
-`old` is the donor's configuration, and the trial continued with `new`. `pbt_global.txt` has a line for each
-exchange of the experiment, `pbt_policy_<trial id>.txt` a line for each exchange that led to the trial's
-weights. The donor's iteration counts the reports along this lineage, so that a replay changes configurations
-at the right reports.
+`old` is the donor's configuration, and `new` is the configuration with which the trial continued.
+`pbt_global.txt` has a line for each exchange of the experiment. `pbt_policy_<trial id>.txt` has a line for
+each exchange that led to the trial's weights. The donor's iteration counts the reports along this lineage, so
+that a replay changes configurations at the right reports.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def policy_file(trial_id: str) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A configuration, and its later replacements.
+    """A configuration, and the configurations that replace it later.
 
     Attributes:
         initial: the configuration at the start.
-        changes: pairs of an iteration and the configuration after it, in order.
+        changes: pairs of an iteration and the configuration used after it, in order.
     """
 
     initial: dict[str, Any]
@@ -72,13 +72,13 @@ def policy_lines(
     tags: Mapping[str, str],
     trial_id: str,
 ) -> list[str]:
-    """Return the lines of a trial's policy file; [] if it always continued from its own state.
+    """Return the lines of a trial's policy file; [] if the trial always continued from its own state.
 
     Args:
         exchanges: exchanges of all trials, in order.
         suggested: initial configuration of each trial.
-        tags: tag of each trial, which is Ray's name for it in these files.
-        trial_id: of the trial.
+        tags: tag of each trial: the trial's name in Ray's policy files.
+        trial_id: id of the trial.
     """
     last = max((each.iteration for each in exchanges if each.trial_id == trial_id), default=0)
     stretches = lineage(exchanges, suggested, trial_id, last)
@@ -94,7 +94,7 @@ def _line(row: Sequence[Any]) -> str:
 
 
 def read_policy(text: str, where: str) -> Schedule:
-    """Return the schedule of a policy file, from the lines that led to the last line.
+    """Return the schedule of a policy file, built from the lines that led to the last line.
 
     Raises:
         ConfigError: `text` is not a policy file, or it has no line.
@@ -136,20 +136,20 @@ class PopulationBasedTrainingReplay(TrialScheduler):
     """Train one trial with the schedule of configurations that population based training has found.
 
     The trial begins with the first configuration of the lineage, whatever `param_space` has for these keys.
-    It changes to the next configuration, from its own checkpoint, after as many iterations as the lineage
-    has trained. So a deterministic trainable ends with the same weights after as many iterations as the
-    lineage has. RunConfig(stop=...) decides when the trial ends.
+    The trial changes to each later configuration, from its own checkpoint, at the iteration where the lineage
+    changed. So a deterministic trainable has the same weights as the lineage after the same number of
+    iterations. RunConfig(stop=...) decides when the trial ends.
 
     Args:
-        policy_file: a `pbt_policy_<trial id>.txt` of trainkit or Ray; or the `Result` of a trial; or the
-            folder of an experiment, with `trial_id`.
-        trial_id: id of the trial in that folder.
+        policy_file: a `pbt_policy_<trial id>.txt` of trainkit or Ray, the `Result` of a trial, or an
+            experiment's folder together with `trial_id`.
+        trial_id: id of the trial in the experiment's folder.
 
     Attributes:
-        schedule: the configuration at the start, and the later ones with their iterations.
+        schedule: the configuration at the start, and the later configurations with their iterations.
 
     Raises:
-        ConfigError: the file is missing, or is no policy file of population based training.
+        ConfigError: the file is missing, or is not a policy file of population based training.
     """
 
     needs_metric: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Population based training: the worst continue from the weights of the best, with mutated values.
+"""Population based training: the worst members continue with the weights of the best and mutated values.
 
 Source: Jaderberg et al., "Population Based Training of Neural Networks", 2017, arXiv:1711.09846,
 Algorithm 1; truncation selection and perturbation as in its section 4.
@@ -45,40 +45,41 @@ if TYPE_CHECKING:
 __all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
 
 MOST_TRIES = 100
-"""Limit of explorations in a row that rules of the space may forbid."""
+"""Largest number of consecutive explorations that the rules of the space may forbid."""
 
 
 class PopulationBasedTraining(TrialScheduler):
-    """Population based training: at each interval bad trials take over the state of a better one and explore.
+    """Population based training: at intervals, bad trials take over the state of a better trial and explore.
 
-    All trials form the population. A member is due at multiples of `perturbation_interval`; a report that
-    jumps over several counts once. A due member in the lower quantile takes over the latest checkpoint of a
-    strictly better member of the upper quantile. These donors are tried in random order until one has a
-    checkpoint. The member continues with the donor's configuration, but explored. With `resample_probability`
-    a mutated value is drawn again. Otherwise a number is multiplied by one of `perturbation_factors`, a
-    value of a list moves one place, and a `tune.choice` stays. Values stay inside their domain, and of its
-    type; a whole number moves by at least one.
+    All trials form the population. A member is judged at multiples of `perturbation_interval`; a report that
+    jumps over several multiples counts once. A judged member in the lower quantile exploits: it takes over
+    the latest checkpoint of a strictly better member of the upper quantile. These donors are tried in random
+    order until one has a checkpoint. The member continues with the donor's configuration, but explored. With
+    `resample_probability` a mutated value is drawn again. Otherwise a number is multiplied by one of
+    `perturbation_factors`, a value of a list moves to its left or right neighbour, and a `tune.choice` stays.
+    Values keep the range and the type of their domain. A whole number moves by at least one.
 
-    Members that have ended leave the population. A member with NaN is no donor, and exploits as soon as
-    another member has a score. If the population is larger than the number of running trials, its members
-    take turns at the intervals, the least trained first.
+    Members that have ended leave the population. A member whose score is NaN is never a donor, and exploits
+    as soon as another member has a score. If the population is larger than the number of running trials, its
+    members take turns at the intervals, the least trained first.
 
     Args:
         time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        perturbation_interval: in units of `time_attr`.
-        burn_in_period: no member is judged before this; the first judgement is at the next multiple.
-        hyperparam_mutations: by name a domain, a list of values in order, a function that draws a value, or
-            a dictionary of these. It also draws the initial value of a name that `param_space` lacks.
-        quantile_fraction: fraction of the population that exploits, and that is exploited; 0 to 0.5; 0: none.
+        metric: reported value to judge by; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
+        perturbation_interval: time between judgements, in units of `time_attr`.
+        burn_in_period: no member is judged before this time; the first judgement is at the next multiple.
+        hyperparam_mutations: for each name a domain, a list of ordered values, a function that draws a value,
+            or a dictionary of these. It also draws the initial value of a name that `param_space` lacks.
+        quantile_fraction: fraction of the population that takes over a state, and fraction that donates its
+            state; 0 to 0.5; 0: none exploits.
         resample_probability: probability that a value is drawn again.
-        perturbation_factors: one of these multiplies a number.
-        custom_explore_fn: called with each explored configuration; returns the configuration to use.
+        perturbation_factors: factors for numbers; a random one of them multiplies a perturbed number.
+        custom_explore_fn: function that receives each explored configuration and returns the one to use.
         log_config: write pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
         require_attrs: a report without `time_attr` or the metric ends the experiment with an error.
-        synch: all members wait at each interval for the last one, and are judged together.
-        tie: "arrival": the earlier of equal scores is better, and equal members don't exploit each other;
+        synch: at each interval, members wait until all have arrived, and are then judged together.
+        tie: "arrival": the earlier of equal scores is better, and equal members don't exploit each other.
             "random": chance ranks equal scores, and an equal member may be exploited.
 
     Raises:
@@ -138,7 +139,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._members = Population(perturbation_interval, burn_in_period)
         self._space: Space | None = None
         self._no_more = False
-        self._barrier = Barrier(self._members)  # for synch=True, like the verdicts made when it opens
+        self._barrier = Barrier(self._members)  # for synch=True, as are the verdicts made when it opens
         self._verdicts: dict[str, Decision] = {}
 
     @property
@@ -153,7 +154,7 @@ class PopulationBasedTraining(TrialScheduler):
 
     def resize(self, total_samples: int | None) -> None:
         super().resize(total_samples)
-        self._no_more = False  # `on_no_more_trials` is called again if no other trials come
+        self._no_more = False  # `on_no_more_trials` is called again if no further trials follow
         self._open_barrier_if_all_came()
 
     def on_begin(self) -> None:
@@ -180,7 +181,7 @@ class PopulationBasedTraining(TrialScheduler):
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
         member = self._members[trial_id]
-        member.paused = None  # it runs, even if it failed during its pause and was not resumed explicitly
+        member.paused = None  # a reporting member runs, even if it failed while paused and was not resumed
         self._verdicts.pop(trial_id, None)
         if time is None or score is None or not math.isfinite(time) or not member.active:
             return CONTINUE
@@ -193,7 +194,7 @@ class PopulationBasedTraining(TrialScheduler):
         return self._judged(member, self._quantiles())
 
     def judge(self, member: Member, intervals: int, score: float) -> None:
-        """Record the score of a due member after so many intervals."""
+        """Record a member's score at its judgement after this number of intervals."""
         self._members.judge(member, intervals, score)
 
     def _judged(self, member: Member, ranked: Quantiles) -> Decision:
@@ -216,7 +217,7 @@ class PopulationBasedTraining(TrialScheduler):
 
     @property
     def _more_to_come(self) -> bool:
-        """True if trials wait to begin; in a search without end no trial counts as waiting."""
+        """True if trials wait to begin; in a search without end, no trial counts as waiting to begin."""
         return (
             self.total_samples is not None and not self._no_more and len(self._members) < self.total_samples
         )
@@ -234,7 +235,7 @@ class PopulationBasedTraining(TrialScheduler):
         return self.rng
 
     def _exploit(self, member: Member, ranked: Quantiles) -> Decision | None:
-        """Return the decision on a member of the lower quantile; None if there is no donor."""
+        """Return the decision on a member of the lower quantile; None if no donor exists."""
         if member.trial_id not in ranked.lower:
             return None
         upper = [self._members[trial_id] for trial_id in ranked.upper]
@@ -263,7 +264,8 @@ class PopulationBasedTraining(TrialScheduler):
     def explore(self, donor: str, receiver: str) -> tuple[dict[str, Any], Operations]:
         """Return the donor's configuration, changed for the receiver, and the operation on each value.
 
-        A configuration that the space forbids is explored again, up to a limit; then it stays unchanged.
+        If the space forbids the result, exploration is repeated, up to a limit. After that, the configuration
+        stays unchanged.
 
         Raises:
             ConfigError: `custom_explore_fn` returns no configuration, or a value outside its declared domain.
@@ -319,7 +321,7 @@ class PopulationBasedTraining(TrialScheduler):
             "members": sum(1 for _ in self._members.active()),
         }
         best = self._open_barrier_if_all_came()
-        # The last arrival may be among the best: it saves, so that it can donate even if it resumes at once.
+        # The last arrival may be among the best. It saves, so that it can donate even if it resumes at once.
         return Decision(Verdict.PAUSE, reason, save=member.trial_id in best)
 
     def _open_barrier_if_all_came(self) -> Sequence[str]:
@@ -347,7 +349,7 @@ class PopulationBasedTraining(TrialScheduler):
     ) -> str | None:
         if pending:
             return pending[0]
-        if new and self.total_samples is not None:  # in a search without end paused members would starve
+        if new and self.total_samples is not None:  # without this limit paused members would never resume
             return None
         free = [self._members[trial_id] for trial_id in paused if trial_id not in self._barrier]
         first = min(free, key=lambda member: (member.time, member.paused or 0), default=None)
