@@ -21,11 +21,12 @@ from trainkit.settings import SESSION_MARK
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run the node of a session, or another plain template for a running node.
+    """Run the node of a session, or a new plain template process for a running node.
 
     Args:
-        arguments: for the node, the descriptor of the socket over which the settings arrive; for a template,
-            the descriptor of its socket to the node, the descriptor of the lifeline, and the node's pid.
+        arguments: for the node, the descriptor of the socket over which the settings arrive. For a template,
+            the descriptor of its socket to the node, the descriptor of the pipe that reports the node's end,
+            and the node's pid.
     """
     signals.keep_pending()
     control = socket.socket(fileno=int(arguments[0]))
@@ -87,7 +88,7 @@ def _become_template(sock: socket.socket, lifeline: int, node_pid: int) -> NoRet
 
 
 def _new_template(lifeline: int) -> tuple[socket.socket, int]:
-    """Start another plain template as a new Python process, as the node holds too much state to be forked."""
+    """Start a plain template as a new Python process, as the node has too much state to be forked."""
     ours, theirs = socket.socketpair()
     for fd in (theirs.fileno(), lifeline):
         os.set_inheritable(fd, True)

@@ -1,1 +1,1 @@
-"""Client of the node: the local engine in the driver and in workers."""
+"""Client side of the node, which is the local engine in the driver and in workers."""

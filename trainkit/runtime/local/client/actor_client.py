@@ -30,13 +30,13 @@ from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.serialize import Handle, lasting
 
 making = threading.RLock()
-"""Held while an actor with get_if_exists=True is looked up or started.
+"""Lock held while an actor with get_if_exists=True is looked up or started.
 
 Lock order: `making`, then `sessions.in_turn`, then `_meeting`.
 """
 
 _meeting = threading.RLock()
-"""Held while this process connects to an actor, so that two threads do not connect to the same actor."""
+"""Lock held while this process connects to an actor, so that two threads do not connect to the same actor."""
 
 _SEARCH_S = 2.0
 _ROOM_BYTES = 1 << 20
@@ -48,8 +48,8 @@ class ActorLookup:
     """Lookup of actors by name, in this process's session and in other sessions of the user.
 
     Args:
-        parts: parts of this process's engine.
-        namespace: this process's namespace, the default for lookups.
+        parts: objects of this process's engine.
+        namespace: this process's namespace, which is the default for lookups.
     """
 
     def __init__(self, parts: ClientParts, namespace: str) -> None:
@@ -59,7 +59,7 @@ class ActorLookup:
         self._namespace = namespace
 
     def is_abroad(self, actor: ActorEndpoint) -> bool:
-        """Return whether an actor belongs to another session than this process."""
+        """Return whether an actor belongs to a different session than this process."""
         return actor.peer.home not in (None, self._parts.mark)
 
     def _answer(self, ref: LocalRef) -> Any:
@@ -83,14 +83,14 @@ class ActorLookup:
         return met
 
     def existing(self, wanted: specs.Registration | None) -> ActorEndpoint | None:
-        """Return the existing actor, if the registration accepts it by get_if_exists=True; else None."""
+        """Return the existing actor of that name if `wanted` has get_if_exists=True; else None."""
         if wanted is None or not wanted.get_if_exists:
             return None
         found = self._holder(wanted)
         return None if found is None else found[0]
 
     def _holder(self, wanted: specs.Registration) -> Met | None:
-        """Return the named actor: any actor of this session, or a detached actor of another session."""
+        """Return the actor of this session, or else the detached actor of another session, with that name."""
         own = self._find_own(wanted.name, wanted.namespace)
         if isinstance(own, messages.NotFound):
             return self._find_abroad(wanted.name, own.namespace)[0]
@@ -103,16 +103,17 @@ class ActorLookup:
         handles: Sequence[Handle],
         buffers: Sequence[Any],
     ) -> Met | messages.NotFound | None:
-        """Request the actor of `request`, which has a registration.
+        """Request the start of a named actor.
 
         Args:
             request: request to the node.
             peer: this process's end of the actor's first connection.
-            handles: the other end of that connection, and further handles of the request.
+            handles: other end of that connection, followed by further handles of the request.
             buffers: buffers of the request.
 
         Returns:
-            None for a new actor; the existing actor with get_if_exists=True; NotFound if that has just ended.
+            None for a new actor; the existing actor with get_if_exists=True; NotFound if the existing actor
+            has just ended.
 
         Raises:
             ConfigError: the name is taken.
@@ -134,7 +135,7 @@ class ActorLookup:
             try:
                 answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
             except (KeyboardInterrupt, SystemExit):
-                # The actor may be registered, and would wait forever for its first frame.
+                # The actor may be registered already, and would wait forever for its first frame.
                 self._node.tell(messages.Kill(request.worker_id, "who asked for it was interrupted"))
                 raise
         if answer is None:
@@ -150,10 +151,10 @@ class ActorLookup:
         return self._ask_for(self._parts.mark, lambda conn: self._answer(self._node.ask(message, conn)))
 
     def _ask_for(self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]) -> Met | messages.NotFound:
-        """Connect to the actor that `ask` finds in the session with the mark `home`.
+        """Connect to the actor that `ask` finds in the session whose folder is `home`.
 
-        A new connection is sent only if this process has none: a busy actor accepts no connections, and
-        waiting connections use descriptors of the node.
+        A new connection is made only if this process has no connection to the actor. A busy actor does not
+            accept connections, and waiting connections use descriptors of the node.
         """
         answer = ask(())
         if isinstance(answer, messages.NotFound):
@@ -183,7 +184,7 @@ class ActorLookup:
         """Search the user's other sessions for a detached actor named `name`.
 
         Returns:
-            The actor or None; descriptions of the searched sessions; the names that these sessions know.
+            The actor or None; descriptions of the searched sessions; names of actors in these sessions.
         """
         looked_at: list[str] = []
         known: list[str] = []
@@ -196,7 +197,7 @@ class ActorLookup:
             try:
                 with sessions.connect(session.folder) as node:
                     found = self._ask_for(home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
-            except ObjectLostError:  # no descriptor was left, so the session may have the actor
+            except ObjectLostError:  # no descriptor was left, so the session may have this actor
                 raise
             except TrainkitError as error:  # the session has ended or hangs: reported if no actor is found
                 looked_at[-1] += f", which could not be asked: {error}"
@@ -214,8 +215,8 @@ class ActorClient:
 
     Args:
         parts: parts of this process's engine.
-        lookup: finds actors by name.
-        results: makes references to results.
+        lookup: object that finds actors by name.
+        results: factory of references to results.
     """
 
     def __init__(self, parts: ClientParts, lookup: ActorLookup, results: Results) -> None:
@@ -231,7 +232,7 @@ class ActorClient:
         with descriptors_explained:
             if wanted is None or not wanted.get_if_exists:
                 return self._start(spec)
-            with making:  # so that concurrent threads start one actor and one connection to it
+            with making:  # so that concurrent threads start one actor with one connection
                 return self._lookup.existing(wanted) or self._start(spec)
 
     def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
@@ -268,8 +269,9 @@ class ActorClient:
                     return self._start(spec)
                 if existing is not None:
                     return existing[0]
-            # The class and the constructor's arguments go directly to the process, which has not started yet.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # if refused, calls report why
+            # The class and the constructor's arguments are sent to the new process directly, before it has
+            # started.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # calls report a refusal
                 peer.send(INIT, 0, body)
             if spec.registration is None:
                 self._node.tell(request, [first, *kept.handles], kept.buffers)
@@ -293,7 +295,7 @@ class ActorClient:
         if peer.takes_small_calls and spec.is_plain:
             arguments = lasting(args, kwargs)
             if arguments is not None:
-                # The most frequent kind of call, so its code is inlined here for speed.
+                # The code is inlined here for speed, as this is the most frequent kind of call.
                 results = self._results
                 ref = LocalRef(results.new_id(), peer)
                 ref.body = method  # set before sending, as the answer replaces it

@@ -1,4 +1,4 @@
-"""Connections to actors, the calls over them, and the content of actor handles."""
+"""Connections to actors, method calls over these connections, and the content of actor handles."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from trainkit.runtime.specs import MethodSpec, Placement
 
 @dataclass(frozen=True, slots=True)
 class ClientParts:
-    """Parts of this process's engine that its tasks, its actors and its connections to actors need.
+    """Objects of this process's engine that tasks, actors and connections to actors use.
 
     Attributes:
-        mark: mark of this process's session.
-        placed: checks a placement and moves it into this process's own group if that captures child tasks.
-        environment: returns what a new worker inherits.
+        mark: path of the session's folder, which identifies the session.
+        placed: function that checks a placement and moves it into this process's own placement group if that
+            group captures child tasks.
+        environment: function that returns the environment that a new worker inherits.
     """
 
     mark: str
@@ -48,14 +49,14 @@ class ClientParts:
 
 @dataclass(slots=True, eq=False)
 class CallAwaitingArguments:
-    """Actor method call that has not been sent.
+    """Actor method call that waits for its arguments or for earlier calls before it is sent.
 
     Attributes:
-        parts: parts of this process's engine.
+        parts: objects of this process's engine.
         actor: the actor's endpoint, which keeps the actor alive.
-        peer: the connection that will carry the call.
+        peer: connection over which the call will be sent.
         name: name of the method, for errors.
-        ready: the call's arguments have arrived.
+        ready: True once the call's arguments have arrived.
     """
 
     parts: ClientParts
@@ -74,7 +75,7 @@ class CallAwaitingArguments:
 
     @property
     def lane(self) -> Hashable:
-        """Key of the call's lane; the calls of a lane are sent in the order in which they were made."""
+        """Key of the call's queue, whose calls are sent in the order in which they were made."""
         return self.spec.concurrency_group if self.peer.in_order else self
 
 
@@ -85,13 +86,13 @@ class SentCall:
     Attributes:
         refs: ids of the call's references; the first one is the call's id.
         retries_left: remaining retries; -1 for no limit.
-        sent: the call was sent, so it may have begun.
+        sent: True if the call was sent and may have begun.
         actor: the actor's endpoint, which keeps the actor alive for retries.
         body: the packed call, if it may have to be sent again; else None.
-        small: the method and the arguments of a small call, in place of `body`.
-        kept: the call's references, if the call may be retried.
+        small: method and arguments of a small call, which has no `body`.
+        kept: references of the call, if the call may be retried.
         kinds: exceptions after which the call is retried; True for any.
-        cancelled: the call raised and must not be retried, though the retry is still being decided.
+        cancelled: True if the call was cancelled after it raised, so that it must not be retried.
     """
 
     refs: list[int]
@@ -106,7 +107,7 @@ class SentCall:
 
     @property
     def may_be_made_again(self) -> bool:
-        """True if the call has retries left and no result yet, so that the error decides on a retry."""
+        """True if the call may be retried, as it has retries left and no result yet."""
         return self.retries_left != 0 and not any(ref.done() for ref in self.kept)
 
     def is_to_be_made_again(self, error: TaskError) -> bool:
@@ -121,10 +122,11 @@ class ActorConnection(CallConnection):
 
     Attributes:
         kind: kind of the handles that use this connection.
-        life: number of the actor's restarts before its present process; None if it is never restarted.
-        in_order: the actor runs the calls of each caller in the order in which they were made.
-        max_task_retries: number of retries of a call, unless its method sets another number.
-        endpoints: number of `ActorEndpoint` objects that use this connection; at 0 sending is finished.
+        life: number of the actor's restarts before its current process; None if the actor is never restarted.
+        in_order: True if the actor runs the calls of each caller in the order in which they were made.
+        max_task_retries: number of retries of a call, unless its method sets a different number.
+        endpoints: number of `ActorEndpoint` objects that use this connection. At 0, its sending side is
+            closed.
     """
 
     kind = ACTOR
@@ -137,18 +139,18 @@ class ActorConnection(CallConnection):
         super().__init__(sock, name, worker_id)
         self.in_order = True
         self.endpoints = 0
-        # Held while calls are sent, so that they are sent in the order in which they are registered. It is
-        # never held while user code runs or while this process waits.
+        # This lock is held while calls are sent, so that they are sent in the order in which they were
+        # registered. It is never held while user code runs or while this process waits.
         self._order = threading.RLock()
         self._lanes: dict[Hashable, deque[CallAwaitingArguments]] = {}
         self._retriable: dict[int, SentCall] = {}
         self.max_task_retries = 0
 
     def follow(self, parts: ClientParts, *, life: int = 0, owner: bool = False) -> None:
-        """Reconnect after each restart of the actor from now on; a second call has no effect.
+        """Reconnect after each restart of the actor from now on. Further calls of this method have no effect.
 
         Args:
-            parts: parts of this process's engine.
+            parts: objects of this process's engine.
             life: number of the actor's restarts so far.
             owner: True if this process created the actor.
         """
@@ -159,15 +161,16 @@ class ActorConnection(CallConnection):
         return self.in_order and bool(self._lanes)
 
     def call(self, actor: Any, body: Packed, refs: list[LocalRef], spec: MethodSpec) -> None:
-        """Send a call made through the endpoint `actor`; its answers complete `refs`."""
+        """Send a call made through the endpoint `actor`. Its answers complete `refs`."""
         asked = spec.max_task_retries
         call = SentCall([ref.id for ref in refs], self.max_task_retries if asked is None else asked)
         if spec.retry_exceptions and call.retries_left:
             call.actor, call.body, call.kept = actor, body.owned(), refs
             call.kinds = spec.retry_exceptions
             parts: ClientParts = current_client().parts
-            # Answers are watched, as no thread may be reading this connection. Watching starts before
-            # sending: after a failure, the references have no connection until the retry.
+            # The background thread reads the answers, as no other thread may be reading this connection.
+            # Watching starts before sending because the references have no connection between a failure and
+            # the retry.
             for ref in refs:
                 parts.waiter.watch(ref)
             try:
@@ -216,14 +219,14 @@ class ActorConnection(CallConnection):
                 super().on_frame(Frame(FAILURE, ref_id, frame.body))
 
     def _made_again(self, call: SentCall, error: TaskError) -> bool:
-        """Retry a call that raised `error` if its options ask for that; return True if no failure is left."""
+        """Retry a call that raised `error`, if its options allow it. Return True if `error` was handled."""
         if not call.is_to_be_made_again(error):
             return False
         call.retries_left -= call.retries_left > 0
         for ref in call.kept:
             ref.attach(self)
             ref.body = None
-        if call.cancelled:  # checked last, as a later cancellation is sent to the actor's process
+        if call.cancelled:  # checked last, as a cancellation after this point is sent to the actor's process
             self.forget(call.refs)
             reason = f"a call of {self.name} raised, and was cancelled before it was made again"
             fail(call.kept, TaskCancelledError, reason)
@@ -243,14 +246,14 @@ class ActorConnection(CallConnection):
         """Return the number of unanswered calls, including calls that wait for their arguments.
 
         Args:
-            call_of: returns the id of the call that a reference, given by its id, is a result of.
+            call_of: function from the id of a reference to the id of the call that produces it.
         """
         with self._order:
             held = sum(map(len, self._lanes.values()))
         return held + len(set(map(call_of, list(self.pending))))
 
     def hold(self, call: CallAwaitingArguments, waits_for: Sequence[LocalRef]) -> None:
-        """Send `call` as soon as `waits_for` are done and the earlier calls of its lane are sent."""
+        """Send `call` once `waits_for` are completed and the earlier calls of its queue are sent."""
         for ref in call.refs:
             ref.body = call
         with InterruptGuard():  # Ctrl-C must not leave a call behind that is never sent
@@ -269,18 +272,18 @@ class ActorConnection(CallConnection):
 
     def _arguments_arrived(self, call: CallAwaitingArguments) -> None:
         call.ready = True
-        # Runs in the background thread, as the thread that found the last argument may hold locks.
+        # The background thread sends the call, as the thread that read the last argument may hold locks.
         call.parts.background.run(functools.partial(self._advance, call.lane))
 
     def _advance(self, lane: Hashable) -> None:
-        """Send the calls of a lane up to the first call that is not ready."""
+        """Send the waiting calls of a queue up to the first call that is not ready."""
         with self._order:
             calls = self._lanes.get(lane, deque())
             while calls and calls[0].ready:
                 call = calls[0]
                 try:
                     self._send_held(call)
-                finally:  # only after sending, or a call made meanwhile would be sent first
+                finally:  # dropped only after sending, or a call made meanwhile would be sent first
                     self._drop(lane, call)
 
     def _drop(self, lane: Hashable, call: CallAwaitingArguments) -> None:
@@ -340,11 +343,11 @@ class ActorConnection(CallConnection):
 
 
 class ActorEndpoint(Uncopied):
-    """Content of an actor's handle. The actor lives while at least one endpoint exists in any process.
+    """Content of an actor's handle. The actor lives while any process has at least one endpoint.
 
-    Each process with an endpoint holds a connection to the actor, and an endpoint that is being sent is a
-    connection too. So the actor's process sees the last connection close, even after a crash. The endpoints
-    of a process share one connection, see `shared`.
+    Each process with an endpoint has a connection to the actor, and an endpoint in transit is also a
+    connection. So the actor's process notices when the last connection closes, even after a crash. All
+    endpoints of a process share one connection, see `shared`.
     """
 
     __slots__ = ("__weakref__", "peer")
@@ -391,11 +394,11 @@ _known: weakref.WeakValueDictionary[tuple[str | None, int | None], ActorConnecti
     weakref.WeakValueDictionary()
 )
 sharing = threading.RLock()
-"""Held while endpoints are counted, as one thread may drop the last endpoint while another finds it."""
+"""Lock held while endpoints are counted, as threads may drop and look up the last endpoint at once."""
 
 
 def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | None:
-    """Return the connection of this process to an actor, or None if no open connection has endpoints.
+    """Return this process's open connection to an actor, or None if no such connection has endpoints.
 
     The caller holds `sharing`.
 

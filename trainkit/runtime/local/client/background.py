@@ -1,8 +1,8 @@
-"""Background thread of a process: sends and reads data that no caller waits for.
+"""Background thread of a process, which sends and reads data that no other thread waits for.
 
-The thread sleeps except for three reasons: a send that did not fit into the kernel's buffer, a result that
-something other than a waiting thread depends on, or a message from the node. A thread that waits for an
-answer reads the answer itself, so the background thread is not involved in an ordinary call.
+The thread wakes up for three reasons: a send that did not fit into the kernel's buffer, a result that no
+waiting thread reads, or a message from the node. A thread that waits for an answer reads the answer itself,
+so the background thread is not involved in an ordinary call.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ T = TypeVar("T")
 _CONTESTED_S = 0.001
 _TICK_S = 0.001
 _QUIET_TICKS = 5
-"""Number of ticks with nothing to flush before ticking stops. A restart costs as much as some ticks."""
+"""Number of ticks with nothing to flush before ticking stops. Restarting costs as much as some ticks."""
 
 END = "end"
-"""Reason to watch a connection only for its end; other threads read the data that arrives."""
+"""Reason to watch a connection only for its end. Other threads read the arriving data."""
 _END_ALONE: set[Hashable] = {END}
 
 
 class Watched(Protocol):
-    """Connection, or several connections that are polled through one descriptor."""
+    """Connection, or group of connections that are polled through one descriptor."""
 
     closed: bool
     ended: bool
@@ -39,7 +39,7 @@ class Watched(Protocol):
 
 
 class BackgroundThread:
-    """Thread that reads and flushes connections. It starts when it is first needed."""
+    """Thread that reads and flushes connections. It starts at its first use."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant, as garbage collection may call methods here
@@ -57,7 +57,7 @@ class BackgroundThread:
         return threading.current_thread() is self._thread
 
     def watch(self, conn: Watched, why: Hashable) -> None:
-        """Read `conn` until it closes, or `unwatch` was called for every `why` that was passed here."""
+        """Read `conn` until it closes, or until `unwatch` was called for every `why` passed here."""
         with self._lock:
             reasons = self._watched.setdefault(conn, set())
             if not reasons or reasons == _END_ALONE:
@@ -77,7 +77,7 @@ class BackgroundThread:
     def flush(self, conn: Connection) -> None:
         """Write `conn`'s backlog as the kernel accepts it, and read `conn` meanwhile.
 
-        The other end may have stopped reading because its answers are not read.
+        `conn` is read because the other end may have stopped reading until its answers are read.
         """
         with self._lock:
             self._flushing.add(conn)
@@ -103,8 +103,8 @@ class BackgroundThread:
                 with self._lock:
                     del self._ticking[conn]
                     conn.ticking = False
-                _guarded(conn.flush_if_open)  # entries that were posted since the last flush
-                if _guarded(conn.on_tick):  # or arrived while `ticking` was still True
+                _guarded(conn.flush_if_open)  # sends entries that were posted since the last flush
+                if _guarded(conn.on_tick):  # more entries were posted while `ticking` was still True
                     self.tick(conn)
 
     def run(self, job: Callable[[], None]) -> None:
@@ -112,11 +112,12 @@ class BackgroundThread:
         with self._lock:
             if self._stopping:
                 return
-            # Wakes before adding the job, so that no job is ever without a pending wake.
+            # The thread is woken before the job is added, so that no job is ever without a pending wake-up.
             if not self._jobs:
                 self._wake()
                 if threading.current_thread() is self._thread:
-                    # A garbage collection may have called this after the turn's jobs were taken.
+                    # Garbage collection may have called this method after the loop took the jobs of this
+                    # turn.
                     os.eventfd_write(self._wake_fd, 1)
             self._jobs.append(job)
 
@@ -149,7 +150,7 @@ class BackgroundThread:
             by_fd.clear()
             self._forget_finished()
 
-    # These are separate methods so that their local names for jobs and connections end with them: a
+    # These are separate methods, so that their local variables are released before the thread sleeps. A
     # sleeping thread must not keep a connection alive.
 
     def _registered(self, contested: set[Watched]) -> tuple[select.poll, dict[int, Watched]]:
@@ -192,7 +193,7 @@ class BackgroundThread:
                 del self._watched[conn]
 
     def finish(self, timeout_s: float) -> None:
-        """Send all unsent data, waiting up to `timeout_s` on a connection whose reader accepts none."""
+        """Send all unsent data. Wait at most `timeout_s` for a connection that accepts no data."""
         with self._lock:
             unsent = [*self._ticking, *self._flushing]
         for conn in unsent:
@@ -220,7 +221,7 @@ def _run_all(jobs: list[Callable[[], None]]) -> None:
 
 
 def _guarded(work: Callable[[], T]) -> T | None:
-    """Return `work()`; if it raises, show the exception as any thread does and return None."""
+    """Return `work()`. If it raises, pass the exception to `sys.excepthook` and return None."""
     try:
         return work()
     except Exception:

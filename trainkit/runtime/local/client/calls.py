@@ -1,4 +1,4 @@
-"""Calls: the context in which a call runs, its packing, and the decision to retry it after an exception."""
+"""Context and packing of calls, and the decision to retry a call after an exception."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0
 
 
 class GivenName(str):
-    """Name that the user gave to a method call, which is shown without the class name."""
+    """Name that the user gave to a method call. It is shown without the class name."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessContext:
-    """Place of a process in its session.
+    """Namespace, actor and resources of a process.
 
     Attributes:
         actor_id: id of the process's actor; None outside an actor.
         actor_name: name of the actor; "" without a name.
         class_name: name of the actor's class.
-        resources: resources that the process holds.
+        resources: resources reserved for the process.
         restarts: number of the actor's restarts so far.
     """
 
@@ -55,7 +55,7 @@ class ProcessContext:
 
         Args:
             serial: number of the process in the session.
-            mark: mark of the session.
+            mark: path of the session's folder.
         """
         call, name = calling.get()[:2]
         session = Path(mark).name.rpartition("-")[2]
@@ -79,10 +79,10 @@ COUNT_BYTES = 2
 
 
 class CallCodec:
-    """Packer of calls and values. It packs a function or class once, and sends it as a done reference.
+    """Packer of calls and values. It packs each function or class once, as a completed reference.
 
     Args:
-        segments: shared memory for large values.
+        segments: pool of shared memory for large values.
         ids: source of this process's ids.
     """
 
@@ -100,13 +100,13 @@ class CallCodec:
         return self.put_packed(VALUE, pack(value))
 
     def put_packed(self, kind: int, value: Packed) -> LocalRef:
-        """Return a done reference to a packed value."""
+        """Return a completed reference to a packed value."""
         ref = LocalRef(self._ids.next(), None)
         ref.complete(kind, self._segments.write(value).owned())
         return ref
 
     def definition(self, target: Any, name: str) -> LocalRef:
-        """Return a reference to the pickle of `target`, a function or class, made at its first use."""
+        """Return a reference to the pickle of a function or class, which is pickled at its first use."""
         known = self._definitions.get(id(target))
         if known is not None and known[0]() is target:
             return known[1]
@@ -126,9 +126,9 @@ class CallCodec:
         group: str | None = None,
         name: str | None = None,
     ) -> Packed:
-        """Return the body of a call: its target, number of results, arguments, and any group and name.
+        """Return the packed call: its target, number of results, arguments, and optional group and name.
 
-        The number of results is appended to the pickle again, for a worker that can't unpack the rest.
+        The number of results is also appended after the pickle, for a worker that can't unpack the pickle.
         """
         said = (group, name) if name is not None else () if group is None else (group,)
         parts = (definition, method, count, args, dict(kwargs), *said)
@@ -148,10 +148,10 @@ Verdict = Callable[[TaskError], bool]
 
 
 def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made_again: Verdict) -> None:
-    """Complete `refs` with the failure of their call, unless `made_again` retries the call.
+    """Complete `refs` with their call's failure, unless `made_again` retries the call.
 
-    This runs in a thread of its own: unpickling the error runs user code, which may wait for other calls,
-    while the caller is reading `peer`. Until the decision, `refs` have no peer.
+    The decision is made in a separate thread. Unpickling the error runs user code, which may wait for other
+        calls, while the caller is reading `peer`. Until the decision, `refs` have no connection.
     """
     waiting = {ref.id: peer.pending.pop(ref.id) for ref in refs if ref.id in peer.pending}
     for ref in refs:

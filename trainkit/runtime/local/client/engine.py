@@ -1,4 +1,4 @@
-"""Local engine of one process: of the driver, or of a worker that makes calls itself."""
+"""Local engine of one process, which is the driver or a worker that makes calls itself."""
 
 from __future__ import annotations
 
@@ -46,24 +46,25 @@ _FAREWELL_S = 5.0
 
 
 class LocalEngine:
-    """Engine for processes on one machine: creates this process's client parts and connects them.
+    """Engine of one process of a session on one machine. It creates and connects the client objects.
 
     Args:
         control: the socket to the node.
         totals: all resources of the session.
-        account: counts the shared memory of the session's objects.
+        account: counter of the shared memory that the session's objects use.
         serial: this process's number in the session.
-        cpus: CPUs that this process holds; it lends them while it waits for other processes.
+        cpus: number of CPUs reserved for this process, which lends them to others while it waits.
         gpus: names of the GPUs that this process may use, in the form of CUDA_VISIBLE_DEVICES.
-        group: the placement group that this process was started in, with the group's bundles.
+        group: id and bundles of the placement group that this process was started in; None outside a group.
         node: the node process, in the driver; None in a worker.
-        own_variables: environment variables that were set for this process alone.
-        asked_preload: modules that the user wants imported in the templates of workers.
-        context: this process's place in the session.
+        own_variables: environment variables set only for this process; its workers do not inherit them.
+        asked_preload: modules that the user wants imported before workers are forked.
+        context: namespace, actor and resources of this process, for `where_am_i`.
 
     Attributes:
-        own_handle: returns the content of a handle to this process's actor; None in other processes.
-        is_cancelled: see `Engine.is_cancelled`; a worker replaces it by its own check.
+        own_handle: function that returns the content of a handle to this process's actor; None outside
+            actors.
+        is_cancelled: implementation of `Engine.is_cancelled`, which a worker replaces with its own check.
     """
 
     name = "local"
@@ -99,7 +100,7 @@ class LocalEngine:
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
         self._inherited: tuple[Any, bytes] = None, b""
-        """The variables, `sys.path` and `sys.argv` that workers inherit: as read here, and as JSON."""
+        """Environment, `sys.path` and `sys.argv` for new workers, as last read here and as JSON."""
         self._is_closed = False
         wake_fd()  # created now, as no descriptor may be left when it is needed
         self.background = BackgroundThread()
@@ -131,7 +132,7 @@ class LocalEngine:
         self.waiter.asks_for_processes = self._tasks.asks
         lookup = ActorLookup(self.parts, self.context.namespace)
         self._actors = ActorClient(self.parts, lookup, self.results)
-        # Methods of `Engine` that one part implements are bound directly, which saves a call.
+        # These methods of `Engine` are bound to their implementation directly, which saves a Python call.
         self.put = self.codec.put
         self.get, self.wait, self.lending = self.waiter.get, self.waiter.wait, self.waiter.lending
         self.submit, self.end_processes = self._tasks.submit, self._tasks.end_processes
@@ -178,7 +179,7 @@ class LocalEngine:
 
     def _environment(self) -> messages.WorkerEnvironment:
         """Return what new workers inherit from this process, except variables set for this process alone."""
-        # The raw bytes are compared: decoding each variable takes longer than the rest of a request.
+        # The raw bytes are compared, as decoding each variable would take longer than the rest of a request.
         seen: tuple[dict[Any, Any], list[str], list[str]] = (
             dict(getattr(os.environ, "_data", os.environ)),
             [entry for entry in sys.path if isinstance(entry, str)],
@@ -187,7 +188,7 @@ class LocalEngine:
         known = self._inherited
         if known[0] != seen:
             environ = {os.fsdecode(name): os.fsdecode(value) for name, value in seen[0].items()}
-            given = {  # without the mark, which every process of the session has already
+            given = {  # the session mark is left out, as every process has it already
                 name: value
                 for name, value in environ.items()
                 if self._own_variables.get(name) != value and name != SESSION_MARK
@@ -228,7 +229,7 @@ class LocalEngine:
         self.node.tell(messages.CallsCounted(calls))
 
     def owes(self) -> bool:
-        """Return whether processes wait for results of this process, or calls that it made are unfinished."""
+        """Return True if other processes wait for results of this process or its own calls are unfinished."""
         unfinished = [
             *self._tasks.unfinished(),
             *(ref for conn in actor_peers() for ref in conn.unfinished()),
@@ -256,7 +257,7 @@ class LocalEngine:
         path.mkdir(mode=0o700, exist_ok=True)  # the node may not have made it yet
         return path
 
-    # questions to the node
+    # requests to the node
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
         return self.node.ask(messages.AwaitGroup(group))
@@ -273,7 +274,7 @@ class LocalEngine:
         group = self.node.new_id()
         try:
             self.node.demand(messages.Reserve(group, list(bundles), strategy, name, detached))
-        except (KeyboardInterrupt, SystemExit):  # no handle to the group would exist
+        except (KeyboardInterrupt, SystemExit):  # without this, the group would stay without a handle to it
             self.node.tell(messages.Release(group))
             raise
         return group
@@ -303,7 +304,7 @@ class LocalEngine:
         if kind == "nodes":
             self._tasks.reclaim()  # idle leases count as free
         rows: list[dict[str, Any]] = self.node.demand(messages.State(kind))
-        if kind == "tasks":  # this process knows more about its own tasks, such as those that it has queued
+        if kind == "tasks":  # only this process knows the tasks in its own queue
             pids = {row["worker_id"]: row["pid"] for row in rows}
             rows = [*(row for row in rows if row["owner_pid"] != self.pid), *self._tasks.listed(pids)]
         return rows
@@ -328,15 +329,15 @@ class LocalEngine:
                 self._let_go()
 
     def _farewell(self) -> bool:
-        """Shut the session down; return whether detached actors stay, once all other workers are dead."""
+        """Shut the session down. Once the other workers are dead, return whether detached actors stay."""
         try:
             return bool(self.get([self.node.ask(messages.Shutdown())], _FAREWELL_S)[0])
         except TrainkitError:  # the node has ended, or `join` will kill it
             return False
 
     def _let_go(self) -> None:
-        """Release everything that this process holds of the ended session."""
-        self.node.try_read()  # for the last output of the workers
+        """Release this process's threads, connections and memory of the ended session."""
+        self.node.try_read()  # reads the last output of the workers
         self.background.stop()
         self.owed.close()
         self.unread.finish()

@@ -1,10 +1,10 @@
-"""Control of calls in flight: futures of their results, streams, and cancellation.
+"""Futures, streams and cancellation of unfinished calls.
 
     worker ──ITEM──ITEM──VALUE──▶ StreamRef ──▶ items: done, done, pending ──▶ LocalStream ──▶ user
 
-The reference of a streaming call represents the end of the stream. Each value has a reference of its own.
-The last of these references is always pending: a reader that is faster than the generator waits for it.
-A slower reader does not slow the generator down: values that have arrived wait in this process.
+The reference of a streaming call represents the end of the stream. Each value has its own reference. The last
+value's reference is always pending, and a reader that is faster than the generator waits for it. A slow
+reader does not slow the generator down, as arrived values are kept in this process.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 class _Owed:
-    """Future with the source of its result; called when the result arrives.
+    """Callback that settles a future when its result arrives.
 
-    It has slots, as the garbage collector may have to visit thousands of these objects.
+    The class has slots because the garbage collector may have to visit thousands of these objects.
     """
 
     __slots__ = ("_arrive", "future", "ref", "result")
@@ -65,8 +65,8 @@ class Futures:
     """Factory of futures of results, which the background thread settles.
 
     Args:
-        background: settles the futures.
-        waiter: has the answers read.
+        background: background thread, which settles the futures.
+        waiter: object that has the answers read.
     """
 
     def __init__(self, background: BackgroundThread, waiter: Waiter) -> None:
@@ -78,11 +78,11 @@ class Futures:
         self._is_asked = False
 
     def future(self, ref: LocalRef, into: Future[Any] | None = None) -> Future[Any]:
-        """Return a future of the value. It can't be cancelled, as others may wait for the same reference.
+        """Return a future of the value, which can't be cancelled, as others may wait for the value too.
 
         Args:
             ref: the reference to the value.
-            into: a running future to settle in place of a new one; its callbacks must not wait.
+            into: running future to settle instead of a new future; its callbacks must not block.
         """
         return self._when_done(ref, value_of, into or _running(ref_future(self._background, self._callbacks)))
 
@@ -103,8 +103,8 @@ class Futures:
     ) -> Future[Any]:
         """Return a future of `result(ref)`, which is called in the background thread once `ref` is done.
 
-        The thread that finds an answer must not call `result`: it may hold a lock that unpacking the answer
-        needs, or that asking the node why the answer is lost needs.
+        The thread that reads an answer must not call `result`, as it may hold a lock that `result` needs to
+            unpack the answer, or to ask the node why the answer is lost.
         """
         if future is None:
             from concurrent.futures import Future
@@ -155,7 +155,7 @@ def _running(future: Future[Any]) -> Future[Any]:
 
 
 ENDED = -3
-"""Kind of a reference in place of a further value, at the end of a stream."""
+"""Kind of the last item's reference after the end of the stream, when no further value follows."""
 
 
 class StreamRef(LocalRef):
@@ -164,7 +164,7 @@ class StreamRef(LocalRef):
     A retried call yields earlier values again; these repeated values are ignored.
 
     Attributes:
-        items: references to the values that were not taken yet, followed by the reference to the next value.
+        items: references to the values not yet taken by the reader, then the reference to the next value.
     """
 
     __slots__ = ("_arrived", "_new_id", "_repeated", "items")
@@ -194,7 +194,7 @@ class StreamRef(LocalRef):
         self.items.popleft()
 
     def complete(self, kind: int, body: Any) -> None:
-        # A failure takes the place of the next value. A normal end marks that no value follows.
+        # A failure replaces the next value. A normal end marks the last item as `ENDED`.
         self.items[-1].complete(ENDED if kind == VALUE else kind, body)
         super().complete(kind, body)
 
@@ -203,10 +203,10 @@ class LocalStream(ObjectRefGenerator[Any]):
     """Stream of the results of one call. When it is garbage-collected, the remote generator is stopped.
 
     Args:
-        call: the call's own reference.
-        waiter: waits for the next value in `__next__`.
-        futures: makes awaitables of the next value for `__anext__`.
-        abandon: stops the call.
+        call: reference of the streaming call itself.
+        waiter: object that waits for the next value in `__next__`.
+        futures: factory of the awaitables that `__anext__` waits for.
+        abandon: function that stops the call.
     """
 
     def __init__(
@@ -275,11 +275,11 @@ class LocalStream(ObjectRefGenerator[Any]):
 
 
 class CallControl:
-    """Cancellation of calls in flight.
+    """Cancellation of unfinished calls.
 
     Args:
-        node: forwards cancellations to the processes that run the calls.
-        background: stops calls whose streams were garbage-collected.
+        node: client of the node, which forwards cancellations to the processes that run the calls.
+        background: background thread, which stops calls whose streams were garbage-collected.
         ids: source of this process's ids.
     """
 
@@ -341,13 +341,13 @@ class Results:
 
     Args:
         ids: source of this process's ids.
-        waiter: waits for results.
-        futures: makes futures of results.
-        control: cancels calls.
+        waiter: object that waits for results.
+        futures: factory of futures of results.
+        control: object that cancels calls.
 
     Attributes:
-        new_id: returns an id that is unique in the session.
-        started: calls that the running task has made; None if this process runs no tasks.
+        new_id: function that returns an id that is unique in the session.
+        started: references to the calls that the running task has made; None if this process runs no tasks.
     """
 
     def __init__(self, ids: Ids, waiter: Waiter, futures: Futures, control: CallControl) -> None:

@@ -1,4 +1,4 @@
-"""Start of the node process, and removal of processes and folders that ended sessions left behind."""
+"""Start of the node process, and removal of processes and folders left behind by ended sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainkit.runtime.specs import SessionSpec
 
 _GRACE_S = 5.0
 _STORE_SHARE = 3
-"""Tenths of the machine's memory that objects may take by default."""
+"""Default limit for the memory of objects, in tenths of the machine's memory."""
 
 
 class NodeProcess:
@@ -30,8 +30,8 @@ class NodeProcess:
 
     Attributes:
         control: the socket to the node.
-        mark: path of the session's folder, which the environment of all its processes contains.
-        account: counts the shared memory of the session's objects.
+        mark: path of the session's folder, which is in the environment of all processes of the session.
+        account: counter of the shared memory that the session's objects use.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NodeProcess:
         self.account = account
 
     def status(self) -> str:
-        """Return how the node ended, for messages."""
+        """Return a description of how the node ended, for messages."""
         try:
             code = self.child.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -51,7 +51,7 @@ class NodeProcess:
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
     def join(self) -> None:
-        """Wait until the node has ended the session; kill the node and its leftovers if it does not."""
+        """Wait until the node has ended the session. After 5 s, kill the node and its remaining processes."""
         try:
             self.child.wait(timeout=_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -65,14 +65,16 @@ class NodeProcess:
         threading.Thread(target=self.child.wait, name="trainkit-reaper", daemon=True).start()
 
     def end_leftovers(self) -> None:
-        """Kill the processes that still carry the session's mark, as they outlive a killed node."""
+        """Kill the remaining processes of the session, which can outlive a killed node."""
         end_leftovers(Path(self.mark))
 
 
 def end_leftovers(folder: Path) -> int:
-    """Kill the processes that outlive a session's node, remove the session's folder, and return their number.
+    """Kill the processes that outlive a session's node, remove the session's folder, and return the number of
+    killed processes.
 
-    Folders that a living driver has linked here stay, as the driver may continue in another session.
+    Folders that a running driver has linked in the session's folder stay, as the driver may continue in
+    another session.
     """
     session = sessions.session_at(folder)
     spared = None
@@ -91,7 +93,7 @@ def end_leftovers(folder: Path) -> int:
 
 
 def start_node(spec: SessionSpec) -> NodeProcess:
-    """Start the node process and return before it is ready, as its socket accepts requests at once."""
+    """Start the node process and return before it is ready. Its socket accepts requests at once."""
     _remove_abandoned(_usable(boot.home()))
     begun = boot.take()
     try:
@@ -123,12 +125,12 @@ def _program() -> str:
     """Return the name and the working folder of this program, such as 'train.py in /data'."""
     script = Path(str((sys.argv or [""])[0]))
     name = script.parent.name if script.name == "__main__.py" else script.name
-    # The link names even a removed folder, for which os.getcwd() raises.
+    # The link also works for a removed folder, for which os.getcwd() raises.
     return f"{'python' if name in ('', '-c') else name} in {os.readlink('/proc/self/cwd')}"
 
 
 def _usable(folder: Path) -> Path:
-    """Return `folder`, the parent of the sessions' folders, which is created if it is missing.
+    """Return `folder`, the parent folder of all sessions, after creating it if it is missing.
 
     Raises:
         ConfigError: the folder cannot be created or written to.
@@ -149,10 +151,10 @@ def _usable(folder: Path) -> Path:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """End the leftovers of sessions whose nodes were killed."""
+    """End the remaining processes of sessions whose nodes were killed, and remove their folders."""
     for folder in sessions.folders(parent):
         session = sessions.session_at(folder)
-        if session is None:  # the session is starting or ending, or was killed while it did
+        if session is None:  # the session is starting or ending, or was killed during one of these
             if not process.marked(str(folder)):
                 process.remove_folder(folder)
         elif not session.alive:

@@ -1,4 +1,4 @@
-"""Leased workers: tasks, and the connection to a worker that runs them."""
+"""Tasks, and the connections to the leased workers that run tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainkit.runtime.restart_policy import RetriedKinds
 from trainkit.runtime.serialize import Packed
 
 AHEAD_S = 0.002
-"""Seconds of work sent ahead to a worker: enough to hide the round trip, too little for a long wait."""
+"""Seconds of work sent ahead to a worker. The amount hides the round trip without making tasks wait long."""
 
 _KNOWN = 64
 """Number of functions that a leased worker is assumed to remember."""
@@ -33,7 +33,7 @@ class LeaseOwner(Protocol):
         """Return the packed call of a task."""
 
     def cancel(self, task: Task, force: bool, recursive: bool) -> None:
-        """Complete a task as cancelled if it has not begun; else stop it in its worker."""
+        """Complete a task as cancelled if it has not begun. Otherwise stop it in its worker."""
 
     def stop(self, lease: WorkerLease, task: Task, force: bool, recursive: bool) -> None:
         """Stop `task` in the worker of `lease`, or kill the worker if `force` is True."""
@@ -45,13 +45,13 @@ class LeaseOwner(Protocol):
         """Put `tasks`, which a worker did not complete, at the front of the queue."""
 
     def made_again(self, task: Task, error: TaskError) -> bool:
-        """Retry a task that raised `error` if its options ask for that; return whether it is retried."""
+        """Retry a task that raised `error` if its options allow it. Return whether the task is retried."""
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
         """Record the duration of runs of `function`."""
 
     def progressed(self, lease: WorkerLease) -> None:
-        """Give a lease that has answered tasks more tasks; or keep it idle, or return it."""
+        """Give a lease that has answered tasks more tasks, or keep it as idle, or return it to the node."""
 
     def lost(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
         """Retry or fail the tasks of a lease whose worker has ended."""
@@ -64,16 +64,18 @@ class Task:
     Attributes:
         pool: the pool that runs the task.
         definition: reference to the pickled function.
-        arguments: packed arguments of a small call, see `serialize.lasting`; None if `body` holds them.
+        arguments: packed arguments of a small call, see `serialize.lasting`; None if `body` contains them.
         body: the packed call; None until it is needed.
         retries_left: remaining retries; -1 for no limit.
-        retry_exceptions: True to retry after any exception, or the exceptions to retry after.
+        retry_exceptions: exceptions after which the task is retried; True for any exception.
         max_calls: number of runs of the function after which its worker ends; 0 for no limit.
-        alone: the task runs in a worker without other tasks, as it may have killed an earlier worker.
-        waits: the task is not queued: it waits for its arguments, or for the decision on a retry.
-        cancelled: the task must not be run or retried.
-        forced: the task was cancelled with force=True, so its worker is killed.
-        asked_for: the caller knows of a failure already, so this task's failure is not reported as unhandled.
+        alone: True if the task must run in a worker without other tasks, as it may have killed an earlier
+            worker.
+        waits: True if the task is not queued, as it waits for its arguments or for the decision on a retry.
+        cancelled: True if the task was cancelled and must not be run or retried.
+        forced: True if the task was cancelled with force=True, so that its worker is killed.
+        asked_for: True if the caller knows of a failure already, so that this task's failure is not reported
+            as unhandled.
     """
 
     name: str
@@ -93,7 +95,7 @@ class Task:
 
     @property
     def is_solitary(self) -> bool:
-        """True if the task must be alone in its worker, so that a death of the worker can be attributed."""
+        """True if the task must be alone in its worker, so that it is known which task ended the worker."""
         return self.alone or not self.retries_left or bool(self.max_calls) or self.arguments is None
 
     def fail_cancelled(self, when: str) -> None:
@@ -105,13 +107,15 @@ class WorkerLease(CallConnection):
     """Connection to a leased worker, which runs its tasks in order.
 
     Attributes:
-        owing: tasks that were sent and are not answered, in order, by the ids of their results.
-        wanted_back: the lease is returned as soon as all its tasks are answered.
-        returned: the lease was returned.
-        retiring: the lease is returned likewise and its worker ends, as a function has reached `max_calls`.
-        condemned: the worker is being killed for one of its tasks; its other tasks are not at fault.
-        blocked: the running task waits for others, and so needs no CPU now.
-        runs: number of runs here of each function that has `max_calls`.
+        owing: sent tasks without an answer, in order, by the ids of their results.
+        wanted_back: True if the lease is returned as soon as all its tasks are answered.
+        returned: True once the lease was returned.
+        retiring: True if the lease is returned as soon as all its tasks are answered, and its worker then
+            ends, as a function has reached `max_calls`.
+        condemned: True if the worker is being killed because of one task, so that its other tasks are retried
+            without using a retry.
+        blocked: True if the running task waits for other tasks and needs no CPU now.
+        runs: number of runs in this worker of each function that has `max_calls`.
     """
 
     tells_failures = True
@@ -129,16 +133,16 @@ class WorkerLease(CallConnection):
         self._known: set[int] = set()
 
     def knows(self, task: Task) -> bool:
-        """Return True if the worker has the function of `task`, so that only the arguments are sent."""
+        """Return True if the worker has the task's function already, so that only the arguments are sent."""
         return task.arguments is not None and task.definition.id in self._known
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Send one task, or several tasks whose functions the worker knows.
 
-        Several tasks go in one frame, so that the worker has all of them when it begins the first.
+        Several tasks are sent in one frame, so that the worker has all of them when it begins the first task.
         """
         retiring = self.retiring
-        for task in tasks:  # all before sending, or an early answer would make the lease look idle
+        for task in tasks:  # registered before sending, or an early answer would make the lease look idle
             for ref in task.refs:
                 ref.attach(self)
                 self.owing[ref.id] = task
@@ -181,7 +185,7 @@ class WorkerLease(CallConnection):
             self._fail_pending()
 
     def _fail_pending(self) -> None:
-        """Hand the unanswered tasks to the pool, which retries or fails them, as the worker has ended."""
+        """Return the unanswered tasks of an ended worker to the pool, which retries or fails them."""
         with self._send_lock:
             tasks = self.outstanding()
             self.owing.clear()
@@ -219,7 +223,7 @@ class WorkerLease(CallConnection):
         self.pool.progressed(self)
 
     def _is_dealt_with(self, frame: channel.Frame) -> bool:
-        """Return True if a failure needs no action now: more results follow, or a retry is being decided."""
+        """Return True if a failure needs no action yet, as results follow or a retry is being decided."""
         task = self.owing.get(frame.call_id)
         if task is None or not task.retry_exceptions:
             return False
@@ -240,7 +244,7 @@ class WorkerLease(CallConnection):
         return False
 
     def _take_back(self, call_ids: Sequence[int], why: str) -> None:
-        """Queue again the tasks that the worker returned without running them; see `channel.RETURNED`."""
+        """Queue the tasks again that the worker returned without running them; see `channel.RETURNED`."""
         tasks = [task for task in map(self.owing.get, call_ids) if task is not None]
         if why == channel.UNKNOWN:
             self._known.clear()
@@ -253,7 +257,7 @@ class WorkerLease(CallConnection):
         self.pool.progressed(self)
 
     def outstanding(self) -> list[Task]:
-        """Return the tasks that were sent and are not answered, in order."""
+        """Return the sent tasks without an answer, in order."""
         return list(dict.fromkeys(self.owing.values()))
 
     def on_close(self) -> None:

@@ -1,4 +1,4 @@
-"""Connection to the node: requests, notices, and the errors that follow when the node ends."""
+"""Connection to the node, with its requests, notices, and the errors after the node's end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _MOST_RETURNS = 1 << 12
 
 
 class Ids:
-    """Source of ids that are unique in the session and, by a random start, differ from earlier sessions' ids.
+    """Source of ids that are unique in the session. A random start makes them differ from earlier sessions'
+    ids.
 
     Args:
         serial: number of this process in the session.
 
     Attributes:
-        next: returns a new id.
+        next: function that returns a new id.
     """
 
     def __init__(self, serial: int) -> None:
@@ -49,7 +50,7 @@ class Ids:
         return range(first, first + count)
 
     def call_of(self, number: int) -> int:
-        """Return the id of the call that produces reference `number`: the id of the call's first result."""
+        """Return the id of the call that produces reference `number`, which is the id of its first result."""
         beyond = number - self._first_block
         return number if beyond < 0 else number - beyond % _MOST_RETURNS
 
@@ -58,10 +59,10 @@ class NodeClient(CallConnection):
     """Connection to the node.
 
     Args:
-        sock: connected to the node.
+        sock: socket that is connected to the node.
         ids: source of this process's ids.
-        answer: waits for a reference and returns its value.
-        in_background: runs a function in the background thread.
+        answer: function that waits for a reference and returns its value.
+        in_background: function that runs a function in the background thread.
         node: the node process, in the driver; None in a worker.
     """
 
@@ -90,7 +91,7 @@ class NodeClient(CallConnection):
             super().on_frame(frame)
 
     def ask(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> LocalRef:
-        """Send a request; return the reference that receives its answer."""
+        """Send a request and return the reference that receives its answer."""
         ref = LocalRef(self._ids.next(), self)
         self.request(REQUEST, packed(message, handles, buffers), [ref])
         return ref
@@ -100,7 +101,7 @@ class NodeClient(CallConnection):
         return self._answer(self.ask(message))
 
     def demand_end(self, message: Any) -> None:
-        """Send a request to end something and wait; do nothing if the node has ended, as all ends with it."""
+        """Send a request to end an actor or a group, and wait. Do nothing if the node has ended."""
         with contextlib.suppress(NodeDiedError):
             if not self.closed:
                 self.demand(message)
@@ -111,14 +112,14 @@ class NodeClient(CallConnection):
 
     def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
         """Send a message that has no answer."""
-        with contextlib.suppress(OSError):  # the node has ended, which the closed connections report
+        with contextlib.suppress(OSError):  # the node has ended; the closed connections report this
             self.send(NOTICE, 0, packed(message, handles, buffers))
 
     # ends
 
     def close(self) -> None:
         super().close()
-        self._fail_pending()  # also when this end closes first, so that no thread keeps waiting
+        self._fail_pending()  # needed if this end closes first, so that no thread keeps waiting
 
     def on_close(self) -> None:
         if self._node is not None and not self.closing:
@@ -164,7 +165,7 @@ Died = TypeVar("Died", bound=WorkerDiedError)
 
 
 def death(kind: type[Died], exit_: restart_policy.ExitRecord, name: str, consequence: str = "") -> Died:
-    """Return the error for unfinished calls of `name`, which ended; see `restart_policy.describe`."""
+    """Return the error for unfinished calls of the ended process `name`; see `restart_policy.describe`."""
     error = kind(restart_policy.describe(exit_, name, consequence))
     error.pid, error.exit_code, error.stderr_tail = exit_.pid, exit_.code, exit_.stderr_tail
     return error

@@ -1,8 +1,8 @@
-"""Promises: pending references that are sent to other processes, and the results that this process owes.
+"""Promises, which represent pending references in other processes, and the results owed to these processes.
 
-A done reference is sent together with its result. A pending reference is sent as a promise: a connection over
-which its owner sends the result later. A process that passes a promise on asks the owner for a further
-connection, and may end before the owner does.
+A completed reference is sent together with its result. A pending reference is sent as a promise, which is a
+connection over which the reference's owner sends the result later. A process that passes a promise on
+requests a further connection from the owner, and may then end before the owner does.
 
     owner ──────promise──────▶ process ──the reference──▶ another process
       ▲ └──────────────────────────│────────promise───────────▲
@@ -32,18 +32,18 @@ from trainkit.runtime.serialize import Packed
 
 
 class OwedResults:
-    """Results that other processes wait for.
+    """Results of this process that other processes wait for.
 
-    The background thread watches one epoll descriptor for all their connections, as it visits every watched
-    object whenever it wakes.
+    The background thread watches one epoll descriptor for all these connections, because its work at each
+    wake-up grows with the number of watched objects.
 
     Args:
-        waiter: has the answers read.
-        background: sends the results.
+        waiter: object that has the answers read.
+        background: background thread, which sends the results.
 
     Attributes:
-        run_soon: runs a function in the background thread.
-        on_settled: called when a result was sent or is not wanted any more, and when all calls that were
+        run_soon: function that runs a function in the background thread.
+        on_settled: function called when a result was sent or is not wanted any more, and when all calls
             passed to `outstanding` have ended.
     """
 
@@ -97,9 +97,9 @@ class OwedResults:
         self._waiter.watch(ref)
 
     def outstanding(self, unfinished: Sequence[LocalRef]) -> bool:
-        """Return whether other processes wait for a result of this process, or `unfinished` is not empty.
+        """Return True if other processes wait for a result of this process or `unfinished` is not empty.
 
-        `on_settled` is called when this may have changed.
+        `on_settled` is called when the returned value may have changed.
         """
         if unfinished and not self._awaits_calls:
             self._awaits_calls = True
@@ -112,12 +112,12 @@ class OwedResults:
 
 
 class OwedResult(CallConnection):
-    """Connection over which this process owes a result.
+    """Connection over which this process will send a result.
 
     Args:
         sock: a connected socket, which this connection owns from now on.
         ref: reference to the result.
-        owed: all owed results of this process.
+        owed: all results that this process owes.
     """
 
     def __init__(self, sock: socket.socket, ref: LocalRef, owed: OwedResults) -> None:
@@ -132,12 +132,12 @@ class OwedResult(CallConnection):
         self._owed.promise(self._ref, self._is_due)
 
     def _is_due(self) -> None:
-        # Runs in the background thread: a lost result needs a question to the node, and the thread that finds
-        # the answer may be reading the node's connection.
+        # The background thread sends the result: a lost result needs a request to the node, and the thread
+        # that reads the answer may be reading the node's connection.
         self._owed.run_soon(self.pay)
 
     def on_frame(self, frame: channel.Frame) -> None:
-        """Cancel the call, or owe its result to another process that the promise was passed to."""
+        """Cancel the call, or add another process as a receiver of its result."""
         if frame.kind == channel.CANCEL:
             self._owed.run_soon(lambda: current_client().cancel(self._ref, *frame.body.payload))
         for handle in frame.body.handles:
@@ -152,7 +152,7 @@ class OwedResult(CallConnection):
         """Send the result."""
         self._is_paid = True
         try:
-            # Later requests for further connections are refused, as their sender now has the result itself.
+            # Later requests for further connections are refused, as their sender now has the result.
             self._owed.stop_reading(self)
             self.sock.shutdown(socket.SHUT_RD)
             self.read_all()
@@ -170,7 +170,7 @@ class OwedResult(CallConnection):
 
 
 class Promise:
-    """Handle for a pending reference: opens the connection over which its answer will be sent."""
+    """Handle for a pending reference, which opens the connection over which the answer will be sent."""
 
     kind = channel.PROMISE
 
@@ -179,7 +179,7 @@ class Promise:
 
     @property
     def answer(self) -> LocalRef:
-        """Reference itself, for the process that made the promise."""
+        """Pending reference of the promise."""
         return self._ref
 
     def open_fd(self) -> int:
@@ -202,7 +202,7 @@ class PromiseReceiver(CallConnection):
     """Receiving end of a promise: receives one answer, then closes.
 
     Attributes:
-        owed_by_task: a task owes the answer, rather than an actor's call.
+        owed_by_task: True if the answer comes from a task; False if it comes from an actor's call.
     """
 
     kind = channel.PROMISE
@@ -210,7 +210,7 @@ class PromiseReceiver(CallConnection):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, name="a reference")
-        # A weak reference, as a pending reference holds its peer: a cycle would keep the descriptor open.
+        # A weak reference avoids a reference cycle, which would keep the descriptor open.
         self._pending: Callable[[], LocalRef | None] = lambda: None
         self._done: LocalRef | None = None
 
@@ -241,7 +241,7 @@ class PromiseReceiver(CallConnection):
 
     def cancel(self, force: bool, recursive: bool) -> None:
         """Ask the owner to stop the call."""
-        with contextlib.suppress(OSError):  # the answer has arrived, or never will
+        with contextlib.suppress(OSError):  # the answer has arrived, or will never arrive
             self.send(channel.CANCEL, 0, Packed(bytes((force, recursive))))
 
     def open_fd(self) -> int:
@@ -253,7 +253,7 @@ channel.HANDLE_KINDS[channel.PROMISE] = lambda fd: PromiseReceiver(socket.socket
 
 
 def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
-    """Reduce a done reference to its answer, and a pending reference to a promise."""
+    """Return the pickle's content for a reference: its answer if completed, else a promise."""
     if not ref.done():
         peer = ref.peer
         if isinstance(peer, PromiseReceiver):

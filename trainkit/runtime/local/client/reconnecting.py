@@ -4,8 +4,9 @@
     node answers    ──▶ _resume(): sends the calls to be retried, then the calls made meanwhile
                     or ─▶ the actor has ended for good: both ends close, and every call fails
 
-The descriptor number stays the same, so threads that wait for an answer keep polling it. Until the node
-answers, this process also keeps the other end open, so that the new connection does not appear closed.
+The descriptor keeps its number, so threads that wait for an answer keep polling it. Until the node answers,
+this process also keeps the other end of the socket pair open. Otherwise the new connection would appear
+closed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ReconnectingConnection(ActorConnection):
         self._parts: ClientParts | None = None
         self._owner = False
         self._let_go = False
-        self._other_end: socket.socket | None = None  # of a connection that the node has not answered for
+        self._other_end: socket.socket | None = None  # other end of a new connection, until the node answers
         self._gone: Callable[[], Exception] | None = None
         self._life = 0
 
@@ -111,7 +112,7 @@ class ReconnectingConnection(ActorConnection):
             self._fail_pending()
 
     def not_again(self, ref: LocalRef) -> None:
-        # `_calls` has the id of a call's last reference, but the user may cancel by any of its references.
+        # `_calls` is keyed by a call's last reference, but the user may cancel any of its references.
         for call in [found] if (found := self._calls.get(ref.id)) else list(self._calls.values()):
             if ref.id in call.refs:
                 call.retries_left = 0
@@ -122,7 +123,7 @@ class ReconnectingConnection(ActorConnection):
         try:
             self.send(channel.CALL, call.refs[0], body)
         except (BrokenPipeError, ConnectionResetError):
-            # The process has ended, which the thread that reads this connection will notice.
+            # The process has ended. The thread that reads this connection will notice the end.
             call.sent, call.body = False, body.owned()
 
     def _send_small(self, call: SentCall) -> None:
@@ -141,7 +142,7 @@ class ReconnectingConnection(ActorConnection):
             self._not_sent(entries)
 
     def _not_sent(self, entries: list[Any]) -> None:
-        """Mark these small calls as not sent."""
+        """Mark the small calls of a batch as not sent."""
         for call_id, _, _ in entries:
             call = self._calls.get(call_id)
             if call is not None:
@@ -205,11 +206,11 @@ class ReconnectingConnection(ActorConnection):
         parts.waiter.watch(answer)
 
     def _ask_abroad(self, message: Reconnect, end: channel.Descriptor) -> None:
-        """Ask the node of another session, which answers when it has restarted the actor."""
+        """Send a reconnect request to another session's node, which answers after the actor's restart."""
         try:
             with sessions.connect(Path(self.home or "")) as node:
                 reply = node.ask(message, [end], None)
-        except ObjectLostError as error:  # no descriptor was left on one side, so the actor may be alive
+        except ObjectLostError as error:  # no descriptor was left, so the actor may be alive
             why = error
             self._end(lambda: why)
             return
@@ -232,7 +233,7 @@ class ReconnectingConnection(ActorConnection):
             self._end(functools.partial(death, ActorDiedError, reply, self.name))
 
     def _end(self, why: Callable[[], Exception]) -> None:
-        """Fail all calls with `why`, as the actor has ended for good."""
+        """Fail all calls with the error that `why` returns, as the actor has ended for good."""
         self._gone = why
         with self._order:
             other_end, self._other_end = self._other_end, None
@@ -240,7 +241,7 @@ class ReconnectingConnection(ActorConnection):
             other_end.close()  # the thread that reads this connection now finds its end
 
     def _resume(self, reply: Reconnected) -> None:
-        """Resume with the actor's new process."""
+        """Resume calls over the connection to the actor's new process."""
         with self._order:
             self._life = reply.life
             kept: set[int] = set()
@@ -260,8 +261,8 @@ class ReconnectingConnection(ActorConnection):
             if self._other_end is None:
                 return
             other_end, self._other_end = self._other_end, None
-            # A thread that reads this connection may wait for a failed call, so an empty frame wakes it.
-            # The frame is sent before any call, so that it arrives before any answer.
+            # An empty frame wakes the thread that reads this connection, as that thread may wait for a failed
+            # call. The frame is sent before any call, so that it arrives before any answer.
             waker = channel.Connection(other_end)
             waker.send(channel.VALUE, 0, Packed(b""))
             waker.close()
@@ -271,7 +272,7 @@ class ReconnectingConnection(ActorConnection):
                         self._send(call, call.body)
                     else:
                         self._send_small(call)
-            except (OSError, TrainkitError) as error:  # no descriptor is left for the handles of a call
+            except (OSError, TrainkitError) as error:  # no descriptor is left for the call's handles
                 reason = f"a call could not be sent again after {self.name} had been made anew: {error}"
                 self._gone = functools.partial(ObjectLostError, reason)
                 self.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads this connection finds its end
@@ -294,7 +295,7 @@ class ReconnectingConnection(ActorConnection):
         return super().lost() if self._gone is None else self._gone()
 
     def finish_sending(self) -> None:
-        """Release the actor, as its last handle is gone."""
+        """Release the actor after its last handle is gone."""
         # Garbage collection may call this, so the background thread does the rest.
         if self._pid != os.getpid():
             return
@@ -349,7 +350,7 @@ def endpoint_of(parts: ClientParts, spec: ActorSpec) -> tuple[ActorEndpoint, cha
 
 
 def constructor_call(spec: ActorSpec, body: Packed) -> tuple[ConstructorCall | None, Packed]:
-    """Return what the node keeps for restarts: the constructor call, and its body for buffers and handles.
+    """Return the constructor call, and its body with buffers and handles, which the node keeps for restarts.
 
     For an actor that is never restarted, return None and an empty body.
     """

@@ -1,4 +1,4 @@
-"""References, the connections that carry their answers, and the report of unhandled failures."""
+"""Object references, the connections that receive their answers, and the report of unhandled failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("trainkit")
 
 _WINDOW_S = 5.0
 _MOST = 3
-"""Number of failures that are shown within a window; further failures are only counted."""
+"""Maximum number of failures shown within a window of 5 s. Further failures are only counted."""
 _MOST_KEPT = 1_000
 
 
@@ -42,7 +42,7 @@ class Unread(Packed):
 
     Args:
         packed: the failure.
-        dropped: receives a failure that is garbage-collected unread.
+        dropped: function that receives a copy of the failure if it is garbage-collected unread.
     """
 
     __slots__ = ("_dropped",)
@@ -70,7 +70,7 @@ class UnreadFailures:
     """Report of the unhandled failures of this process's calls.
 
     Args:
-        run_soon: calls a function soon, in a thread in which user code may run.
+        run_soon: function that calls a function soon, in a thread that may run user code.
     """
 
     def __init__(self, run_soon: Callable[[Callable[[], None]], None]) -> None:
@@ -85,7 +85,7 @@ class UnreadFailures:
         self._pid = os.getpid()
 
     def dropped(self, failure: Packed) -> None:
-        """Record a failure that was dropped unread. Any `__del__` may call this, so `show` runs later."""
+        """Record a failure that was dropped unread. `show` runs later, as any `__del__` may call this."""
         is_copy = self._pid != os.getpid()  # in a forked child: the parent shows the failure
         if self._is_over or is_copy or sys.is_finalizing() or not settings.tells_unhandled_errors():
             return
@@ -141,12 +141,12 @@ def _text_of(failure: Packed) -> str | None:
 
 
 def is_own(cls: type) -> bool:
-    """Return whether a class belongs to trainkit, which handles the failures of its own actors itself."""
+    """Return whether a class belongs to trainkit, whose own actors' failures are not reported here."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 PENDING = 0
-LOST = -1  # the answer will never arrive; the body is a function that makes the error
+LOST = -1  # the answer will never arrive; the body is a function that returns the error
 ATOM = -2  # the body is the value itself, which is immutable
 
 _MOST_CHUNKS = 64
@@ -154,7 +154,7 @@ _MOST_CHUNKS = 64
 
 
 def current_client() -> Any:
-    """Return the local engine of this process, to which arriving handles belong.
+    """Return the local engine of this process.
 
     Raises:
         ObjectLostError: the engine was shut down, or this process was forked from the engine's process.
@@ -170,9 +170,10 @@ class LocalRef(ObjectRef[Any]):
     """Reference that receives one answer.
 
     Attributes:
-        peer: connection that will carry the answer; None while its task waits for a worker, and once done.
+        peer: connection over which the answer will arrive; None while the task waits for a worker, and after
+            the answer has arrived.
         kind: PENDING, VALUE, ATOM, FAILURE or LOST.
-        body: the answer, in the form that `kind` says; while pending, the task or the name of the method.
+        body: the answer, whose form depends on `kind`; while pending, the task or the name of the method.
     """
 
     __slots__ = ("_callbacks", "body", "kind", "peer")
@@ -185,10 +186,10 @@ class LocalRef(ObjectRef[Any]):
         self._callbacks: list[Callable[[], None]] | None = None
 
     def __reduce__(self) -> Any:
-        return session.put_again, (current_client().get([self], None)[0],)  # pickled by the user: as a value
+        return session.put_again, (current_client().get([self], None)[0],)  # user pickles contain the value
 
     def attach(self, peer: CallConnection | None) -> None:
-        """Set the connection that will carry the answer, before a call is sent or sent again."""
+        """Set the connection over which the answer will arrive, before the call is sent or retried."""
         self.peer = peer
 
     def done(self) -> bool:
@@ -216,7 +217,7 @@ class LocalRef(ObjectRef[Any]):
         return future
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Run `callback` once when the answer arrives, in the thread that finds it; at once if `done()`."""
+        """Run `callback` once in the thread that reads the answer, or at once if the answer has arrived."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
@@ -240,7 +241,7 @@ class LocalRef(ObjectRef[Any]):
 
 
 def fail(refs: Iterable[LocalRef], error: Callable[..., Exception], *args: Any) -> None:
-    """Complete references, whose answers will never arrive, with `error(*args)`, made when it is raised."""
+    """Complete references whose answers will never arrive. Reading them raises `error(*args)`."""
     for ref in refs:
         ref.complete(LOST, functools.partial(error, *args) if args else error)
 
@@ -251,11 +252,11 @@ class CallConnection(channel.Connection):
     Args:
         sock: a connected socket, which this connection owns from now on.
         name: name of the process at the other end, for errors.
-        worker_id: id of that process at the node; None if it is no worker.
+        worker_id: id of that process at the node; None if the process is not a worker.
 
     Attributes:
-        takes_small_calls: small calls may be sent in batches.
-        tells_failures: an unhandled failure that arrives here is shown.
+        takes_small_calls: True if small calls may be sent in batches.
+        tells_failures: True if unhandled failures that arrive here are reported.
     """
 
     takes_small_calls = True
@@ -266,8 +267,8 @@ class CallConnection(channel.Connection):
         self.name = name
         self.worker_id = worker_id
         self.home: str | None = None
-        """Mark of the session of the process at the other end; None for this process's own session."""
-        # Weak references, as a pending reference holds its peer: unused references can then be collected.
+        """Folder of the other process's session; None for this process's own session."""
+        # Weak references let unused references be collected, although a pending reference refers to its peer.
         self.pending: dict[int, weakref.ref[LocalRef]] = {}
         self._asked_for: set[int] = set()
 
@@ -279,19 +280,19 @@ class CallConnection(channel.Connection):
         try:
             self.send(kind, refs[0].id, body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the other end has closed, which a thread that waits for the answer finds by reading
+            pass  # the other end has closed; a thread that waits for the answer notices this when it reads
         except BaseException:  # the caller gets the error
             self.forget([ref.id for ref in refs])
             raise
-        if self.closed:  # the end was noticed before these references were added
+        if self.closed:  # the connection closed before these references were added
             self._fail_pending()
 
     def request_soon(self, ref: LocalRef, target: str | int, arguments: Any) -> None:
         """Send a small call, possibly in a batch with others.
 
         Args:
-            ref: receives the answer.
-            target: the method, or the id of the function's definition.
+            ref: reference that receives the answer.
+            target: name of the method, or id of the function's definition.
             arguments: packed arguments, see `serialize.lasting`.
         """
         self.pending[ref.id] = weakref.ref(ref)
@@ -325,9 +326,9 @@ class CallConnection(channel.Connection):
         ref = None if waiting is None else waiting()
         body = frame.body
         if frame.kind == channel.FAILURE and waiting is not None and frame.call_id not in self._asked_for:
-            body = self.failure(frame)  # if the reference is gone, `body` is dropped here, and so reported
+            body = self.failure(frame)  # if the reference is gone, `body` is dropped unread here and reported
         self._asked_for.discard(frame.call_id)
-        if ref is not None and ref.kind == PENDING:  # a retried call has completed some before
+        if ref is not None and ref.kind == PENDING:  # some results of a retried call are complete already
             ref.complete(frame.kind, body)
 
     def failure(self, frame: channel.Frame) -> Packed:
@@ -337,14 +338,14 @@ class CallConnection(channel.Connection):
         return Unread(frame.body, current_client().unread.dropped)
 
     def asked_for(self, ref: LocalRef) -> None:
-        """Have a failure of `ref`, which is pending, not reported as unhandled."""
+        """Suppress the report of an unhandled failure of `ref`, which is pending."""
         self._asked_for.add(ref.id)  # even if it is not in `pending`, as another thread may be completing it
 
     def not_again(self, ref: LocalRef) -> None:
-        """Exclude a cancelled call from the retries that follow the death of the process at the other end."""
+        """Exclude a cancelled call from the retries after the death of the process at the other end."""
 
     def read_out(self) -> None:
-        """Process the data that has arrived, if answers are pending, as the session's last read."""
+        """Process the data that has arrived, at the end of the session, if answers are pending."""
         if not self.pending or not self.reading.acquire(blocking=False):
             return
         try:
@@ -357,7 +358,7 @@ class CallConnection(channel.Connection):
     def on_answers(
         self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], _: float
     ) -> None:
-        """Complete the references of several answers: immutable values, and pickles of other small values."""
+        """Complete the references of several small answers: `values` are immutable, `pickled` are pickles."""
         take = self.pending.pop
         if self._asked_for:
             self._asked_for.difference_update(ids, (call_id for call_id, _ in pickled))
@@ -394,5 +395,5 @@ class CallConnection(channel.Connection):
         return error
 
     def __del__(self) -> None:
-        # No call and no answer is pending, as a pending reference would have kept this connection alive.
+        # No answer is pending here, as a pending reference would keep this connection alive.
         self.close_when_sent()

@@ -1,8 +1,8 @@
-"""Task pools: queues of tasks with the same placement, and the workers leased to run them.
+"""Task pools. A pool has a queue of tasks with the same placement, and workers leased to run them.
 
-A lease holds its tasks' resources from the node's grant until it is returned. The pool keeps a lease while
-it has tasks to run. Afterwards it keeps the lease until another process needs the resources, so that the
-next task with the same placement starts at once.
+A lease reserves its tasks' resources from the node's grant until the pool returns the lease. The pool keeps a
+lease while it has tasks to run. Afterwards it keeps the lease until a different process needs the resources,
+so that the next task with the same placement starts at once.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _FUNCTIONS = 256
 class TaskPool:
     """Pool that runs tasks with the same placement.
 
-    A worker gets one task at a time until the tasks are known to be short, then about 2 ms of work at once.
-    One lock guards all state; tasks are sent without holding it. While tasks are queued, a lease is requested
-    or busy; otherwise the whole queue fails, so that no task waits forever.
+    A worker gets one task at a time until the tasks are known to be short. Then it gets about 2 ms of work at
+    once. One lock guards all state, and is not held while tasks are sent. While tasks are queued, at least
+    one lease is requested or busy. Otherwise the whole queue fails, so that no task waits forever.
 
     Args:
-        placement: placement of every task.
+        placement: placement of the pool's tasks.
         most: number of tasks that could run at once if all resources were free.
-        parts: parts of this process's engine.
+        parts: objects of this process's engine.
     """
 
     def __init__(self, placement: Placement, most: int, parts: ClientParts) -> None:
@@ -75,7 +75,7 @@ class TaskPool:
         self._expected.discard(task)
 
     def made_again(self, task: Task, error: TaskError) -> bool:
-        """Retry a task that raised `error` if its options ask for that; return whether it is retried."""
+        """Retry a task that raised `error` if its options allow it. Return whether the task is retried."""
         if not restart_policy.retries_on(error.cause, task.retry_exceptions):
             with self._lock:
                 self._no_longer_expect(task)
@@ -94,8 +94,8 @@ class TaskPool:
         """Run `task` as soon as a worker is available.
 
         Args:
-            task: a task whose references have no peer yet.
-            watch: True if a thread may be waiting for the task already, without a connection to read.
+            task: task whose references have no connection yet.
+            watch: True if a thread may already be waiting for the task without a connection to read.
         """
         if self._idle:
             with InterruptGuard():  # Ctrl-C must not lose a lease that was just chosen
@@ -129,8 +129,8 @@ class TaskPool:
                 raise
         if lease is None:
             return
-        # The background thread reads the answer, as the caller may never ask for it: a failure may need a
-        # retry, and the task's arguments are held until the answer is read.
+        # The background thread reads the answer, as the caller may never ask for the result. A failure may
+        # need a retry, and the task's arguments stay in memory until the answer is read.
         given = task.body is not None and task.body.handles
         if watch or self._queue or task.retry_exceptions or given:
             self._background.watch(lease, self)
@@ -146,7 +146,7 @@ class TaskPool:
         while self._idle:
             lease = self._idle.pop()
             if not task.retries_left:
-                lease.try_read()  # an idle lease is not read, and its end must not fail this task
+                lease.try_read()  # notices the end of an idle worker, which must not fail this task
             if not lease.closed:
                 return lease
         return None
@@ -167,7 +167,7 @@ class TaskPool:
         self._ask_or_fail()
 
     def _watch_busy(self) -> None:
-        """Have the background thread read busy leases, so that the queue advances with no waiting caller."""
+        """Have the background thread read busy leases, so that the queue advances even if no caller waits."""
         for busy in self._busy:
             self._background.watch(busy, self)
 
@@ -206,7 +206,7 @@ class TaskPool:
                         answer = self._node.ask(request, [Descriptor(theirs.detach())])
                         self._asked.add(answer)
                         asked.append((lease, answer))
-            finally:  # leases that were requested arrive, even if no descriptor is left for the next one
+            finally:  # requested leases are handled even if no descriptor is left for the next request
                 for lease, answer in asked:
                     answer.when_done(functools.partial(self._granted, lease, answer, reclaims))
 
@@ -235,18 +235,18 @@ class TaskPool:
             self._asked.discard(answer)
             if answer.kind == VALUE:
                 self._busy.add(lease)
-                self._background.watch(lease, END)  # its tasks are retried even if no thread waits for them
+                self._background.watch(lease, END)  # to retry its tasks even if no thread waits
         if answer.kind == VALUE:
             self.progressed(lease)
             if unpack(answer.body) or self._reclaims != reclaims:
-                lease.wanted_back = True  # set only now, as the task that it was granted for runs first
+                lease.wanted_back = True  # set only now, so that the task that needed the lease runs first
                 if not lease.owing:
                     self.progressed(lease)
         else:  # the node or the placement group has ended, or the node has no descriptor left
             self._fail_if_none_comes(answer.kind, answer.body)
 
     def fail(self, kind: int, body: Any) -> None:
-        """Complete every queued task with the same failure."""
+        """Complete every queued task with the failure `body`."""
         with self._lock:
             tasks, self._queue = self._queue, deque()
         for task in tasks:
@@ -261,7 +261,7 @@ class TaskPool:
             self._expected.discard(task)
             if waits and not task.waits:
                 self._queue.remove(task)
-            # A task that has left the queue but is not sent yet is stopped by `WorkerLease.run`.
+            # `WorkerLease.run` stops a task that has left the queue but is not sent yet.
             lease = next((lease for lease in self._busy if task.refs[0].id in lease.owing), None)
         if waits:
             task.fail_cancelled("before it began")
@@ -278,10 +278,10 @@ class TaskPool:
         else:
             self._node.tell(Cancel(lease.worker_id or 0, task.refs[0].id, recursive))
 
-    # work of a lease
+    # tasks for a lease
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
-        """Record the duration of runs of `function`; with `at_least`, `each_s` is a lower bound."""
+        """Record that a run of `function` takes `each_s` seconds, or at least that long with `at_least`."""
         with self._lock:
             known = self._each_s.pop(function, each_s)
             self._each_s[function] = max(known, each_s) if at_least else (known + each_s) / 2
@@ -289,7 +289,7 @@ class TaskPool:
                 del self._each_s[next(iter(self._each_s))]
 
     def progressed(self, lease: WorkerLease) -> None:
-        """Give `lease`, which has answered tasks, more tasks; or keep it idle, or return it."""
+        """Give a lease that has answered tasks more tasks, or keep it as idle, or return it to the node."""
         while True:
             tasks: list[Task] = []
             with self._lock:
@@ -316,7 +316,7 @@ class TaskPool:
 
     def _next_for(self, lease: WorkerLease) -> list[Task]:
         queue = self._queue
-        if not queue or lease.blocked:  # a blocked worker may wait for a task in this queue
+        if not queue or lease.blocked:  # a blocked worker may be waiting for a task in this queue
             return []
         if queue[0].is_solitary or not lease.knows(queue[0]):
             return [] if lease.owing else [queue.popleft()]
@@ -347,9 +347,9 @@ class TaskPool:
             lease.returned = True
             self._forget(lease)
         lease.close_when_sent()
-        self._waiter.lend_no_longer()  # before another process gets what this lease held
+        self._waiter.lend_no_longer()  # called before another process gets the lease's CPUs
         self._node.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
-        self._ask_or_fail()  # queues behind the requests that the lease is returned for
+        self._ask_or_fail()  # requested afterwards, behind the requests that the lease is returned for
 
     def _forget(self, lease: WorkerLease) -> None:
         self._busy.discard(lease)
@@ -366,7 +366,7 @@ class TaskPool:
     def _reclaim_all(self) -> None:
         with self._lock:
             self._reclaims += 1
-            # Taken under the lock, as another thread may be choosing an idle lease for its task.
+            # The lock is needed, as another thread may be choosing an idle lease for its task.
             busy, idle, self._idle = list(self._busy), self._idle, []
             for lease in busy:
                 lease.wanted_back = True
@@ -391,7 +391,7 @@ class TaskPool:
         with self._lock:
             given = [(f"{lease.worker_id or 0:016x}", lease.outstanding()) for lease in self._busy]
             queued = list(self._queue)
-        # A worker runs its first task and the others wait in it; a worker without a pid has not started.
+        # A worker runs its first task while its other tasks wait. A worker without a pid has not started.
         where = [(task, key, not place) for key, tasks in given for place, task in enumerate(tasks)]
         where += [(task, "", False) for task in queued]
         return [
@@ -424,7 +424,7 @@ class TaskPool:
         for lease in leases:
             lease.close()
         with self._lock:
-            owed += self._expected  # such as tasks whose worker has just died
+            owed += self._expected  # these include tasks whose worker has just died
             self._queue.extend(task for task in owed if not task.refs[-1].done())
             self._expected.clear()
         self.fail(LOST, self._node.lost)
@@ -432,10 +432,10 @@ class TaskPool:
     # deaths of workers
 
     def lost(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
-        """Retry the tasks of `lease`, whose worker has ended, if that is allowed; else fail them."""
+        """Retry or fail the tasks of `lease`, whose worker has ended."""
         with self._lock:
             self._forget(lease)
-            self._expected.update(tasks)  # until they are queued again or done
+            self._expected.update(tasks)  # removed when they are queued again or completed
         self._background.run(lambda: self._settle(lease, tasks))
 
     def _settle(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
@@ -451,7 +451,7 @@ class TaskPool:
             exit_ = self._node.exit_of(lease)
         except TrainkitError as error:
             if isinstance(error, ObjectLostError) and not self._node.closing:
-                # The worker is alive but had no descriptor left for the connection, so no task has begun.
+                # No task has begun, as the worker is alive but had no descriptor left for the connection.
                 lease.retiring = True
                 self._give_back(lease)
                 self.again(tasks)
@@ -460,9 +460,9 @@ class TaskPool:
             fail([ref for task in tasks for ref in task.refs], lambda: why)
             self.fail(LOST, lambda: why)
             return
-        # Tasks are answered in order, so the first unanswered one was probably running and uses a retry. The
-        # later tasks use no retry, but run alone: a later task may have killed the worker before earlier
-        # answers arrived.
+        # Tasks are answered in order, so the first unanswered task was probably running and uses a retry. The
+        # later tasks use no retry. But they run alone from now on, as a later task may have killed the worker
+        # before earlier answers arrived.
         first = tasks[0]
         again = []
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Tasks of a process: each call of a remote function is assigned to a pool of leased workers."""
+"""Tasks of a process, each assigned to a pool of leased workers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class TaskPools:
     """Tasks of this process, with one pool for each placement.
 
     Args:
-        parts: parts of this process's engine.
-        results: makes references to results.
+        parts: objects of this process's engine.
+        results: factory of references to results.
         totals: all resources of the session.
     """
 
@@ -55,11 +55,11 @@ class TaskPools:
             return self._results.handed_out(refs, spec.num_returns)
         definition = self._codec.definition(spec.function, spec.name)
         arguments, body = None, None
-        # A small call carries no name, so its name must be the name of the function.
+        # A small call is sent without a name, so its name must be the function's name.
         if spec.num_returns == 1 and spec.name == getattr(spec.function, "__qualname__", spec.name):
             arguments = lasting(spec.args, spec.kwargs)
         if arguments is None:
-            # Packed now, as the caller may modify the arguments; a pending reference is packed as a promise.
+            # The arguments are packed now, as the caller may modify them later.
             body = self._codec.of_call(
                 definition, spec.name, spec.num_returns, spec.args, spec.kwargs
             ).owned()
@@ -68,7 +68,7 @@ class TaskPools:
         for ref in refs:
             ref.body = task
         if body is not None and (waits_for := pending(spec.args, spec.kwargs)):
-            # In a worker, the task would wait and keep the tasks that it waits for from running.
+            # A task sent to a worker would wait there, and block the tasks that it waits for.
             pool.expect(task)
             submit = functools.partial(pool.submit, task, watch=True)
             self._waiter.when_all(waits_for, lambda: self._background.run(submit))
@@ -107,7 +107,8 @@ class TaskPools:
 
     def end_processes(self, placement: Placement) -> None:
         """End the workers that are kept for tasks with this placement; see `Engine.end_processes`."""
-        # Before taking the lock: a thread with a pool's lock may take this lock, but not the reverse.
+        # Computed before taking the lock: a thread with a pool's lock may take this lock, but not the
+        # reverse.
         over = [pool for pool in self.pools() if pool.is_over]
         with self._lock:
             _, pool = self._pool_of.pop(id(placement), (None, None))
@@ -115,7 +116,7 @@ class TaskPools:
                 return
             self._pool_of = {key: known for key, known in self._pool_of.items() if known[1] is not pool}
             self._pools = {key: known for key, known in self._pools.items() if known not in [pool, *over]}
-            self._pools[pool] = pool  # under a key that no further task looks up
+            self._pools[pool] = pool  # kept under a key that no further task looks up
         pool.retire()
 
     def pools(self) -> list[TaskPool]:

@@ -1,4 +1,4 @@
-"""Implementation of `get` and `wait`: waiting for one reference or many."""
+"""Implementation of `get` and `wait`, which wait for one reference or many."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class _Waker:
 
 
 def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: InterruptGuard) -> None:
-    """Return when something may have changed for one of `refs`, after `timeout_s`, or after Ctrl-C.
+    """Wait until an answer to one of `refs` may have arrived, for at most `timeout_s`, or until Ctrl-C.
 
-    This thread reads the connections that no other thread is reading. A thread that reads one of the other
-    connections wakes this thread when it finds an answer.
+    The calling thread reads the connections that no other thread is reading. Threads that read the other
+    connections wake the calling thread when they find an answer.
     """
     leading: dict[int, Connection] = {}
     waker: _Waker | None = None
@@ -71,7 +71,7 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
                     if peer.fileno() == fd:
                         leading[fd] = peer
                         continue
-                    peer.release_reading()  # the connection closed in between
+                    peer.release_reading()  # the connection closed meanwhile
             waker = waker or _Waker()
             watched.append(ref)
             ref.when_done(waker.set)
@@ -90,9 +90,10 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
 
 
 def are_many(refs: Sequence[LocalRef]) -> bool:
-    """Return whether `refs` are too many to check all of them after each answer.
+    """Return True if `refs` are too many to check all of them after each answer.
 
-    Their answers must also arrive over few connections, as the background thread polls each connection.
+    Return False if their answers arrive over many connections, as the background thread polls each
+    connection.
     """
     return len(refs) >= _MANY and len({ref.peer for ref in refs}) <= _PEERS
 
@@ -104,9 +105,11 @@ def await_many(
     guard: InterruptGuard,
     background: BackgroundThread,
 ) -> None:
-    """Return when `count` of `refs` are done, after `timeout_s`, or after Ctrl-C; check each reference once.
+    """Wait until `count` of `refs` are completed, for at most `timeout_s`, or until Ctrl-C; check each
+    reference once.
 
-    Meanwhile the background thread reads, also connections that references are attached to later.
+    Meanwhile the background thread reads the answers, including answers over connections that references are
+    attached to later.
     """
     waker = _Waker()
     left = itertools.count(count - 1, -1)  # next() is atomic, so exactly one callback sees 0
@@ -134,22 +137,22 @@ def await_many(
 
 _BRIEF_S = 0.01
 _BRIEF_WAITS = 4
-"""Number of brief waits of one call. Later waits lend at once, as others may need the CPUs to begin."""
+"""Number of brief waits of one call. Later waits lend the CPUs at once, as other calls may need them."""
 
 
 class Waiter:
     """Waits for results in the threads of this process.
 
     Args:
-        node: receives a message when this process begins or ends waiting, to lend its CPUs to others.
-        background: reads the connections that no waiting thread reads.
-        is_worker: this process runs calls, and may keep others from running while it waits.
-        lends: this process holds CPUs that other processes may use while it waits.
+        node: client of the node, which is notified when this process lends its CPUs or takes them back.
+        background: background thread, which reads the connections that no waiting thread reads.
+        is_worker: True if this process is a worker, which may keep other calls from running while it waits.
+        lends: True if other processes may use this process's CPUs while it waits.
 
     Attributes:
-        asks_for_processes: returns whether tasks of this process wait for a worker that was requested.
-        on_blocked: called with True before the main thread of a worker waits longer, and with False
-            afterwards.
+        asks_for_processes: function that returns True if tasks of this process wait for a requested worker.
+        on_blocked: function called with True before the main thread of a worker waits for long, and with
+            False afterwards.
     """
 
     def __init__(
@@ -164,7 +167,7 @@ class Waiter:
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
-        """The references of the wait that lent the CPUs, by `id`: the end of that wait takes them back."""
+        """References of the wait that lent the CPUs, by `id`. The end of that wait takes the CPUs back."""
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
@@ -207,7 +210,7 @@ class Waiter:
         return ready, rest
 
     def _await(self, refs: Sequence[LocalRef], count: int, deadline: float | None) -> bool:
-        """Wait until `count` of `refs` are done; return False if the deadline passed first."""
+        """Wait until `count` of `refs` are completed. Return False if the deadline passed first."""
         tells = self._is_worker and threading.current_thread() is threading.main_thread()
         blocked = False
         try:
@@ -229,9 +232,11 @@ class Waiter:
     def _await_briefly(
         self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
     ) -> bool:
-        """Wait briefly without lending CPUs, as most answers arrive soon; return whether `count` are done.
+        """Wait briefly without lending CPUs, as most answers arrive soon. Return True if `count` are
+        completed.
 
-        The CPUs are lent at once if tasks of this process wait for a requested worker, which may need them.
+        The CPUs are lent at once if tasks of this process wait for a requested worker, which may need the
+        CPUs.
         """
         now, call = SYSTEM.monotonic(), calling.get()
         if call != self._brief_call:
@@ -267,10 +272,10 @@ class Waiter:
             self._node.tell(Blocked(True))
 
     def lend_no_longer(self) -> None:
-        """Take the lent CPUs back, if the answer that the main thread waits for has arrived.
+        """Take the lent CPUs back if the main thread's answer has arrived.
 
-        This is called before a lease is returned. Otherwise the lease's CPUs would start another process's
-        work, though this process is about to continue and needs CPUs itself.
+        This method is called before a lease is returned. Otherwise the lease's CPUs would start a different
+        process's work, although this process is about to resume and needs CPUs itself.
         """
         for refs in list(self._lent_for.values()):
             if len(refs) == 1 and refs[0].kind != PENDING:
@@ -302,14 +307,14 @@ class Waiter:
         return sum(ref.kind != PENDING for ref in refs) >= count
 
     def watch(self, ref: LocalRef) -> None:
-        """Have the background thread read the answer of `ref`, as no thread may be waiting for it."""
+        """Have the background thread read the answer of `ref`, as perhaps no other thread waits for it."""
         peer = ref.peer
         if peer is not None:
             self._background.watch(peer, ref)  # this also keeps `ref` alive
             ref.when_done(functools.partial(self._background.unwatch, peer, ref))
 
     def when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
-        """Run `then` when all of `refs` (at least one) are done, in the thread that finds the last answer."""
+        """Run `then` in the thread that reads the last answer of `refs`, which must not be empty."""
         left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
         for ref in refs:
             ref.when_done(lambda: then() if next(left) == 0 else None)
@@ -317,12 +322,12 @@ class Waiter:
 
 
 def pending(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[LocalRef]:
-    """Return the arguments of a call that are pending references; references inside values don't count."""
+    """Return the arguments of a call that are pending references, without references inside containers."""
     return [each for each in (*args, *kwargs.values()) if isinstance(each, LocalRef) and not each.done()]
 
 
 def value_of(ref: LocalRef) -> Any:
-    """Return the value of a done reference, or raise its failure."""
+    """Return the value of a completed reference, or raise its failure."""
     if ref.kind == ATOM:
         return ref.body
     if ref.kind == VALUE:
@@ -336,7 +341,8 @@ def value_of(ref: LocalRef) -> Any:
 def _look(refs: Sequence[LocalRef]) -> None:
     """Read the answers to `refs` that have arrived, without waiting."""
     with InterruptGuard():  # Ctrl-C between two frames would lose the second frame
-        # Each peer is read once, as another thread may complete a reference and so remove its peer.
+        # `peer` is read once per reference, as another thread may complete the reference and set `peer` to
+        # None.
         owing = {peer for ref in refs if (peer := ref.peer) is not None}
         poll, peers = select.poll(), {peer.fileno(): peer for peer in owing}
         peers.pop(-1, None)  # closed connections have the descriptor -1
@@ -348,7 +354,7 @@ def _look(refs: Sequence[LocalRef]) -> None:
 
 
 def _lateness(ref: LocalRef) -> str:
-    """Return the message that a reference is pending, with the name of its call if this process knows it."""
+    """Return a message that says which call a pending reference waits for, if its name is known."""
     body, peer = ref.body, ref.peer
     what = getattr(body, "what", None)  # set for an actor's call that waits for its arguments
     if isinstance(body, Task):
@@ -359,7 +365,7 @@ def _lateness(ref: LocalRef) -> str:
 
 
 def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
-    """Have failures of `refs` not reported, as their caller got another failure or has cancelled them."""
+    """Suppress reports of failures of `refs`, whose caller got another failure or has cancelled them."""
     for ref in refs:
         if isinstance(ref, LocalRef):
             mark_read(owed := ref.body)
@@ -374,5 +380,5 @@ def _is_over(deadline: float | None) -> bool:
 
 
 def _settled(ref: LocalRef, peer: CallConnection) -> bool:
-    """Return True if `ref` is done or no longer waits for an answer over `peer`."""
+    """Return True if `ref` is completed or its answer no longer comes over `peer`."""
     return ref.kind != PENDING or ref.peer is not peer
