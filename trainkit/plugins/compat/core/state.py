@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.runtime.calls.context import get_runtime_context
-from trainkit.runtime.observability.listings import nodes
+from trainkit.runtime.api import get_runtime_context, nodes
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.session import engine
 
