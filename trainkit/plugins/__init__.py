@@ -1,1 +1,1 @@
-"""Parts that the core works without: each folder is a plugin, and its `entry_points.txt` connects it."""
+"""Optional parts of trainkit. Each folder is a plugin, which its `entry_points.txt` connects to the core."""

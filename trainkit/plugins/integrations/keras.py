@@ -1,4 +1,4 @@
-"""Callbacks for Keras 3's `model.fit` in a function trial, which report metrics and checkpoints."""
+"""Callbacks that report metrics and checkpoints of Keras 3's `model.fit` in a training function."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVENTS = tuple(
     for phase in ("epoch", "train_batch", "test_batch", "predict_batch", "train", "test", "predict")
     for end in ("begin", "end")
 )
-"""Events at which a report can be made; Keras has a method `on_...` for each."""
+"""Events at which a report can be made; Keras has a method `on_<event>` for each."""
 On = str | Sequence[str]
 
 
@@ -40,14 +40,15 @@ class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Use it as `model.fit(callbacks=[...])`. To resume from a checkpoint:
     `model = KerasCheckpointCallback.get_model(tune.get_checkpoint())`, and
     `model.fit(..., initial_epoch=...)`. An event without logs, such as the beginning of an epoch, reports
-    nothing. A trial that is stopped ends inside `model.fit`.
+    nothing. If a trial is stopped, it ends inside `model.fit`.
 
     Args:
-        checkpoint_on: the event, or events, that report a checkpoint, such as "epoch_end"; (): none.
-        report_metrics_on: the events that report without a checkpoint.
-        metrics: a name, a list of names, or a dictionary from reported names to Keras's; None: all.
-        filename: of the model in the checkpoint; Keras's format requires the suffix ".keras".
-        frequency: number of such events per checkpoint; the others report only metrics.
+        checkpoint_on: event or events that report a checkpoint, such as "epoch_end"; (): none.
+        report_metrics_on: event or events that report without a checkpoint.
+        metrics: a metric's name, a list of names, or a dictionary that maps reported names to Keras's;
+            None: all.
+        filename: name of the model file in the checkpoint; Keras's format requires the suffix ".keras".
+        frequency: number of `checkpoint_on` events per checkpoint; the others report only metrics.
 
     Raises:
         ConfigError: Keras has no such event, or a value is out of range.
@@ -78,7 +79,7 @@ class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return keras.saving.load_model(file_of(checkpoint, filename))
 
     def _handle(self, event: str, *given: Any, logs: Mapping[str, Any] | None = None) -> None:
-        """Report the logs; Keras passes the number of an epoch or batch before them."""
+        """Report the logs; Keras passes the number of the epoch or batch as an argument before them."""
         found = logs if logs is not None else given[-1] if given and isinstance(given[-1], Mapping) else {}
         due = False
         if event in self._saved_at:
@@ -91,8 +92,8 @@ class KerasReportCallback(KerasCheckpointCallback):
     """A callback that reports the logs of `fit`, without checkpoints.
 
     Args:
-        metrics: as in KerasCheckpointCallback.
-        on: the event, or events, at which to report.
+        metrics: see `KerasCheckpointCallback`.
+        on: event or events at which to report.
     """
 
     def __init__(self, metrics: Metrics = None, on: On = "epoch_end") -> None:
@@ -115,7 +116,7 @@ def _by_metrics(
     report_metrics_on: On | None = None,
     checkpoint_on: On | None = None,
 ) -> KerasCheckpointCallback:
-    """Return the callback for the arguments of Ray 1.x, in this order, or for those of Ray 2."""
+    """Return the callback for the arguments of Ray 1.x, in this order, or for the arguments of Ray 2."""
     return KerasCheckpointCallback(
         on if checkpoint_on is None else checkpoint_on,
         on if report_metrics_on is None else report_metrics_on,

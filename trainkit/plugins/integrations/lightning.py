@@ -1,8 +1,8 @@
-"""Callbacks for PyTorch Lightning's Trainer in a function trial, which report metrics and checkpoints.
+"""Callbacks that report metrics and checkpoints of PyTorch Lightning's Trainer in a training function.
 
-Lightning comes as two packages, `lightning` and `pytorch_lightning`, with separate classes. The callbacks
-extend classes of a package that the process has already imported, if it has. An instance also belongs to the
-classes of every package that is imported when the instance is made.
+Lightning exists as two packages, `lightning` and `pytorch_lightning`, with separate classes. The callbacks
+extend the classes of the package that the process has already imported, if any. An instance also belongs to
+the classes of every package that is imported when the instance is made.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FOUND = [name for name in PACKAGES if name in sys.modules] or [
     name for name in PACKAGES if find_spec(name.partition(".")[0])
 ]
 FIRST: Any = load(next(iter(_FOUND), PACKAGES[0]), "Lightning trainers", "lightning")
-"""The package whose classes the callbacks extend by name."""
+"""The Lightning package whose classes the callbacks extend."""
 for _package in PACKAGES:
     session.register(_package)  # imported once, because the import takes seconds in each trial
-# These hooks return a value to Lightning, so they are no events.
+# These hooks return a value to Lightning, so they are not events.
 _NO_EVENTS = frozenset({"on_save_checkpoint", "on_load_checkpoint"})
 HOOKS = frozenset(
     name
@@ -37,7 +37,7 @@ HOOKS = frozenset(
 
 
 class OfEitherPackage:
-    """A Lightning class whose instances work with a trainer of either imported package."""
+    """A Lightning class whose instances work with trainers of both packages, if both are imported."""
 
     NAME: str
     """Name of the class in Lightning's package."""
@@ -53,13 +53,13 @@ class OfEitherPackage:
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle by the module's class, because the other process may have other packages imported."""
+        """Pickle with the module's class, because the receiving process may have imported other packages."""
         reduced: Any = super().__reduce_ex__(2)
         return (OfEitherPackage.__new__, (getattr(self, "_named", type(self)),), *reduced[2:])
 
 
 def class_in(package: Any, name: str) -> type:
-    """Return a class by name, such as "callbacks.Callback", from a package of Lightning's."""
+    """Return the class `name`, such as "callbacks.Callback", of a Lightning package."""
     module, _, attribute = name.rpartition(".")
     found: type = getattr(importlib.import_module(f"{package.__name__}.{module}"), attribute)
     return found
@@ -70,14 +70,14 @@ class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ign
 
     Use it as `Trainer(callbacks=[...])`. To resume from a checkpoint: `trainer.fit(model, ckpt_path=path)`,
     where `path` is `filename` in the folder `tune.get_checkpoint().path`. The validation before training
-    is not reported. A trial that is stopped ends inside `trainer.fit`.
+    is not reported. If a trial is stopped, it ends inside `trainer.fit`.
 
     Args:
-        metrics: a name, a list of names, or a dictionary from reported names to Lightning's; None: all
-            of `trainer.callback_metrics`.
-        filename: of the file in the checkpoint.
+        metrics: a metric's name, a list of names, or a dictionary that maps reported names to Lightning's;
+            None: all of `trainer.callback_metrics`.
+        filename: name of the file in the checkpoint.
         save_checkpoints: False reports only metrics.
-        on: the event, or events, of Lightning's callbacks at which to report, with or without its `on_`.
+        on: event or events of Lightning's callbacks at which to report, with or without the prefix `on_`.
 
     Raises:
         ConfigError: Lightning has no such event.
@@ -114,8 +114,8 @@ class LightningReportCallback(LightningCheckpointCallback):
     """A callback that reports the Trainer's logged metrics, without checkpoints.
 
     Args:
-        metrics: as in TuneReportCheckpointCallback.
-        on: as in TuneReportCheckpointCallback.
+        metrics: see `LightningCheckpointCallback`.
+        on: see `LightningCheckpointCallback`.
     """
 
     def __init__(self, metrics: Metrics = None, on: str | Sequence[str] = "validation_end") -> None:

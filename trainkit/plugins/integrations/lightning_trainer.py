@@ -1,7 +1,7 @@
-"""Lightning's own `Trainer` in a training function, under Ray's names: strategies, environment, callback.
+"""Strategies, environment and callback for Lightning's `Trainer` in a training function, under Ray's names.
 
-If this process has imported both of Lightning's packages, instances belong to either, and a strategy is
-rebuilt with the package of the trainer that uses it.
+If this process has imported both Lightning packages, instances work with both. A strategy is rebuilt with
+the package of the trainer that uses it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _lightnings(kind: type) -> type:
 
 
 class _Extending(ABCMeta):
-    """Metaclass for a strategy that extends another package's class than its unchanged base does."""
+    """Metaclass of a strategy that extends the other package's class instead of its base's own."""
 
     theirs: type
 
@@ -41,7 +41,7 @@ class _Extending(ABCMeta):
 
 
 class _OnWorker(OfEitherPackage):
-    """Part of a strategy that gives the device and the samples of this worker."""
+    """Mixin for a strategy, which gives the device and the samples of this worker."""
 
     NEEDS_GPUS = False
     world_size: int
@@ -57,7 +57,7 @@ class _OnWorker(OfEitherPackage):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        """Store the trainer's accelerator, which is the first sign of the trainer's package."""
+        """Store the trainer's accelerator, which is the first object that shows the trainer's package."""
         kind = type(self)
         for package in filter(None, map(sys.modules.get, PACKAGES)):
             theirs = class_in(package, self.NAME)
@@ -88,16 +88,16 @@ class _OnWorker(OfEitherPackage):
 
 
 class RayDDPStrategy(_OnWorker, FIRST.strategies.DDPStrategy):  # type: ignore[misc]
-    """Lightning's `DDPStrategy` with its arguments, in the process group of the workers."""
+    """Lightning's `DDPStrategy`, with the same arguments, in the process group of the workers."""
 
     NAME = "strategies.DDPStrategy"
 
 
 class RayFSDPStrategy(_OnWorker, FIRST.strategies.FSDPStrategy):  # type: ignore[misc]
-    """Lightning's `FSDPStrategy` with its arguments, in the process group of the workers.
+    """Lightning's `FSDPStrategy`, with the same arguments, in the process group of the workers.
 
     Raises:
-        ConfigError: when the trainer starts on a worker without a GPU.
+        ConfigError: the trainer starts on a worker without a GPU.
     """
 
     NAME = "strategies.FSDPStrategy"
@@ -105,7 +105,7 @@ class RayFSDPStrategy(_OnWorker, FIRST.strategies.FSDPStrategy):  # type: ignore
 
 
 class RayDeepSpeedStrategy(_OnWorker, FIRST.strategies.DeepSpeedStrategy):  # type: ignore[misc]
-    """Lightning's `DeepSpeedStrategy` with its arguments, in the process group of the workers.
+    """Lightning's `DeepSpeedStrategy`, with the same arguments, in the process group of the workers.
 
     Raises:
         lightning.fabric.utilities.exceptions.MisconfigurationException: DeepSpeed is not installed.
@@ -115,7 +115,7 @@ class RayDeepSpeedStrategy(_OnWorker, FIRST.strategies.DeepSpeedStrategy):  # ty
 
 
 class RayLightningEnvironment(OfEitherPackage, _environments.LightningEnvironment):  # type: ignore[misc]
-    """Ranks of the workers, for `Trainer(plugins=[RayLightningEnvironment()])`."""
+    """Environment with the workers' ranks, for `Trainer(plugins=[RayLightningEnvironment()])`."""
 
     NAME = "plugins.environments.LightningEnvironment"
 
@@ -142,14 +142,14 @@ class RayLightningEnvironment(OfEitherPackage, _environments.LightningEnvironmen
 
 
 def prepare_trainer(trainer: Any) -> Any:
-    """Return a Lightning trainer unchanged if it trains together with the other workers.
+    """Return `trainer` unchanged, after a check that it trains together with the other workers.
 
     Args:
-        trainer: a `Trainer(strategy=RayDDPStrategy(), plugins=[RayLightningEnvironment()])`, or one with
-            another strategy of this module.
+        trainer: a `Trainer(strategy=RayDDPStrategy(), plugins=[RayLightningEnvironment()])`, or a trainer
+            with another strategy of this module.
 
     Raises:
-        ConfigError: it has another strategy, or a wrong rank or number of workers.
+        ConfigError: the trainer has another strategy, or a wrong rank or number of workers.
     """
     strategy, context = trainer.strategy, get_context()
     if not isinstance(strategy, _OnWorker):
@@ -171,8 +171,8 @@ def prepare_trainer(trainer: Any) -> Any:
 class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type: ignore[misc]
     """Callback that reports Lightning's logged values and a checkpoint after each training epoch.
 
-    The metrics are `trainer.callback_metrics`, with "epoch" and "step". The checkpoint holds the file
-    `checkpoint.ckpt`; resume from it with `trainer.fit(model, ckpt_path=...)`.
+    The metrics are `trainer.callback_metrics`, with `epoch` and `step`. The checkpoint contains the file
+    `checkpoint.ckpt`. To resume from it: `trainer.fit(model, ckpt_path=...)`.
 
     Args:
         checkpoint_upload_mode: see `trainkit.train.report`.

@@ -1,4 +1,4 @@
-"""MLflow: a run per trial, written by the driver; or the `mlflow` module, set up inside a trial."""
+"""MLflow runs: one per trial, written by the driver; or the `mlflow` module, set up inside a trial."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ TRIAL_TAG = "trainkit.trial"
 _TOKEN = "MLFLOW_TRACKING_TOKEN"
 _NO_METRICS = frozenset({"timestamp", "config"})
 _MAX_METRICS = 1000
-"""Limit of metrics in one request, from MLflow's servers."""
+"""Largest number of metrics in one request to an MLflow server."""
 _MAX_PARAMS = 100
 
 
 class MLflowLoggerCallback(TrackerCallback):
     """A callback that writes an MLflow run per trial: parameters, metrics with their steps, final status.
 
-    A trial that resumes, also by `Tuner.restore`, continues its run. A thread does all the work, so a slow
-    server slows no trial. A failing server is reported once.
+    A trial that resumes, also by `Tuner.restore`, continues its run. A separate thread does all the work, so
+    a slow server does not slow down trials. A failing server is reported once.
 
     Args:
-        tracking_uri: such as "http://host:5000" or "sqlite:////path/mlflow.db"; None: MLflow's own.
-        registry_uri: of the model registry; None: as tracking_uri.
-        experiment_name: created if missing; None: MLflow's own, which is "Default".
-        tags: of every run.
-        tracking_token: for a server that requires one.
-        save_artifact: True: the trial's folder becomes the run's artifacts at its end.
+        tracking_uri: URI such as "http://host:5000" or "sqlite:////path/mlflow.db"; None: MLflow's default.
+        registry_uri: URI of the model registry; None: `tracking_uri`.
+        experiment_name: name of the experiment, created if missing; None: MLflow's default, "Default".
+        tags: tags of every run.
+        tracking_token: token for a server that requires one.
+        save_artifact: True: when a run ends, the trial's folder becomes its artifacts.
         log_params_on_trial_end: True: parameters are written at the end instead of the beginning.
 
     Raises:
@@ -150,18 +150,19 @@ def setup_mlflow(
     """Start or continue a run for the calling trial; return the `mlflow` module.
 
     Args:
-        config: logged as the run's parameters.
-        tracking_uri: None: MLflow's own. In a trial, a relative path is relative to the program's folder.
-        registry_uri: of the model registry; None: MLflow's own.
-        experiment_id: of an existing experiment; overrides `experiment_name`.
+        config: dictionary logged as the run's parameters.
+        tracking_uri: URI; None: MLflow's default. In a trial, a relative path is relative to the program's
+            folder.
+        registry_uri: URI of the model registry; None: MLflow's default.
+        experiment_id: id of an existing experiment; overrides `experiment_name`.
         experiment_name: None: in a trial, the name of the tuning experiment, which is created if missing;
-            outside of a trial, MLflow's own.
-        tracking_token: for a server that requires one.
+            outside of a trial, MLflow's default.
+        tracking_token: token for a server that requires one.
         artifact_location: location of the artifacts of an experiment created here.
-        run_name: None: the trial's name.
+        run_name: name of the run; None: the trial's name.
         create_experiment_if_not_exists: True: a given `experiment_name` is created if missing.
-        tags: of the run.
-        rank_zero_only: with torch.distributed, other ranks get an object on which every call does nothing.
+        tags: tags of the run.
+        rank_zero_only: True: with torch.distributed, other ranks get an object whose calls do nothing.
 
     Raises:
         ConfigError: the experiment does not exist.
@@ -205,7 +206,7 @@ def setup_mlflow(
 
 
 def _beside(folder: str, uri: str) -> str:
-    """Return the address with its relative path, if it has one, made relative to `folder`."""
+    """Return the URI with its path, if relative, resolved against `folder`."""
     for prefix in ("sqlite:///", "file:"):
         if uri.startswith(prefix) and not uri.endswith(":memory:"):
             return prefix + os.path.join(folder, uri[len(prefix) :])
@@ -214,7 +215,7 @@ def _beside(folder: str, uri: str) -> str:
 
 
 class Nothing:
-    """A substitute for `mlflow` in processes that must not log: every attribute and call returns it again."""
+    """A substitute for `mlflow` where nothing must be logged: every attribute and call returns it again."""
 
     def __getattr__(self, name: str) -> Nothing:
         return self
@@ -243,18 +244,18 @@ def _experiment_id(
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
-        return str(found.experiment_id)  # another trial has created it meanwhile
+        return str(found.experiment_id)  # another trial created it in the meantime
 
 
 def _find_run(client: Any, experiment_id: str, key: str) -> str | None:
-    """Return the id of the run with this tag; None: no run has it."""
+    """Return the id of the run with the tag `key`; None if no run has this tag."""
     quoted = key.replace("'", "''")
     found = client.search_runs([experiment_id], f"tags.`{TRIAL_TAG}` = '{quoted}'", max_results=1)
     return str(found[0].info.run_id) if found else None
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters with names that MLflow accepts, made unique."""
+    """Return the hyperparameters by unique names that MLflow accepts."""
     found: dict[str, Any] = {}
     for name, value in flatten(config).items():
         key, count = _safe_key(name), 1
@@ -266,7 +267,7 @@ def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _safe_key(name: str) -> str:
-    """Return `name` in a form that MLflow accepts, which is also a path within a folder."""
+    """Return `name` changed to a form that MLflow accepts: a path inside a folder, of limited length."""
     safe = re.sub(r"[^\w\-. /:]", "_", name) or "_"
     is_path = posixpath.normpath(safe) == safe and not safe.startswith(("/", ".."))
     return (safe if is_path and safe != "." else re.sub(r"[/.]", "_", safe))[:250]

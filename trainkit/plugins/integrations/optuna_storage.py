@@ -1,4 +1,4 @@
-"""Experiments as an Optuna storage, for tools that read one: plots, dashboard, extensions."""
+"""An Optuna storage that shows experiments to tools that read storages: plots, dashboard, extensions."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
 
 METRIC_NAMES = "study:metric_names"
-"""Attribute under which Optuna keeps the names of its study's values."""
+"""Attribute in which Optuna keeps the names of a study's values."""
 _TRIALS_OF_A_STUDY = 2**32
 _TICK_S = 0.05
-"""Changes of a file within this time may have equal timestamps."""
+"""Two changes of a file within this time may leave the same timestamp."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class _Study:
     """A snapshot of an experiment.
 
     Attributes:
-        stamp: stamp of its files; None: they may have changed already.
+        stamp: stamp of the experiment's files; None if they may have changed already.
         objectives: one or several objectives.
-        trials: in Optuna's form.
-        attributes: of the study.
+        trials: trials in Optuna's form.
+        attributes: user attributes of the study.
     """
 
     stamp: tuple[Any, ...] | None
@@ -61,24 +61,24 @@ class _Study:
 class ExperimentStorage(BaseStorage):
     """Read-only storage whose studies are experiments, running or finished, named after their folders.
 
-    Reads see the last commit, and never delay the program that runs an experiment.
+    A read returns the last committed state, and never delays the program that runs the experiment.
 
         study = optuna.load_study(study_name=None, storage=ExperimentStorage("experiments/mnist"))
         optuna.visualization.plot_optimization_history(study)
 
-    A trial's value is that of its last report. Trials that a scheduler stopped are PRUNED. Trials that
-    failed, or have no value, are FAIL. Paused trials count as RUNNING, and trials that wait for their turn or
-    for `Tuner.restore` as WAITING. With a single objective, reports are intermediate values by iteration.
-    A trial's `user_attrs` have its id, its status with the reason, and the rest of its last report.
+    A trial's value is the value in its last report. Trials that a scheduler stopped are PRUNED. Trials that
+    failed, or have no value, are FAIL. Paused trials are RUNNING. Trials that wait to start, or for
+    `Tuner.restore`, are WAITING. With a single objective, reports are intermediate values by iteration.
+    A trial's `user_attrs` contain its id, its status with the reason, and the rest of its last report.
 
     Args:
-        path: of an experiment; or of a folder of experiments, which is searched again each time.
-        metric: reported value that is a trial's value, or a list of several; None: each experiment's own.
-        mode: "min" or "max", or a list of these; None: each experiment's own.
+        path: folder of an experiment; or a folder of experiments, which is searched again at each read.
+        metric: reported metric that is a trial's value, or a list of several; None: each experiment's own.
+        mode: "min" or "max", or a list of modes; None: each experiment's own.
 
     Raises:
         StoreError: the folder is missing, or the experiment's file is damaged or foreign.
-        ConfigError: the experiment has no metric, and none is given.
+        ConfigError: the experiment has no metric, and `metric` is not given.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class ExperimentStorage(BaseStorage):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Reasons by name why experiments of the folder are no studies: without a metric, or unreadable."""
+        """Reasons, by name, why experiments are not studies: they lack a metric, or can't be read."""
         return dict(self._left_out)
 
     # --- experiments ------------------------------------------------------------------------------
 
     def _studies(self) -> dict[Path, tuple[int, _Study]]:
-        """Read the experiments that have changed; return each study with its id."""
+        """Read the experiments that have changed; return all studies with their ids."""
         with self._lock:
             folders = [self._root] if self._is_one else experiments_in(self._root)
             for folder in folders:
@@ -249,8 +249,8 @@ def _direction(objective: Objective) -> StudyDirection:
 
 
 def _stamp(folder: Path) -> tuple[Any, ...] | None:
-    """Return a stamp that changes with the experiment; None: the next change may leave it unchanged."""
-    if not (folder / FILENAME).exists():  # an experiment of Ray's, in many files
+    """Return a stamp that changes with the experiment; None if the next change might not change the stamp."""
+    if not (folder / FILENAME).exists():  # an experiment of Ray, which has many files
         return None
     now, stamp = SYSTEM.now(), [owner_of(folder)]
     for name in (FILENAME, f"{FILENAME}-wal"):
@@ -274,7 +274,7 @@ def _study_of(
         objectives = given or _own_objectives(folder, reader.facts())
         trials = reader.trials()
         for trial in trials:
-            if owner is None and trial.status is TrialStatus.RUNNING:  # its program was killed
+            if owner is None and trial.status is TrialStatus.RUNNING:  # the program was killed
                 trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         results = [result_of(trial, folder, None, None) for trial in trials]
         found = optuna_trials(results, reader, objectives, first_id=first_id)

@@ -1,4 +1,4 @@
-"""Common part of the callbacks for training libraries: metrics and checkpoint of a report."""
+"""Common parts of the callbacks for training libraries: selecting metrics, reporting with a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trainkit.tune.trial.context import report
 logger = logging.getLogger("trainkit.tune")
 
 Metrics = str | Sequence[str] | Mapping[str, str] | None
-"""A name, names, or a dictionary from reported names to the library's; None: all metrics."""
+"""A metric's name, a list of names, or a dictionary from reported to library names; None: all metrics."""
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Reporter:
-    """A selection of a library's metrics, and their reports.
+    """Reporter of selected metrics of a library.
 
     Args:
-        metrics: the selection.
-        change: maps the selected metrics to the reported ones.
+        metrics: selected metrics.
+        change: function that maps the selected metrics to the reported metrics.
     """
 
     def __init__(self, metrics: Metrics, change: Change | None = None) -> None:
@@ -38,7 +38,7 @@ class Reporter:
         self._missed: set[str] = set()
 
     def pick(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the selected metrics of `found`; log each missing one once."""
+        """Return the selected metrics of `found`; log each missing metric once."""
         if self._names is None:
             picked = dict(found)
         else:
@@ -55,8 +55,8 @@ class Reporter:
 
         Args:
             found: metrics by the library's names.
-            save: writes a model to the path that it receives, which becomes the report's checkpoint.
-            filename: of that file in the checkpoint.
+            save: function that writes the model to a given path, for the report's checkpoint.
+            filename: name of this file in the checkpoint.
         """
         picked = self.pick(found)
         if not picked:
@@ -70,14 +70,15 @@ class Reporter:
 
 
 class RoundsCallback:
-    """Base of callbacks for a boosting library, which report each round.
+    """Base of callbacks for a boosting library; they report each round.
 
     Args:
-        metrics: a name, a list of names, or a dictionary from reported names to the library's; None: all.
-        filename: of the model in the checkpoint; None: the library's usual name.
+        metrics: a metric's name, a list of names, or a dictionary that maps reported names to the library's;
+            None: all.
+        filename: name of the model file in the checkpoint; None: the library's usual name.
         frequency: number of rounds per checkpoint; 0: none during training.
         checkpoint_at_end: True: the last model is a checkpoint too.
-        results_postprocessing_fn: maps the selected metrics to the reported ones.
+        results_postprocessing_fn: function that maps the selected metrics to the reported metrics.
     """
 
     default_filename: ClassVar[str]
@@ -97,16 +98,16 @@ class RoundsCallback:
         self._at_end = checkpoint_at_end
 
     def _is_due(self, round_: int) -> bool:
-        """Return True if the round, counted from 0, has a checkpoint."""
+        """Return True if the round `round_`, counted from 0, has a checkpoint."""
         return self._frequency > 0 and (round_ + 1) % self._frequency == 0
 
 
 class WithoutCheckpoints(RoundsCallback):
-    """Part of a callback that reports the evaluation of each round, without checkpoints.
+    """Mixin for a callback that reports the evaluation of each round, without checkpoints.
 
     Args:
-        metrics: as in TuneReportCheckpointCallback.
-        results_postprocessing_fn: as in TuneReportCheckpointCallback.
+        metrics: see `RoundsCallback`.
+        results_postprocessing_fn: see `RoundsCallback`.
     """
 
     def __init__(self, metrics: Metrics = None, results_postprocessing_fn: Change | None = None) -> None:
@@ -121,21 +122,21 @@ def file_of(checkpoint: Checkpoint, filename: str) -> str:
 
 
 def missing(what: str, package: str) -> MissingDependencyError:
-    """Return the error for a missing tool; `package` is also the name of trainkit's extra."""
+    """Return the error for a missing package; `package` is also the name of trainkit's extra."""
     return MissingDependencyError.of(f"{what} needs {package}", package)
 
 
 def imported(what: str, package: str) -> Any:
-    """Import and return a tool, which `what` needs.
+    """Import and return `package`, which `what` needs.
 
     Raises:
-        MissingDependencyError: it is not installed.
+        MissingDependencyError: `package` is not installed.
     """
     require_installed(what, package)
     return importlib.import_module(package)
 
 
 def require_installed(what: str, package: str) -> None:
-    """Raise MissingDependencyError if a tool, which `what` needs, is not installed."""
+    """Raise MissingDependencyError if `package`, which `what` needs, is not installed."""
     if find_spec(package) is None:
         raise missing(what, package)

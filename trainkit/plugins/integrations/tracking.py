@@ -1,4 +1,4 @@
-"""Base of callbacks that follow trials in a tracking service."""
+"""Base class of callbacks that record trials in a tracking service."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Job = Callable[[], None]
 class Outbox:
     """A queue of jobs that a separate thread runs in order; the thread starts with the first job.
 
-    An exception of a job is logged once for each kind of job, and has no other effect.
+    An exception in a job is logged once for each kind of job, and has no other effect.
 
     Args:
-        name: of the service, for messages.
+        name: name of the service, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,17 +43,17 @@ class Outbox:
     def put(self, what: str, job: Job) -> None:
         """Queue `job`; `what` describes it in an error message."""
         if self._thread is None:
-            # A daemon, because a service that never answers must not keep the program from ending.
+            # The thread is a daemon, so that a service that never answers can't keep the program alive.
             self._thread = threading.Thread(target=self._work, name=f"{self._name} outbox", daemon=True)
             self._thread.start()
         self._jobs.put((what, job))
 
     def close(self, timeout_s: float, say: Say) -> None:
-        """Wait until all jobs are done, or log a warning after `timeout_s`.
+        """Wait until all jobs are done; after `timeout_s`, log a warning instead.
 
         Args:
-            timeout_s: longest wait.
-            say: receives a line about the wait.
+            timeout_s: longest wait in seconds.
+            say: function that receives a line about the wait.
         """
         thread = self._thread
         if thread is None:
@@ -98,14 +98,14 @@ Past = Callable[[], Iterable[tuple[Trial, Sequence[Mapping[str, Any]]]]]
 
 @dataclass(frozen=True)
 class TrackedTrial:
-    """A trial's constant data, for the service's thread.
+    """Constant data of a trial, for the service's thread.
 
     Attributes:
-        trial_id: unique in the experiment.
-        key: unique among all experiments, and unchanged when the experiment resumes.
+        trial_id: id, unique in the experiment.
+        key: key, unique among all experiments, and unchanged when the experiment resumes.
         name: name for display.
-        config: the hyperparameters.
-        folder: of the trial.
+        config: hyperparameters.
+        folder: folder of the trial.
         group: name of the experiment's folder.
     """
 
@@ -120,12 +120,12 @@ class TrackedTrial:
 class TrackerCallback(FileLoggerCallback, ABC):
     """Base of callbacks for a service; a subclass implements its methods, which all run in a separate thread.
 
-    The experiment's file records how many results of each trial the service has, so that the rest is sent
-    after a kill. A trial that goes back to a checkpoint sends the iterations since then again.
+    The experiment's file records how many results of each trial the service has received, so that the rest
+    can be sent after a kill. A trial that goes back to a checkpoint sends later iterations again.
 
     Args:
         service: name of the service, for messages.
-        timeout_s: how long the end of the experiment waits for the service.
+        timeout_s: longest wait for the service at the end of the experiment, in seconds.
     """
 
     def __init__(self, service: str, timeout_s: float) -> None:
@@ -141,7 +141,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
         self._open: set[str] = set()
         self._broken: set[str] = set()
         self._sent: dict[str, int] = {}
-        """Number of results that the service has, for each trial that has not ended."""
+        """Number of results that the service has received, for each trial that has not ended."""
         self._trials: Sequence[Trial] = ()
         self._past: Past = tuple
 
@@ -156,7 +156,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
         """Start or continue the trial's run; return True if it is new."""
 
     def describe_run(self, told: TrackedTrial) -> None:
-        """Write the data that a trial has from the start to its run, which is open and new."""
+        """Write the trial's initial data to its run, which is new and open."""
 
     @abstractmethod
     def write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
@@ -164,10 +164,10 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
     @abstractmethod
     def close_run(self, told: TrackedTrial, status: str) -> None:
-        """End the trial's open run; `status` is FINISHED, FAILED, or KILLED if it was interrupted."""
+        """End the trial's open run with `status`: FINISHED, FAILED, or KILLED if it was interrupted."""
 
     def save(self, told: TrackedTrial, checkpoint: Path) -> None:
-        """Save a new checkpoint, in this folder, of a trial whose run is open."""
+        """Save a new checkpoint of a trial whose run is open; `checkpoint` is its folder."""
 
     def disconnect(self) -> None:
         """Release all resources."""
@@ -186,7 +186,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         self._token = state["token"]
         for trial, results in self._past():
-            # A trial without an entry had ended and was sent completely, or began after the state was saved.
+            # A trial without an entry ended and was sent completely, or began after the state was saved.
             before = len(results) if trial.index < state["trials"] else 0
             sent = state["sent"].get(trial.trial_id, before)
             if not trial.status.is_finished:
@@ -204,7 +204,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
     def log_trial_save(self, trial: Trial) -> None:
         if trial.checkpoint is not None:
-            self._flush_kept(trial)  # reports from before the checkpoint must be sent before it
+            self._flush_kept(trial)  # earlier reports must be sent before the checkpoint
             path = self.trial_dir(trial) / trial.checkpoint.dirname
             self._put("saving a checkpoint", trial, partial(self._do_save, checkpoint=path))
 
@@ -213,9 +213,9 @@ class TrackerCallback(FileLoggerCallback, ABC):
         self._put("ending a run", trial, partial(self._do_close, status=status))
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Send the results that the service lacks."""
+        """Send the results that the service has not received."""
         status = _STATUS.get(trial.status, "")
-        # A list, because `past` reads lazily from the file, which only this thread may do.
+        # Made a list now, because only this thread may read the file that `past` reads lazily.
         self._put("adding results", trial, partial(self._do_complete, results=list(results), status=status))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
@@ -241,11 +241,11 @@ class TrackerCallback(FileLoggerCallback, ABC):
     # --- in the thread ----------------------------------------------------------------------------
 
     def _do_open(self, told: TrackedTrial) -> None:
-        """Open the run, unless it is open."""
+        """Open the trial's run, unless it is open already."""
         if told.trial_id in self._open:
             return
         self._sent.setdefault(told.trial_id, 0)
-        self._broken.add(told.trial_id)  # until it is open, so that a failed attempt is not repeated
+        self._broken.add(told.trial_id)  # removed when the run is open, so that a failure is not repeated
         if not self._connected:
             self.connect()
             self._connected = True
@@ -267,7 +267,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
             self.save(told, checkpoint)
 
     def _do_complete(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]], status: str) -> None:
-        """Send the missing results; with a status, close the run, because no more will come."""
+        """Send the missing results; if `status` is given, no more will follow, so close the run."""
         sent = self._sent.get(told.trial_id, len(results) if status else 0)
         self._sent[told.trial_id] = min(sent, len(results))
         self._do_write(told, results[sent:])
@@ -287,7 +287,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
 
 def running_trial() -> Any:
-    """Return the context of the trial that this process runs; None: it runs no trial."""
+    """Return the context of the trial in this process; None if the process runs no trial."""
     try:
         return get_context()
     except TuneError:

@@ -1,4 +1,4 @@
-"""Weights & Biases: a run per trial, written by the driver; or a run set up inside a trial."""
+"""Weights & Biases runs: one per trial, written by the driver; or a run set up inside a trial."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from trainkit.tune.core.checks import is_number, require
 from trainkit.tune.core.metrics import flatten, without_objects
 
 _INTO_CONFIG = frozenset({"trial_id", "experiment_tag", "node_ip", "hostname", "pid", "date"})
-"""Reported values that describe the run and not its course."""
+"""Reported values that describe the run, and are not metrics over time."""
 _AXIS = "training_iteration"
 
 
 class WandbLoggerCallback(TrackerCallback):
     """A callback that writes a Weights & Biases run per trial, in one group per experiment.
 
-    A trial that resumes, also by `Tuner.restore`, continues its run. A thread does all the work, so a slow
-    service slows no trial. A failing service is reported once. Metrics are drawn over the trial's iterations.
-    With WANDB_MODE=offline the runs are in the experiment's folder `wandb`, for `wandb sync`.
+    A trial that resumes, also by `Tuner.restore`, continues its run. A separate thread does all the work, so
+    a slow service does not slow down trials. A failing service is reported once. Metrics are plotted over the
+    trial's iterations. With WANDB_MODE=offline the runs are in the folder `wandb` of the experiment, for
+    `wandb sync`.
 
     Args:
-        project: None: W&B's own, such as $WANDB_PROJECT.
-        group: None: the name of the experiment's folder.
-        api_key_file: file with the key in its first line; read when the callback is made.
-        api_key: the key itself; None, and no file: W&B's own, such as after `wandb login`.
+        project: name of the project; None: W&B's default, such as $WANDB_PROJECT.
+        group: name of the group; None: the name of the experiment's folder.
+        api_key_file: file with the API key in its first line; read when the callback is made.
+        api_key: the API key. If neither is given, W&B's own is used, such as after `wandb login`.
         excludes: names of metrics and hyperparameters that are left out, with all names below them.
         log_config: True: each report sends the configuration, as hyperparameters may change in a trial.
         upload_checkpoints: True: each checkpoint becomes an artifact.
-        save_checkpoints: older name of upload_checkpoints.
-        upload_timeout: seconds that the end of the experiment waits for W&B.
-        kwargs: for `wandb.init`.
+        save_checkpoints: older name of `upload_checkpoints`.
+        upload_timeout: longest wait for W&B at the end of the experiment, in seconds.
+        kwargs: further arguments of `wandb.init`.
 
     Raises:
-        ConfigError: the key is given twice, or its file can't be read.
+        ConfigError: the API key is given twice, or its file can't be read.
         MissingDependencyError: wandb is not installed.
     """
 
@@ -74,7 +75,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._left_to_user = self._wandb.run is not None
 
     def disconnect(self) -> None:
-        # W&B's service process ends here, unless the program has a run of its own.
+        # This ends W&B's service process, unless the program has a run of its own.
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 
@@ -141,14 +142,15 @@ def setup_wandb(
     folder.
 
     Args:
-        config: logged as the run's configuration.
-        api_key: None, and no file: W&B's own, such as after `wandb login`.
-        api_key_file: file with the key in its first line.
-        rank_zero_only: with torch.distributed, other ranks get a run that does nothing.
-        kwargs: for `wandb.init`; they override the arguments chosen here.
+        config: dictionary logged as the run's configuration.
+        api_key: the API key. If neither this nor a file is given, W&B's own is used, such as after
+            `wandb login`.
+        api_key_file: file with the API key in its first line.
+        rank_zero_only: True: with torch.distributed, other ranks get a run that does nothing.
+        kwargs: further arguments of `wandb.init`; they override the arguments chosen here.
 
     Raises:
-        ConfigError: the key is given twice, or its file can't be read.
+        ConfigError: the API key is given twice, or its file can't be read.
         MissingDependencyError: wandb is not installed.
     """
     require_installed("setup_wandb", "wandb")
@@ -164,7 +166,7 @@ def setup_wandb(
     }
     if trial is not None:
         folder = trial.get_trial_dir()
-        # Trials of two experiments may have the same id, and would share a run without the hash.
+        # Trials of two experiments may have the same id. Without the hash, they would share a run.
         own = hashlib.blake2s(folder.encode(), digest_size=4).hexdigest()
         arguments |= {
             "id": f"{trial.get_trial_id()}_{own}",

@@ -1,4 +1,4 @@
-"""Callbacks for `xgboost.train` in a function trial: each boosting round is a report."""
+"""Callbacks for `xgboost.train` in a training function; they report each boosting round."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ FILENAME = "model.ubj"
 
 
 class XGBoostCheckpointCallback(RoundsCallback, xgboost.callback.TrainingCallback):  # type: ignore[misc]
-    """A callback that reports the evaluation of each round, such as 'eval-logloss', and checkpoints.
+    """A callback that reports each round's evaluation, such as 'eval-logloss', and checkpoints.
 
     To resume: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
 
     Args:
-        metrics: a name, a list of names, or a dictionary from reported names to XGBoost's; None: all.
-        filename: of the model in the checkpoint; its suffix selects the format.
+        metrics: a metric's name, a list of names, or a dictionary that maps reported names to XGBoost's;
+            None: all.
+        filename: name of the model file in the checkpoint; its suffix selects the format.
         frequency: number of rounds per checkpoint; 0: none during training.
-        checkpoint_at_end: True: the last model is a checkpoint too, with its metrics reported again.
-        results_postprocessing_fn: maps the selected metrics to the reported ones; `xgboost.cv` gives pairs
-            of mean and deviation.
+        checkpoint_at_end: True: the last model is a checkpoint too, and its metrics are reported again.
+        results_postprocessing_fn: function that maps the selected metrics to the reported metrics;
+            `xgboost.cv` gives pairs of mean and deviation.
 
     Raises:
         MissingDependencyError: XGBoost is not installed; raised when this module is imported.
@@ -36,7 +37,7 @@ class XGBoostCheckpointCallback(RoundsCallback, xgboost.callback.TrainingCallbac
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
-        """Return the xgboost.Booster in a checkpoint of this callback."""
+        """Return the `xgboost.Booster` in a checkpoint of this callback."""
         booster = xgboost.Booster()
         booster.load_model(file_of(checkpoint, filename))
         return booster

@@ -3,9 +3,9 @@
     microbatches ──▶ stage 0 ──activations──▶ stage 1 ──▶ ... ──▶ last stage, loss
                              ◀──gradients────         ◀──     ◀──
 
-All stages work at the same time, each on another microbatch. The gradient of a step is the gradient of the
-whole batch. Several workers may hold one stage together and split its matrices. Workers with the same part
-then form a pipeline:
+All stages work at the same time, each on a different microbatch. The gradient of a step is the gradient of
+the whole batch. Several workers may hold one stage together and split its matrices. Workers with the same
+part of each stage then form a pipeline:
 
     eight workers, two stages      stage 0, parts 0 and 1   stage 1, parts 0 and 1
     data 0                                0     1                  2     3
@@ -61,19 +61,19 @@ _MICROBATCHES_A_STAGE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(StrategySpec):
-    """The model in stages, one on each worker. Further workers form further pipelines, which share the data.
+    """The model in stages, one on each worker. Additional workers form more pipelines, which share the data.
 
     Args:
-        degree: number of stages; None: given by `split`'s names, or else by the number of workers.
-        split: names of the modules at which the second and each later stage begins; or a function from the
-            model to the list of modules that it calls one after another. None cuts an `nn.Sequential`, or a
-            model whose method `stages()` returns this list, into parts of about equal parameter bytes.
+        degree: number of stages; None: the number that `split`'s names give, or else the number of workers.
+        split: names of the modules that begin the second and later stages; or a function from the
+            model to the list of modules that it calls one after another. None: an `nn.Sequential`, or a
+            model whose method `stages()` returns this list, is cut into stages of about equal bytes.
         schedule: "1f1b" keeps the activations of as many microbatches as there are stages; "gpipe" keeps the
             activations of all microbatches.
-        microbatches: number of parts of a batch. If it does not divide the batch evenly, a smaller number
-            that does is used. None: four for each stage.
+        microbatches: number of microbatches in a batch. If it does not divide the batch evenly, a smaller
+            number that divides it is used. None: four for each stage.
         tensor: how the matrices of each stage are split over several workers; None: one worker holds each
-            stage. If only one of the two degrees is given, the other one follows from the number of workers.
+            stage. If only one of the two degrees is given, the number of workers determines the other degree.
 
     Raises:
         ConfigError: an argument has a wrong type or value.
@@ -116,7 +116,7 @@ class Pipeline(StrategySpec):
 
     @property
     def _named(self) -> int | None:
-        """Number of stages that follows from the names in `split`; None without names."""
+        """Number of stages that follows from the names in `split`; None if `split` has no names."""
         return len(self.split) + 1 if isinstance(self.split, Sequence) else None
 
     @property
@@ -161,8 +161,8 @@ class PipelineStrategy(Strategy):
     """One stage of a pipeline, in one worker.
 
     Args:
-        spec: the strategy, with a degree.
-        place: place of this worker.
+        spec: the strategy; its degree is set.
+        place: this worker's place in the group of workers.
     """
 
     def __init__(self, spec: Pipeline, place: Place) -> None:
@@ -195,7 +195,7 @@ class PipelineStrategy(Strategy):
             )
         model, degree, step = models[0], self._spec.stages, self._step
         refuse_unusable(model, "split already: register the plain model, and give tensor=TensorParallel(...)")
-        # Cut before any change, so that an error leaves the user's model intact.
+        # The cut is made before any change, so that an error leaves the user's model intact.
         parts = cut(model, self._spec.split, degree)
         self._slots = ParameterSlots([model], optimizers)
         self._skeleton = skeleton(model)
@@ -208,7 +208,7 @@ class PipelineStrategy(Strategy):
         self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
         for optimizer in optimizers:
             gradients.step_by_kind(optimizer)
-        # Later only pairs of stages communicate, but NCCL needs all workers of a group for the first call.
+        # Later, only pairs of stages communicate, but NCCL's first call needs all workers of a group.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
         self._relay = MicrobatchSchedule(
@@ -261,7 +261,7 @@ class PipelineStrategy(Strategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each pipeline has its own statistics, such as batch norm's. The first pipeline's are used.
+        # Each pipeline has its own statistics, such as batch norm's. All use the first pipeline's.
         if self.data.world_size > 1 and self._model is not None:
             first = dist.get_global_rank(self._copies, 0)
             for buffer in self._model.buffers():
@@ -269,7 +269,7 @@ class PipelineStrategy(Strategy):
         yield
 
     def leave(self) -> None:
-        # The schedule holds groups, so it is released before them.
+        # The schedule holds process groups, so it is released before they are destroyed.
         self._relay = None
         self.group.leave()
 
@@ -288,7 +288,7 @@ class PipelineStrategy(Strategy):
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
             held, own = _held_state(self.unwrap(model)), self.unwrap(model).state_dict()
-            # A state that this worker returned itself holds only its own stage.
+            # A state that this worker itself returned has only its own stage.
             check_fits(f"model {number}", held if set(saved) == set(held) else own, saved)
         if self._slots is not None:
             self._slots.check(state["optimizers"])
@@ -298,7 +298,7 @@ class PipelineStrategy(Strategy):
         for model, saved in zip(models, state["models"], strict=True):
             own = self.unwrap(model)
             held = {name: placed_entry(saved[name], value) for name, value in _held_state(own).items()}
-            own.load_state_dict(held, strict=False)  # Other workers hold the other entries.
+            own.load_state_dict(held, strict=False)  # Other workers load the other entries.
         if self._slots is not None:
             self._slots.load(optimizers, state["optimizers"])
 
@@ -324,13 +324,13 @@ def _is_names(value: Any) -> bool:
 
 
 def _held(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return this worker's parameters by name."""
+    """Return the parameters that this worker holds, by name."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if not parameter.is_meta}
 
 
 def _held_state(model: nn.Module) -> dict[str, Any]:
-    """Return this worker's part of a model's state."""
+    """Return the entries of a model's state that this worker holds."""
     state = model.state_dict()
     for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
         del state[name]

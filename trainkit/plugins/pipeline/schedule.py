@@ -1,11 +1,11 @@
-"""Schedule of a pipeline: microbatches through the stages, by torch's schedules, send and receive.
+"""Schedule of a pipeline: torch's schedules send microbatches through the stages.
 
     stage 0                     stage 1                     last stage
     features ──▶ run ──values──▶ run ──values──▶ ... ──▶ run, criterion ◀── target, from stage 0
              ◀── gradients ──    ◀── gradients ──
 
-The values between two stages have one shape for each shape of batch. The first batch of a shape determines
-it: one of its microbatches is sent through in advance, with a description of the values that follow.
+The values between two stages have the same shape for every batch of one shape. The first batch of each shape
+determines it: one of its microbatches is sent through in advance, with a description of the values.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 """
@@ -49,17 +49,17 @@ class Leaf:
         return Leaf(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     def empty(self, device: torch.device | str) -> torch.Tensor:
-        """Return an uninitialized tensor to receive the value in."""
+        """Return an uninitialized tensor, into which the value is received."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def meta(self) -> torch.Tensor:
-        """Return a tensor without memory, from which torch's stages read shape and type."""
+        """Return a tensor without memory; torch's stages read its shape and type."""
         return self.empty("meta").requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True)
 class Passed:
-    """A microbatch's value between two stages: one tensor, or a tuple of several."""
+    """Description of a microbatch's value between two stages: one tensor, or a tuple of several."""
 
     leaves: tuple[Leaf, ...]
     several: bool
@@ -69,7 +69,7 @@ class Passed:
         return f"({', '.join(kinds)})"
 
     def value(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the argument of the next stage."""
+        """Return the argument for the next stage."""
         return tuple(tensors) if self.several else tensors[0]
 
 
@@ -103,7 +103,7 @@ class Link:
         return self.index == self.stages - 1
 
     def send(self, tensors: Sequence[torch.Tensor], stage: int) -> list[Sent]:
-        """Start sending to `stage`; the tensors must not change until `wait` returns."""
+        """Start sending `tensors` to `stage`; they must not change until `wait` returns."""
         return [(dist.isend(tensor, self._rank(stage), group=self.group), tensor) for tensor in tensors]
 
     def receive(self, tensors: Sequence[torch.Tensor], stage: int) -> list[torch.Tensor]:
@@ -115,7 +115,7 @@ class Link:
         return list(tensors)
 
     def check_same(self, shapes: str) -> list[Sent]:
-        """Raise ConfigError unless stage 0 has equal `shapes`; otherwise stages would wait forever."""
+        """Raise ConfigError unless stage 0 has equal `shapes`; otherwise the stages would wait forever."""
         own = torch.tensor([zlib.crc32(shapes.encode())])
         if self.first:
             return [sent for stage in range(1, self.stages) for sent in self.send([own], stage)]
@@ -142,7 +142,7 @@ class Link:
 
 
 def described(output: Any, index: int) -> tuple[tuple[torch.Tensor, ...], Passed]:
-    """Return a stage's output as tensors to send, and their description."""
+    """Return a stage's output as a tuple of tensors to send, and the description of the output."""
     several = isinstance(output, (tuple, list))
     tensors = tuple(output) if several else (output,)
     if not tensors or not all(
@@ -169,20 +169,20 @@ Criterion = Callable[..., torch.Tensor]
 _WRAPPED = re.compile(r"failed to run (?:forward|stage backward)", re.IGNORECASE)
 """Pattern of the message with which torch's schedules report an error in a stage's own code."""
 
-# The loss is already divided by the number of microbatches. If torch also divided gradients after each batch,
-# accumulated gradients would be divided again. torch 2.6 never divides.
+# The loss is already divided by the number of microbatches. torch would also divide the gradients after each
+# batch, and so divide accumulated gradients repeatedly. torch 2.6 never divides.
 _UNSCALED: dict[str, Any] = (
     {"scale_grads": False} if "scale_grads" in inspect.signature(ScheduleGPipe).parameters else {}
 )
 
 _SHAPES_KEPT = 4
-"""Number of batch shapes with kept buffers: full and last batches, in training and validation."""
+"""Number of batch shapes whose buffers are kept: full and last batches, in training and validation."""
 
 
 class _Runner(nn.Module):
-    """Stage in the form for torch's schedule: tensors in, tensors out; the last stage returns the loss.
+    """A stage in the form that torch's schedule expects: tensors in, tensors out.
 
-    Because it computes the loss itself, a model's output may have any type, and no output is kept.
+    The last stage computes the loss itself. So the model's output may have any type, and is not kept.
     """
 
     def __init__(self, model: StageModel, link: Link, step: StepSettings) -> None:
@@ -191,7 +191,7 @@ class _Runner(nn.Module):
         self._link = link
         self._step = step
         self.incoming = self.outgoing = NOTHING
-        # Output of the last stage -> start value of backward, called for the microbatches in order.
+        # Maps the last stage's output to the start value of backward; called for the microbatches in order.
         self.finish: Callable[[Any], torch.Tensor] = torch.mean
 
     def forward(self, *tensors: torch.Tensor) -> Any:
@@ -225,12 +225,12 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class MicrobatchSchedule:
-    """Runner of batches through a pipeline. All workers call the same methods with batches of equal shape.
+    """Runner of batches through a pipeline. All workers make the same calls, with batches of equal shape.
 
     Args:
         model: this worker's stage.
         link: connection to the other stages.
-        step: precision and compilation.
+        step: settings for precision and compilation.
         schedule: "1f1b" or "gpipe".
         microbatches: largest number of microbatches in a batch.
     """
@@ -243,7 +243,7 @@ class MicrobatchSchedule:
         self._step = step
         self._one_f_one_b = schedule == "1f1b"
         self._most = microbatches
-        # By shape of batch. The least recently used shape is removed first; all stages remove the same one.
+        # Keys are batch shapes. All stages remove the same least recently used shape first.
         self._known: OrderedDict[str, Any] = OrderedDict()
 
     def forward_backward(
@@ -253,7 +253,7 @@ class MicrobatchSchedule:
         target: Any,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Add the gradients of the mean loss; return this loss on the last stage, else None."""
+        """Add the gradients of the mean loss; return this loss on the last stage, None on other stages."""
         link, runner = self._link, self._runner
         count, shapes = self._microbatches(features, target), _shapes((features, target))
         sent = link.check_same(shapes)
@@ -268,15 +268,15 @@ class MicrobatchSchedule:
             return (scaled(loss) / count).reshape(1)
 
         if not link.last:
-            # A GradScaler must scale a loss before it unscales. The call also marks the start of the batch's
-            # gradients.
+            # A GradScaler must scale a loss before it can unscale. The call also marks the start of the
+            # batch's gradients.
             scaled(torch.zeros((), device=link.device))
         runner.finish = finish
         schedule, runner.incoming, runner.outgoing = self._remembered(
             f"training {shapes}", lambda: self._schedule(count, features)
         )
         with _errors_of_the_user():
-            # The runner has the targets; torch only uses these to count microbatches.
+            # The runner has the targets; torch uses this argument only to count microbatches.
             counted = {"target": torch.empty(count)} if link.last else {}
             schedule.step(*(features if link.first else ()), **counted)
         wait(sent)
@@ -362,19 +362,22 @@ class MicrobatchSchedule:
             link.index,
             link.stages,
             link.device,
-            # Given explicitly, because torch would infer them by running the stage on uninitialized memory.
+            # Given explicitly, because torch would otherwise run the stage on uninitialized memory.
             input_args=tuple(leaf.meta() for leaf in incoming.leaves),
             output_args=tuple(leaf.meta() for leaf in outgoing.leaves),
             group=link.group,
         )
-        # With fewer microbatches than stages both orders are equal, and torch's 1F1B refuses them.
+        # With fewer microbatches than stages, both orders are equal, and torch's 1F1B refuses such a number.
         kind = Schedule1F1B if self._one_f_one_b and count >= link.stages else ScheduleGPipe
         return kind(stage, count, loss_fn=_first_of_both, **_UNSCALED), incoming, outgoing
 
     def _described(
         self, count: int, features: Sequence[torch.Tensor], *, training: bool
     ) -> tuple[Passed, Passed]:
-        """Return input and output of the stage for one microbatch, from a trial run without side effects."""
+        """Return descriptions of the stage's input and output for one microbatch, by a test run.
+
+        The test run has no side effects.
+        """
         link, runner = self._link, self._runner
         if link.first:
             part = next(_parts(features, count))
@@ -397,7 +400,7 @@ class MicrobatchSchedule:
 
 
 def _like(leaf: torch.Tensor) -> torch.Tensor:
-    """Return an empty contiguous tensor of the shape of `leaf`, which may be channels_last on this worker."""
+    """Return an empty contiguous tensor in the shape of `leaf`, which may be channels_last on this worker."""
     return torch.empty_like(leaf, memory_format=torch.contiguous_format)
 
 
@@ -422,7 +425,7 @@ def _parts(value: Any, count: int) -> Iterator[Any]:
 
 @contextmanager
 def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore buffers, such as batch norm's statistics, and random generators after the block."""
+    """Undo changes by the `with` block to buffers, such as batch norm's statistics, and random generators."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
@@ -433,7 +436,7 @@ def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _errors_of_the_user() -> Iterator[None]:
-    """Raise the error of the user's code instead of the error in which torch's schedule wraps it."""
+    """Raise the error of the user's code itself, not torch's error around it."""
     try:
         yield
     except RuntimeError as error:

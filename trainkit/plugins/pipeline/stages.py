@@ -1,13 +1,13 @@
-"""Stages of a pipeline: a model is cut into runs of its blocks, one run for each worker.
+"""Stages of a pipeline: the model is divided into groups of consecutive blocks, one group for each worker.
 
-Blocks are modules that the model calls one after another: the children of an `nn.Sequential`, the list from a
-model's method `stages()`, or the list that the user's function returns for the model. For any other model,
-blocks are the parts between the modules where it is to be cut:
+Blocks are modules that the model calls one after another: the children of an `nn.Sequential`, the list from
+the model's method `stages()`, or the list that the user's function returns for the model. A different model
+is cut at named modules. Its blocks are then the parts between these cuts:
 
     value ──▶ conv ──▶ layer1 ──▶ layer2 ──│──▶ layer3 ──▶ flatten ──▶ fc        cut at ["layer3"]
 
-The user's module keeps its structure and names. Other workers' stages are on the "meta" device, without
-memory. Source: Reed et al. 2021, "torch.fx: Practical Program Capture and Transformation for
+The user's module keeps its structure and names. The stages of other workers are on the "meta" device, which
+uses no memory. Source: Reed et al. 2021, "torch.fx: Practical Program Capture and Transformation for
 Deep Learning in Python", arXiv:2112.08429.
 """
 
@@ -35,7 +35,7 @@ def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
         names: names of modules in the model.
 
     Returns:
-        One more module than names. Each takes the result of the previous one, a tensor or a tuple.
+        One module more than `names` has. Each takes the previous module's result, a tensor or a tuple.
 
     Raises:
         ConfigError: the model's forward can't be recorded, or calls the modules differently.
@@ -62,7 +62,7 @@ def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 
 class _Tracer(fx.Tracer):
-    """Tracer of module calls, which also looks into modules that contain a cut."""
+    """Tracer of module calls. It also traces inside modules that contain a cut."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def _start(nodes: Sequence[fx.Node], name: str, model: nn.Module) -> int:
 
 
 def _crossing(before: Sequence[fx.Node], after: Sequence[fx.Node], results: Argument) -> list[fx.Node]:
-    """Return the values of `before` that `after` or `results` uses, except the model's own tensors."""
+    """Return the nodes of `before` that `after` or `results` uses, except the model's own tensors."""
     used = {node for later in after for node in later.all_input_nodes}
     map_arg(results, used.add)
     return [node for node in before if node in used and node.op != "get_attr"]
@@ -113,13 +113,13 @@ def _part(
     outgoing: Sequence[fx.Node] | None,
     results: Argument,
 ) -> nn.Module:
-    """Return a module that computes `nodes` from `incoming`; its result is `outgoing`, or `results`."""
+    """Return a module that computes `nodes` from `incoming` and returns `outgoing`, or else `results`."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in incoming}
 
     def copied(node: fx.Node) -> fx.Node:
         if node not in copies:
-            # A part reads the model's own tensors itself, even if forward named them in an earlier part.
+            # Each part reads the model's own tensors itself, even if forward read them in an earlier part.
             copies[node] = graph.node_copy(node, copied)
         return copies[node]
 
@@ -146,7 +146,7 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 Split = Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]] | None
-"""Names of the blocks where the second and later stages begin; a function module -> blocks; None: by size."""
+"""Names of the modules that begin the second and later stages; a function module -> blocks; None: by size."""
 
 _ADVICE = (
     "give Pipeline(split=[name, ...]), the modules at which a stage begins, or split=function, where "
@@ -157,11 +157,11 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Block:
-    """One of the modules that are called one after another.
+    """A module in the sequence of modules that the model calls.
 
     Attributes:
         name: name in the model.
-        module: the module.
+        module: the block itself.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its parameters."""
+        """Size of the block's parameters in bytes."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
 
 
@@ -180,7 +180,7 @@ class Cut:
     Attributes:
         stages: the blocks of each stage.
         packed: True if several values between two blocks are passed as one tuple, as in `nn.Sequential`;
-            False if they are separate arguments.
+            False if each value is a separate argument.
     """
 
     stages: tuple[tuple[Block, ...], ...]
@@ -192,11 +192,11 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
 
     Args:
         model: the whole model.
-        split: where to cut; None: into parts of about equal parameter bytes.
+        split: where to cut; None: into stages of about equal parameter bytes.
         degree: number of stages.
 
     Raises:
-        ConfigError: the model can't be cut like this, or a tensor would belong to several stages or none.
+        ConfigError: `split` does not fit the model, or a tensor would belong to several stages or to none.
     """
     if isinstance(split, Sequence) and not _is_chain(model):
         blocks, packed = [Block("", part) for part in cut_by_forward(model, split)], False
@@ -217,12 +217,12 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
 
 
 def _is_chain(model: nn.Module) -> bool:
-    """Return True if the model itself defines the order of its parts."""
+    """Return True if the model itself defines the order of its blocks."""
     return isinstance(model, nn.Sequential) or getattr(model, "stages", None) is not None
 
 
 def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
-    """Return the model's blocks in order, and True if tuples between them are one argument."""
+    """Return the model's blocks in order, and True if a tuple between two blocks is a single argument."""
     if callable(split):
         return _named(model, split(model), "the split function"), False
     own = getattr(model, "stages", None)
@@ -261,7 +261,7 @@ def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
 
 def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[tuple[Block, ...], ...]:
     known = [block.name for block in blocks]
-    # The name of an nn.Sequential means its first block.
+    # The name of a nested nn.Sequential means its first block.
     starts = []
     for name in names:
         inside = [i for i, other in enumerate(known) if other == name or other.startswith(f"{name}.")]
@@ -314,18 +314,18 @@ NOT_ALONE = (
 
 
 class StageModel(nn.Module):
-    """A placed model: its `stage` is on this worker, the rest on other workers.
+    """A model whose `stage` is on this worker, and whose other stages are on other workers.
 
     Args:
-        whole: the user's module; it is changed so that only the stage has values.
-        cut: the stages.
+        whole: the user's module; it is changed so that only this worker's stage has values.
+        cut: the model's stages.
         index: index of this worker's stage.
         device: device of the stage.
         split: function that splits a module's parameters over the workers of one stage; None if each stage
             has one worker.
 
     Raises:
-        ConfigError: `split` puts hooks on a module of which the pipeline only calls parts.
+        ConfigError: `split` adds hooks to a module that the pipeline never calls as a whole.
     """
 
     def __init__(
@@ -341,15 +341,14 @@ class StageModel(nn.Module):
         self.stage = _Chain(blocks, packed=cut.packed, first=index == 0)
         _replace(whole, _emptied([block.module for stage in cut.stages for block in stage], keep=self.stage))
         if split is not None:
-            # Only this stage has values now, so splitting sends nothing of other stages and needs no memory
-            # for them.
+            # Only this stage has values now, so splitting needs no communication or memory for other stages.
             before = dict(whole.named_parameters(remove_duplicate=False))
             split(whole)
             after = dict(whole.named_parameters(remove_duplicate=False))
             _replace(self.stage, {id(before[name]): after[name] for name in before})
             _refuse_lost_hooks(whole, cut)
         _replace(whole, _moved(self.stage, device))
-        # A tuple hides the module from torch; as a child, it would add its parameters to this module.
+        # The tuple hides the module from torch. As a child, the module would add its parameters to this one.
         self._whole = (whole,)
 
     @property
@@ -375,7 +374,7 @@ class _Chain(nn.Module):
         self._first = first
 
     def forward(self, value: Any) -> Any:
-        """Return the output for `value`; a model with several features receives them as a tuple."""
+        """Return the output for `value`; a block with several arguments receives them as a tuple."""
         for number, block in enumerate(self.blocks):
             apart = not self._packed or (self._first and number == 0)
             value = block(*value) if apart and isinstance(value, tuple) else block(value)
@@ -383,7 +382,7 @@ class _Chain(nn.Module):
 
 
 def _emptied(blocks: Sequence[nn.Module], *, keep: nn.Module) -> dict[int, torch.Tensor]:
-    """Return "meta" tensors for the tensors of `blocks` that `keep` lacks, by id of the original."""
+    """Return "meta" tensors to replace the tensors of `blocks` that `keep` lacks, by id of the original."""
     held = {id(tensor) for tensor in (*keep.parameters(), *keep.buffers())}
     empty: dict[int, torch.Tensor] = {}
     for block in blocks:
@@ -406,7 +405,7 @@ def _refuse_lost_hooks(whole: nn.Module, cut: Cut) -> None:
 
 
 def _moved(stage: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
-    """Move `stage` to `device`; return the tensors that became new objects, by id of the old ones."""
+    """Move `stage` to `device`; return the tensors that became new objects, by id of the original."""
     before = [*stage.parameters(), *stage.buffers()]
     stage.to(device)
     after = [*stage.parameters(), *stage.buffers()]
@@ -414,7 +413,7 @@ def _moved(stage: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
 
 
 def _replace(whole: nn.Module, replaced: Mapping[int, torch.Tensor]) -> None:
-    """Replace tensors of `whole` by id of the old ones, including those that the root module holds itself."""
+    """Replace tensors of `whole`, also tensors of the root module itself, by id of the original."""
     for module in whole.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():

@@ -1,1 +1,1 @@
-"""Figures and traces of the ranks of a trainer."""
+"""Timing figures of a trainer's ranks, traces, and searches for learning rates and batch sizes."""

@@ -1,4 +1,4 @@
-"""Traces of a trainer's ranks, from any process of its machine."""
+"""Traces of a trainer's ranks, requested by any process on the same machine."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from trainkit.plugins.profile import ranks
 def trace(
     pid: int, path: str | os.PathLike[str], *, steps: int = 5, timeout_s: float = ranks.TRACE_S
 ) -> Path:
-    """Have a rank of a running trainer record its next steps by `torch.profiler`.
+    """Record the next steps of a rank of a running trainer with `torch.profiler`.
 
-    A step goes from one batch to the next. The rank is slower while it is recorded, and so are those that
-    wait for it.
+    A step is the time from one batch to the next. While the rank is recorded, it is slower, and so are the
+    ranks that wait for it.
 
     Args:
-        pid: of the rank's process, on this machine; see `trainkit status` or the dashboard.
-        path: of the file to write: JSON that Perfetto and Chrome's `about:tracing` show.
-        steps: 1 to 100.
-        timeout_s: for the rank to make them, in seconds.
+        pid: id of the rank's process, on this machine; `trainkit status` and the dashboard show it.
+        path: path of the trace file, as JSON that Perfetto and Chrome's `about:tracing` show.
+        steps: number of steps to record, 1 to 100.
+        timeout_s: longest wait for these steps, in seconds.
 
     Returns:
-        The file's path.
+        Absolute path of the file.
 
     Raises:
-        ConfigError: an argument is out of range, or the process is no rank of a trainer.
-        TrainkitError: the rank makes no steps, has ended, or is traced by somebody else.
+        ConfigError: an argument is out of range, or the process is not a rank of a trainer.
+        TrainkitError: the rank makes no steps, has ended, or another trace of it is being recorded.
     """
     target = Path(path).expanduser().absolute()
     with ranks.trace(pid, target.parent, steps, timeout_s) as recorded:
@@ -36,7 +36,7 @@ def trace(
         try:
             with aside.open("wb") as file:
                 shutil.copyfileobj(recorded, file)
-            aside.replace(target)  # so that nobody takes a part for the whole
+            aside.replace(target)  # renamed when complete, so that nobody reads a partial file
         finally:
             aside.unlink(missing_ok=True)
     return target

@@ -1,4 +1,4 @@
-"""`trainkit trace`: record the next steps of a trainer's rank."""
+"""Command `trainkit trace`, which records the next steps of a trainer's rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainkit.plugins.profile.ranks import MAX_STEPS, TRACE_S
 
 
 class Trace(Command):
-    """`trainkit trace`."""
+    """Command `trainkit trace`."""
 
     help = HELP["trace"]
 

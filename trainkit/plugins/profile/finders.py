@@ -1,7 +1,7 @@
 """Searches for a learning rate and a batch size, similar to Lightning's `Tuner`.
 
-The range test trains one step at each of many rates, from small to large, and records how the loss falls. The
-search for a batch size doubles the size until memory runs out.
+The learning rate range test trains one step at each of many rates, from small to large, and records the loss.
+The search for a batch size doubles the size until memory runs out.
 
 Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186, section 3.3;
 Lightning, "Tuner", https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.tuner.tuning.Tuner.html
@@ -32,7 +32,7 @@ from trainkit.train.workers.worker_group import WorkerGroup
 log = logging.getLogger(__name__)
 
 _MEMORY = 0.98
-"""Share of the previous value in the smoothed loss; Lightning's value."""
+"""Weight of the previous value in the smoothed loss; Lightning's value."""
 
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "memory limit exceeded"),
@@ -41,7 +41,7 @@ _OUT_OF_MEMORY = (
 
 
 def learning_rates(mode: str, low: float, high: float, count: int) -> list[float]:
-    """Return `count` rates from `low` to `high`, with equal differences or (if "exponential") factors."""
+    """Return `count` rates from `low` to `high`, with equal factors ("exponential") or differences."""
     shares = [index / (count - 1) for index in range(count)]
     if mode == "linear":
         return [low + (high - low) * share for share in shares]
@@ -54,8 +54,8 @@ class LRFinder:
 
     Attributes:
         mode: "exponential" or "linear".
-        results: "lr", the rates, and "loss", the smoothed loss after each rate. Both are shorter if the test
-            was stopped early.
+        results: `"lr"`: tested rates; `"loss"`: smoothed loss after each rate. Both lists are shorter if the
+            test was stopped early.
     """
 
     mode: str
@@ -65,7 +65,7 @@ class LRFinder:
         """Return the rate at which the loss falls most steeply.
 
         Args:
-            skip_begin: number of losses to ignore at the beginning, where they are hardly smoothed.
+            skip_begin: number of losses to ignore at the beginning, where they are hardly smoothed yet.
             skip_end: number of losses to ignore at the end, where the loss grows.
 
         Returns:
@@ -111,22 +111,22 @@ class LRFinder:
 
 
 class RangeTestOverError(Exception):
-    """End of the range test: after all rates, or when the loss has grown too much."""
+    """Signal that the range test is over, after all rates or because the loss has grown too much."""
 
 
 class RangeTest:
-    """Learning rate range test in one worker; all workers get equal losses.
+    """Learning rate range test in one worker. All workers compute the same losses.
 
     Args:
-        rates: a rate for each step of the optimizers.
-        metric: name of the loss among the metrics of a step.
-        threshold: the test ends when the loss exceeds its best value by this factor; None: only after all
-            rates.
-        group: all workers.
+        rates: learning rate for each optimizer step.
+        metric: name of the loss among a step's metrics.
+        threshold: the test ends when the loss exceeds its best value by this factor; None: it ends only
+            after all rates.
+        group: process group of all workers.
 
     Attributes:
         losses: smoothed losses, one for each tested rate.
-        optimizers: optimizers whose rates are set.
+        optimizers: optimizers whose learning rates the test sets.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class RangeTest:
         self._sum = self._samples = 0.0
 
     def begin(self) -> None:
-        """Set the rate for the step of the next batch."""
+        """Set the learning rate for the next batch."""
         rate = self._rates[len(self.losses)]
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             if isinstance(group["lr"], torch.Tensor):
@@ -155,11 +155,11 @@ class RangeTest:
                 group["lr"] = rate
 
     def end(self, metrics: Mapping[str, Any], weight: BatchWeight) -> None:
-        """Take the metrics of a batch.
+        """Record the metrics of a batch.
 
         Raises:
             RangeTestOverError: no further batch is needed.
-            ConfigError: no worker's step returned the metric.
+            ConfigError: no worker's step returned `metric`.
         """
         if self._metric in metrics and weight.averaged > 0:
             samples = float(metrics.get(NUM_SAMPLES, 1))
@@ -176,7 +176,7 @@ class RangeTest:
                 f"lr_find(metric={self._metric!r}): train_batch returned no such metric, but {names}"
             )
         self._average = _MEMORY * self._average + (1 - _MEMORY) * (sum(total for total, *_ in told) / samples)
-        # Corrects the average's start at 0: Kingma and Ba 2015, "Adam", arXiv:1412.6980, section 3.
+        # Corrects the average's start at 0. Source: Kingma and Ba 2015, "Adam", arXiv:1412.6980, section 3.
         self.losses.append(self._average / (1 - _MEMORY ** (len(self.losses) + 1)))
         best = min(self.losses[:-1], default=math.inf)
         grown = self._threshold is not None and not self.losses[-1] <= self._threshold * best
@@ -193,7 +193,7 @@ def lr_find(
     early_stop_threshold: float | None,
     metric: str,
 ) -> LRFinder:
-    """Carry out `TorchTrainer.lr_find`, which documents the arguments."""
+    """Run `TorchTrainer.lr_find`, which documents the arguments."""
     rising = is_positive(min_lr) and is_positive(max_lr) and min_lr < max_lr
     several = is_count(num_training) and num_training > 1
     above = early_stop_threshold is None or (is_positive(early_stop_threshold) and early_stop_threshold > 1)
@@ -212,7 +212,7 @@ def lr_find(
 
 
 def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: float | None) -> list[float]:
-    """Run a `RangeTest`: train one step at each of the rates, and return the losses."""
+    """Run a `RangeTest` that trains one step at each of `rates`; return the smoothed losses."""
     operator = worker.operator
     test = RangeTest(rates, metric, threshold, worker._strategy.group)
     if isinstance(operator, LightningMethods):
@@ -221,7 +221,7 @@ def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: f
         _begin_range_test(operator, test)
     with suppress(RangeTestOverError):
         while (before := len(test.losses)) < len(rates):
-            # An upper limit, because the last step of a pass may have fewer batches.
+            # This limit is high enough, although the last step of a pass may have fewer batches.
             worker.train(len(rates) * worker._accumulation, {})
             if len(test.losses) == before:
                 raise ConfigError("lr_find() looks at steps, but an epoch made none by train_batch: call it")
@@ -246,13 +246,14 @@ def _begin_range_test(operator: TrainingOperator, test: RangeTest) -> None:
 
 @dataclass
 class BatchSizeSearch:
-    """Search for the largest batch size that fits, as a pure computation.
+    """Search for the largest batch size that fits into memory, without any training of its own.
 
     Attributes:
-        mode: "power" doubles or halves the size until this fails; "binsearch" then searches in between.
+        mode: "power" doubles the size until it fails, or halves it until it fits. "binsearch" also searches
+            between these two sizes.
         size: size to try next.
         largest: largest size to try.
-        unit: all sizes are multiples of it.
+        unit: divisor of all sizes.
         fits: largest size known to fit; 0 until one fits.
         fails: smallest size known not to fit.
     """
@@ -265,11 +266,11 @@ class BatchSizeSearch:
     fails: int | None = None
 
     def told(self, fitted: bool, *, whole: bool = False) -> bool:
-        """Take the outcome for `size`; return True if another size is to be tried.
+        """Record the outcome of trying `size`; return True if another size should be tried.
 
         Args:
-            fitted: True if the memory was sufficient.
-            whole: True if one batch held all data, so that a larger size changes nothing.
+            fitted: True if memory was sufficient.
+            whole: True if one batch contained all data, so that a larger size would change nothing.
         """
         tried = self.size
         if fitted:
@@ -303,7 +304,7 @@ def scale_batch_size(
     margin: float,
     max_val: int,
 ) -> int:
-    """Carry out `TorchTrainer.scale_batch_size`, which documents the arguments."""
+    """Run `TorchTrainer.scale_batch_size`, which documents the arguments."""
     unit = trainer._options.data_ways if batch_arg_name == BATCH_SIZE else 1
     counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
     counts["max_val"] = max_val
@@ -358,7 +359,7 @@ def _try_sizes(
                 f"scale_batch_size(batch_arg_name={key!r}): with {size // 2} and with {size} a pass has "
                 f"{batches} batches: make the loader in setup with batch_size=config[{key!r}]"
             )
-        # A loader that drops an incomplete last batch may then have no batch at all.
+        # A loader that drops an incomplete last batch may return no batch at this size.
         if not search.told(fitted and batches != 0, whole=batches == 1):
             break
     if not search.fits:
@@ -369,7 +370,7 @@ def _try_sizes(
 
 
 def try_batches(worker: Worker, num_steps: int) -> int | None:
-    """Train on some batches; return the number of batches in one pass, None if unknown."""
+    """Train on `num_steps` batches; return the number of batches in a pass over the data, None if unknown."""
     worker.train(num_steps, {})
     feed = worker.operator._train_feed
     return None if feed is None else feed.steps()

@@ -1,7 +1,8 @@
-"""Figures of one rank, in a memory page that the user's other processes can read, and traces on demand.
+"""Timing figures of one rank, in memory that the user's other processes can read, and traces on request.
 
-The page is an anonymous file of the rank's process, found by its name in /proc. It has no path, can be read
-while the rank is busy in a step, and disappears with the process. `ranks.py` reads it.
+The memory page is an anonymous file of the rank's process, which readers find by its name in /proc. The file
+has no path, can be read while the rank is busy in a step, and disappears with the process. `ranks.py` reads
+it.
 """
 
 from __future__ import annotations
@@ -30,39 +31,39 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 NAME = "tk-rank"
-"""Name of the page's file."""
+"""Name of the page's anonymous file."""
 PAGE_BYTES = 8192
 TEXT_AT, TEXT_BYTES = 1024, 1024
-"""Place in the page of the rank's identity, as JSON."""
+"""Offset and size of the rank's identity in the page, as JSON."""
 _NAME_BYTES = 400
-"""Largest number of bytes of each of the two names in it."""
+"""Largest number of bytes of each of the two names in the identity."""
 FOLDER_AT, FOLDER_BYTES = 2048, 4096
-"""Place in the page of the folder for a requested trace."""
+"""Offset and size of the folder name for a requested trace in the page."""
 ERROR_AT, ERROR_BYTES = 6144, 2048
-"""Place in the page of the error of a failed trace."""
+"""Offset and size of the error message of a failed trace in the page."""
 TRACE = "trace.json"
 
 _LOOK_S = 1.0
 _MARKS = 6
-"""Number of kept looks, which the recent figures span: some seconds."""
+"""Number of snapshots kept for the recent figures, which cover some seconds."""
 _SAMPLE_S = 0.01
-"""Seconds between two queries of DDP's waiting time, each of which takes microseconds."""
+"""Seconds between two queries of DDP's waiting time; each query takes microseconds."""
 _LIVE = struct.Struct("4d")
 _RECENT = struct.Struct("8d")
 
 
 class Cell(IntEnum):
-    """Numbers of the page, 8 bytes each: live figures, recent figures and requests.
+    """Indices of the numbers in the page, 8 bytes each: live figures, recent figures and requests.
 
     Attributes:
-        BATCHES, WAIT_S, STEP_S, AT: written at each batch; see `Figures`. AT is the time of the batch.
-        DUE: time of the rank's next look at the other numbers; a request for a trace sets it to 0.
-        SAMPLES: samples of the last batch at a look; 0 if unknown.
-        OLDER: figures of the oldest kept look.
-        NEWER: figures of the latest look.
+        BATCHES, WAIT_S, STEP_S, AT: figures written at each batch; see `Figures`. AT is the batch's time.
+        DUE: time at which the rank next checks the other numbers; a request for a trace sets it to 0.
+        SAMPLES: number of samples in the last checked batch; 0 if unknown.
+        OLDER: start of the figures of the oldest kept snapshot.
+        NEWER: start of the figures of the latest snapshot.
         ASKED: number of the requested trace; 0 for none.
-        STEPS: requested steps of the trace.
-        TAKEN: recorded steps of the trace.
+        STEPS: number of steps requested for the trace.
+        TAKEN: number of steps recorded so far.
         ANSWERED: number of the last trace that was finished or failed.
         NUMBER: number of the last request.
         STEPS_ONLY: 1 if optimizer steps are counted instead of batches.
@@ -85,14 +86,14 @@ class Cell(IntEnum):
 
 
 class Figures(NamedTuple):
-    """Work of a rank so far.
+    """Cumulative work of a rank.
 
     Attributes:
         batches: number of batches taken from its loaders.
         wait_s: seconds of waiting for batches.
-        step_s: seconds from each batch to the request for the next one.
-        others_s: the part of `step_s` in which the rank had its own gradients and waited for other ranks'
-            gradients; nan if unknown.
+        step_s: seconds between receiving a batch and requesting the next one.
+        others_s: seconds of `step_s` in which the rank waited only for the gradients of other ranks; nan if
+            unknown.
     """
 
     batches: float = 0.0
@@ -102,19 +103,19 @@ class Figures(NamedTuple):
 
 
 class RankMeter(RankObserver):
-    """Counter of a rank's batches and their time, and recorder of traces.
+    """Counter of a rank's batches and their times, and recorder of its traces.
 
     Until the rank takes a batch from a known loader, all steps of torch's optimizers are counted instead.
-    This covers libraries and plain loops with their own loaders.
+    This covers libraries and plain loops that have their own loaders.
 
     Args:
         rank: rank of the worker.
         world_size: number of workers.
         trainer: name of the training.
-        group: text that is equal on all ranks of the trainer and differs from other trainers'.
+        group: text that is equal on all ranks of a trainer, and different for each trainer.
 
     Attributes:
-        models: wrapped models; DDP's report how long they wait for other ranks.
+        models: wrapped models; DDP models report how long they wait for other ranks.
     """
 
     def __init__(self, rank: int, world_size: int, *, trainer: str, group: str) -> None:
@@ -159,7 +160,7 @@ class RankMeter(RankObserver):
             self._hook = None
 
     def timed(self, take: Callable[[], T], end: Any) -> Callable[[], T]:
-        """Return a counting function for a pass over a loader; see `Timed`."""
+        """Return a function that takes a batch and counts it, for one pass over a loader; see `Timed`."""
         self._count_no_steps()
         if self._cells[Cell.STEPS_ONLY]:
             self._count = self._counting()
@@ -170,11 +171,11 @@ class RankMeter(RankObserver):
         return self._count(take, end)
 
     def metered(self, batches: Iterator[T]) -> Iterator[T]:
-        """Return `batches`, counted; in a process forked from this one they are not counted."""
+        """Return `batches` with counting. A process forked from this one gets them without counting."""
         return _Metered(batches, self.timed) if os.getpid() == self._pid else batches
 
     def close(self) -> None:
-        """Stop reporting this rank; an incomplete trace fails."""
+        """Stop reporting this rank; a trace that is still being recorded fails."""
         self._count_no_steps()
         if self._recording is not None:
             recording = self._recording
@@ -183,7 +184,7 @@ class RankMeter(RankObserver):
         self._write(TEXT_AT, TEXT_BYTES, "")
 
     def _counting(self) -> Timed:
-        """Return `timed`, with counts in local variables, because a step may take only microseconds."""
+        """Return `timed` with counters in local variables, because a step may take only microseconds."""
         monotonic, pack, due = SYSTEM.monotonic, _LIVE.pack_into, int(Cell.DUE)
         cells, memory, look = self._cells, self._memory, self._look
         batches, wait_s, step_s, at = 0, 0.0, 0.0, 0.0
@@ -212,7 +213,7 @@ class RankMeter(RankObserver):
         return timed
 
     def _look(self, now: float, batch: Any) -> None:
-        """Do the work that is not done at each batch; an error ends the measuring, but not the loop."""
+        """Do the periodic work; an error ends the measuring, but not the training loop."""
         try:
             self._measure(now, batch)
         except Exception as error:
@@ -220,14 +221,14 @@ class RankMeter(RankObserver):
             if not self._is_broken:
                 log.warning("the figures of this rank are kept no longer: %s", why)
             self._is_broken = True
-            self._cells[Cell.DUE] = math.inf  # Until a trace is requested.
+            self._cells[Cell.DUE] = math.inf  # No more checks until a trace is requested.
             self._stop_recording()
             asked = self._cells[Cell.ASKED]
             if asked != self._cells[Cell.ANSWERED]:
                 self._fail(asked, why)
 
     def _measure(self, now: float, batch: Any) -> None:
-        """Store the figures, and check for a requested trace."""
+        """Store the recent figures, and check for a requested trace."""
         cells = self._cells
         self._trace()
         told = [model for model in list(self.models) if hasattr(model, "_get_ddp_logging_data")]
@@ -247,9 +248,9 @@ class RankMeter(RankObserver):
         cells[Cell.DUE] = 0.0 if self._recording else now + (_SAMPLE_S if told else _LOOK_S)
 
     def _waited_for_others(self, model: Any) -> float:
-        """Return the seconds since the last query in which DDP waited for the gradients of other ranks.
+        """Return the seconds in which DDP waited for other ranks' gradients since the last query.
 
-        DDP measures only sampled iterations. The last sample stands for all iterations since the previous
+        DDP measures only sampled iterations. The last sample is used for all iterations since the previous
         query.
         """
         data: Mapping[str, Any] = model._get_ddp_logging_data()
@@ -259,7 +260,7 @@ class RankMeter(RankObserver):
         return float(new * max(0, waited) / 1e9)
 
     def _trace(self) -> None:
-        """Start, continue or end the requested recording."""
+        """Start, continue or end the requested trace."""
         cells, recording, asked = self._cells, self._recording, self._cells[Cell.ASKED]
         if recording is None:
             if asked in (0, cells[Cell.ANSWERED]):
@@ -276,7 +277,7 @@ class RankMeter(RankObserver):
         elif recording.thread is threading.current_thread():
             recording.taken += 1
             cells[Cell.TAKEN] = recording.taken
-            if asked != recording.number:  # The requester has given up or ended.
+            if asked != recording.number:  # The requester no longer waits.
                 self._stop_recording()
             elif recording.taken < cells[Cell.STEPS]:
                 recording.step()
@@ -291,7 +292,7 @@ class RankMeter(RankObserver):
                     cells[Cell.ANSWERED] = asked
 
     def _stop_recording(self) -> None:
-        """End the recording, if one runs. It is discarded, so errors of torch don't matter."""
+        """End the recording, if one is running. Its data is discarded, so errors of torch don't matter."""
         recording, self._recording = self._recording, None
         if recording is not None:
             try:
@@ -316,7 +317,7 @@ def observing(rank: int, world_size: int, *, trainer: str, group: str) -> RankMe
 
 
 class _Metered(Iterator[T]):
-    """Iterator over counted batches. It has a length if `batches` has one, and continues after an error."""
+    """Iterator over counted batches. It has the length of `batches`, if any, and continues after an error."""
 
     def __init__(self, batches: Iterator[T], timed: Timed) -> None:
         self._batches = batches
@@ -361,7 +362,7 @@ class _Recording:
         self._profile.start()
 
     def step(self) -> None:
-        """Mark the start of another step."""
+        """Mark the start of the next step."""
         self._profile.step()
 
     def stop(self) -> None:
@@ -374,7 +375,7 @@ class _Recording:
 
 
 def _page() -> mmap.mmap:
-    """Return a page of memory; other processes can read it if the system has files in memory."""
+    """Return a page of memory; other processes can read it if the system supports files in memory."""
     if not hasattr(os, "memfd_create"):
         return mmap.mmap(-1, PAGE_BYTES)
     fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
@@ -386,19 +387,19 @@ def _page() -> mmap.mmap:
 
 
 def _within(name: str, shorter: slice) -> str:
-    """Shorten a name until its JSON fits into `_NAME_BYTES`; `shorter` removes one character."""
+    """Shorten `name` until its JSON fits into `_NAME_BYTES`; `shorter` selects all but one character."""
     while len(json.dumps(name, ensure_ascii=False).encode(errors="replace")) > _NAME_BYTES:
         name = name[shorter]
     return name
 
 
 def write_text(memory: mmap.mmap, at: int, size: int, text: str) -> None:
-    """Write `text` to its place in a page, for `read_text`; an overlong text is cut off."""
+    """Write `text` to offset `at` of a page, for `read_text`; text that is too long is cut off."""
     memory[at : at + size] = text.encode(errors="replace")[: size - 1].ljust(size, b"\0")
 
 
 def read_text(memory: mmap.mmap, at: int, size: int) -> str:
-    """Return the text at a place of a page."""
+    """Return the text at offset `at` of a page."""
     return memory[at : at + size].rstrip(b"\0").decode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""Figures of this machine's ranks, read from their pages, and traces of their next steps."""
+"""Timing figures of this machine's ranks, read from their memory pages, and traces of their next steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trainkit.plugins.profile.rank_meter import (
 from trainkit.runtime.local.system import process
 
 MAX_STEPS = 100
-"""Largest number of steps in a trace, because each may take megabytes."""
+"""Largest number of steps in a trace; each step may take megabytes."""
 TRACE_S = 60.0
 STRAGGLES = 1.2
 """A rank is a straggler if its own time exceeds the others' median by this factor."""
@@ -46,15 +46,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rank:
-    """State of one rank, read from its page.
+    """State of one rank, read from its memory page.
 
     Attributes:
-        pid: id of its process.
+        pid: id of the rank's process.
         rank, world_size, trainer, group: see `RankMeter`.
-        now: its work so far.
-        recent: its work in the last seconds in which it took batches.
-        idle_s: seconds since its last batch; None before the first one.
-        samples: samples of a batch; 0 if unknown.
+        now: cumulative work.
+        recent: work in the last seconds in which the rank took batches.
+        idle_s: seconds since the rank's last batch; None before the first one.
+        samples: number of samples in a batch; 0 if unknown.
         steps_only: True if optimizer steps are counted instead of batches.
     """
 
@@ -76,7 +76,7 @@ class Rank:
         return max(0.0, took / self.recent.batches) if self.recent.batches and not math.isnan(took) else None
 
     def row(self, straggles: bool | None) -> Row:
-        """Return the rank in a form for JSON."""
+        """Return the rank's state as a row for JSON."""
         recent = self.recent
         took = recent.wait_s + recent.step_s
         batches_per_s = recent.batches / took if recent.batches and took else None
@@ -105,16 +105,17 @@ def _percent(part: float, whole: float) -> float | None:
 
 
 def rows(pids: Iterable[int]) -> list[Row]:
-    """Return the ranks in these processes, grouped by trainer."""
+    """Return a row for each rank in these processes, grouped by trainer."""
     found = sorted((rank for pid in pids for rank in ranks_of(pid)), key=lambda each: (each.group, each.rank))
     straggling = stragglers(found)
     return [each.row(straggling.get((each.group, each.rank))) for each in found]
 
 
 def stragglers(ranks: Iterable[Rank]) -> dict[tuple[str, int], bool]:
-    """Return for each rank whether it is a straggler; ranks without known times are left out.
+    """Return for each rank True if it is a straggler, else False; ranks without known times are left out.
 
-    A trainer's straggler is the rank with the most own time, if this is clearly more than the others' median.
+    A trainer's straggler is the rank with the most time of its own, if this time exceeds the median of the
+    other ranks by the factor `STRAGGLES`.
     """
     by_group: dict[str, list[tuple[float, int]]] = {}
     for each in ranks:
@@ -130,12 +131,12 @@ def stragglers(ranks: Iterable[Rank]) -> dict[tuple[str, int], bool]:
 
 
 def ranks_of(pid: int) -> list[Rank]:
-    """Return the ranks with pages in a process; [] if it is another user's, or has ended."""
+    """Return the ranks with pages in a process; [] if another user owns the process or it has ended."""
     return [rank for page in _pages(pid) if (rank := _read(pid, page)) is not None]
 
 
 class Page(NamedTuple):
-    """Page of a rank, open for reading and writing."""
+    """Memory page of a rank, open for reading and writing."""
 
     file: IO[bytes]
     memory: mmap.mmap
@@ -194,13 +195,13 @@ def trace(
 
     Args:
         pid: id of the rank's process.
-        folder: folder for the trace until it is returned.
-        steps: 1 to `MAX_STEPS`.
-        timeout_s: time limit for the rank to take these steps.
-        ended: function that returns True when the trace is no longer wanted; the recording is then given up.
+        folder: folder that holds the trace while it is recorded.
+        steps: number of steps to record, 1 to `MAX_STEPS`.
+        timeout_s: longest wait for these steps, in seconds.
+        ended: function that returns True when the trace is no longer wanted; the recording then stops.
 
     Returns:
-        The trace in Chrome's format, which Perfetto shows: an open file without a name.
+        The trace as an open file without a name, in Chrome's format, which Perfetto shows.
 
     Raises:
         ConfigError: `steps` or `timeout_s` is out of range, or the process is not a rank of a trainer.

@@ -1,4 +1,4 @@
-"""Searcher on Ax, with Gaussian processes by BoTorch."""
+"""Searcher that uses Ax, with Gaussian processes from BoTorch."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 MOST_DRAWS = 10_000
-"""Number of random draws to find a configuration that meets the parameter constraints."""
+"""Limit on random draws when looking for a configuration that meets the parameter constraints."""
 
 ROUNDING = 1e-8
-"""Tolerance of a sum over its bound, as in Ax."""
+"""Amount by which a sum may exceed its bound, as in Ax."""
 
 
 class AxSearch(UnitSearcher):
     """Search with Ax: M. Olson et al., "Ax: A Platform for Adaptive Experimentation" (AutoML 2025).
 
-    Its model is a Gaussian process with priors that suit many parameters. The next configuration has the
-    largest noisy expected improvement. The model knows which trials are running. A suggestion takes about a
-    second. The other arguments are UnitSearcher's.
+    The model is a Gaussian process with priors that suit many parameters. The next configuration has the
+    largest noisy expected improvement. The model also takes running trials into account. A suggestion takes
+    about a second. The arguments not listed here are those of `UnitSearcher`.
 
     Args:
         method: "fast", or "quality", which includes the model's uncertainty and is slower.
-        parameter_constraints: constraints of configurations, such as "x1 + x2 <= 2.0" or "x3 >= x4": sums of
-            `tune.uniform` parameters with factors. Random draws obey them too.
-        outcome_constraints: constraints of reports, such as "l2norm <= 1.25": bounds of metrics, which
-            the model learns. A trial without one of these metrics is left out of the model.
+        parameter_constraints: constraints on configurations, such as "x1 + x2 <= 2.0" or "x3 >= x4". Each is
+            a linear inequality of `tune.uniform` parameters. Random draws obey the constraints too.
+        outcome_constraints: bounds on reported metrics, such as "l2norm <= 1.25". The model learns these
+            metrics. A trial that lacks one of these metrics is left out of the model.
     """
 
     _module, _extra = "ax", "ax"
@@ -123,7 +123,7 @@ class AxSearch(UnitSearcher):
         from ax.api.client import Client
         from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
-        # Ax allows few names, so parameters are named by their index.
+        # Ax restricts parameter names, so each parameter is named by its index.
         names = {name: f"p{place}" for place, name in enumerate(self.form.codes)}
         parameters: dict[str, Any] = self.form.each(
             lambda name: RangeParameterConfig(name=names[name], parameter_type="float", bounds=(0.0, 1.0)),
@@ -136,7 +136,7 @@ class AxSearch(UnitSearcher):
             return {names[name]: value for name, value in self.form.whole(place).items()}
 
         with warnings.catch_warnings(), threadpool_limits(1), _quiet():
-            warnings.simplefilter("ignore")  # Ax warns of failed fits, which it repeats by itself
+            warnings.simplefilter("ignore")  # Ax warns of failed fits, but retries them itself
             client = Client(random_seed=seed)
             client.configure_experiment(
                 name="trainkit",
@@ -169,12 +169,12 @@ class AxSearch(UnitSearcher):
 
 @dataclass(frozen=True)
 class Inequality:
-    """Linear inequality: the weighted sum of named values is at most `most`.
+    """Linear inequality: a weighted sum of named values is at most `most`.
 
     Attributes:
-        text: the user's text.
-        factors: factor of each name.
-        most: largest value of the sum.
+        text: the inequality as the user wrote it.
+        factors: weight of each name in the sum.
+        most: upper bound of the sum.
     """
 
     text: str
@@ -183,10 +183,10 @@ class Inequality:
 
     @classmethod
     def parsed(cls, text: str) -> Inequality:
-        """Return the inequality of a text such as "x1 + 2 * x2 <= 3".
+        """Parse a text such as "x1 + 2 * x2 <= 3" into an inequality.
 
         Raises:
-            ConfigError: the text is not such an inequality.
+            ConfigError: the text is not a linear inequality.
         """
         try:
             tree = ast.parse(text, mode="eval").body
@@ -204,17 +204,17 @@ class Inequality:
         return cls(text, sums, most)
 
     def over(self, ends: Mapping[str, tuple[float, float]]) -> Inequality:
-        """Return the inequality over positions from 0 to 1, which stand for values between these ends."""
+        """Return the inequality over positions from 0 to 1, where 0 and 1 stand for the values in `ends`."""
         factors = {name: factor * (ends[name][1] - ends[name][0]) for name, factor in self.factors.items()}
         least = sum(factor * ends[name][0] for name, factor in self.factors.items())
         return Inequality(self.text, factors, self.most - least)
 
     def holds(self, values: Mapping[str, float]) -> bool:
-        """Return True if these values satisfy the inequality."""
+        """Return True if `values` satisfy the inequality."""
         return sum(factor * values[name] for name, factor in self.factors.items()) <= self.most + ROUNDING
 
     def written(self, names: Mapping[str, str]) -> str:
-        """Return the inequality in Ax's notation, with its names replaced by `names`."""
+        """Return the inequality in Ax's notation, with each name replaced as in `names`."""
         parts = [f"{factor!r} * {names[name]}" for name, factor in self.factors.items()]
         return f"{' + '.join(parts)} <= {self.most!r}"
 

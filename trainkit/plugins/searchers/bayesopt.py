@@ -1,4 +1,4 @@
-"""Searcher on the package bayesian-optimization: a Gaussian process over bounded parameters."""
+"""Searcher that uses the package bayesian-optimization: a Gaussian process over bounded parameters."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 Place = dict[str, float]
-"""Position of a configuration in the model, by coordinate; most parameters have one coordinate."""
+"""Position of a configuration in the model: a number for each coordinate; most parameters have one."""
 
 
 def space_of(space: Any) -> Space:
-    """Return the space of a user's bounds by name, or domains.
+    """Return the search space for bounds by name, or for domains.
 
     Raises:
-        ConfigError: `space` is neither.
+        ConfigError: `space` has neither form.
     """
     require(
         isinstance(space, Mapping) and bool(space),
@@ -55,7 +55,7 @@ def space_of(space: Any) -> Space:
     return Space.of(nested(tree))
 
 
-# The model receives the position of the actual value, also after rounding.
+# The model receives the position of the value that the trial uses, after any rounding.
 # Source: Garrido-Merchán, Hernández-Lobato, "Dealing with categorical and integer-valued variables in
 # Bayesian optimization with Gaussian processes", Neurocomputing 380 (2020), arXiv:1805.03463.
 
@@ -63,8 +63,9 @@ def space_of(space: Any) -> Space:
 class Coordinates:
     """The coordinates of one parameter in the model.
 
-    A real number is one coordinate, or its logarithm if the domain is logarithmic. Steps lie between 0 and
-    1, and positions are rounded to them. A list has a coordinate for each value; the largest one wins.
+    A real number has one coordinate: its value, or its logarithm if the domain is logarithmic. The steps of a
+    quantized domain lie between 0 and 1, and positions are rounded to them. A list of values has a coordinate
+    for each value, and the value with the largest coordinate is chosen.
 
     Attributes:
         bounds: search range of each coordinate.
@@ -85,7 +86,7 @@ class Coordinates:
             self.bounds = {name: (math.log(low), math.log(high)) if self.code.log else (low, high)}
 
     def encode(self, value: Any) -> Place:
-        """Return the position of a value of the domain."""
+        """Return the position of `value`, which belongs to the domain."""
         code = self.code
         if isinstance(code, ChoiceCode):
             chosen = code.encode(value)
@@ -98,7 +99,7 @@ class Coordinates:
         return {self._name: min(max(number, low), high)}
 
     def decode(self, place: Place) -> Any:
-        """Return the value at a position, inside the domain."""
+        """Return the value of the domain at a position."""
         code = self.code
         if isinstance(code, ChoiceCode):
             numbers = [place[each] for each in self.bounds]
@@ -110,10 +111,10 @@ class Coordinates:
 
 
 class Box(Declared[Coordinates]):
-    """A space of bounded parameters and lists, which every configuration has.
+    """A space without conditions, whose parameters are bounded numbers and lists.
 
     Raises:
-        ConfigError: a parameter has no bounds, or depends on another.
+        ConfigError: a parameter has no bounds, or is conditional.
     """
 
     def __init__(self, space: Space, *, own: bool) -> None:
@@ -134,7 +135,7 @@ class Box(Declared[Coordinates]):
         return {name: each for code in super().encoded(values).values() for name, each in code.items()}
 
     def mark(self, place: Place, digits: int) -> list[list[float]]:
-        """Return a key that identifies a position: close steps by their values, others to `digits`."""
+        """Return a key that identifies a position: values for quantized domains, else numbers to `digits`."""
         return [
             [code.decode(place)]
             if isinstance(code.code, StepCode)
@@ -144,10 +145,10 @@ class Box(Declared[Coordinates]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        return self.declared.point(point), open_  # unencoded: exp(log(x)) may differ from x
+        return self.declared.point(point), open_  # not encoded, because exp(log(x)) may differ from x
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
-        """Return the configuration at a position, with `fixed` values; `sample_from` draws from `rng`."""
+        """Return the configuration at a position, with `fixed` values; `sample_from` uses `rng`."""
 
         def ask(name: str, domain: Domain) -> Any:
             return fixed[name] if name in fixed else self.codes[name].decode(place)
@@ -169,29 +170,30 @@ class _AllTried(str):
 class BayesOptSearch(RefittedSearcher[Box]):
     """Search with the package bayesian-optimization.
 
-    Its model is a Gaussian process with a Matern 5/2 kernel over real numbers. A logarithmic domain enters as
-    logarithms, whole numbers and steps are rounded, and a choice has a coordinate for each value, of which
-    the largest wins. Suggestion n draws with a generator made from the seed and n, from a model of all
-    results known then. Running trials count as the worst result so far. NaN, infinite and failed results are
-    left out. Trials that a scheduler has stopped or paused count by their last report.
+    The model is a Gaussian process with a Matern 5/2 kernel over real numbers. Logarithmic domains enter the
+    model as logarithms. Whole numbers and steps are rounded. A choice has a coordinate for each value, and
+    the value with the largest coordinate is chosen. Suggestion n uses a random generator made from the seed
+    and n, and a model of all results known at that time. Running trials count as the worst result so far.
+    NaN, infinite and failed results are left out. A trial that a scheduler stopped or paused counts by its
+    last report.
 
     Args:
         space: bounds by name, as {"net/width": (0, 20)}, or domains as in `param_space`. None: `param_space`.
-            With a space here, `param_space` may only hold constants, which every configuration gets.
+            If given, `param_space` may only contain constants, which every configuration receives.
         metric: what to optimise; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
-        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
-        utility_kwargs: of the acquisition function: `kind`, "ucb", "ei" or "poi"; `kappa`, the number of
-            standard deviations for "ucb", multiplied by `kappa_decay` with each suggestion after
-            `kappa_decay_delay` of them; `xi`, the least improvement, for "ei" and "poi".
-        random_state: seed for the draws; None: the TuneConfig's.
+        points_to_evaluate: full or partial configurations to try first; they count towards `num_samples`.
+        utility_kwargs: settings of the acquisition function. `kind`: "ucb", "ei" or "poi". `kappa`: number of
+            standard deviations for "ucb"; after `kappa_decay_delay` suggestions, each further suggestion
+            multiplies it by `kappa_decay`. `xi`: least improvement for "ei" and "poi".
+        random_state: seed of the random numbers; None: the TuneConfig's.
         random_search_steps: number of random suggestions before the model's first suggestion.
-        verbose: 0 for silence; otherwise the package prints its progress.
-        patience: number of repeated draws in a row after which the search ends.
-        skip_duplicate: False tries a configuration again if it is suggested again.
+        verbose: 0: no output; otherwise the package prints its progress.
+        patience: number of consecutive repeated suggestions after which the search ends.
+        skip_duplicate: False: a configuration that is suggested again is tried again.
         analysis: results to learn from: a `ResultGrid`, or a list of `Result`s.
-        repeat_float_precision: digits after the point that distinguish real numbers, or the logarithms of a
-            logarithmic domain.
+        repeat_float_precision: number of decimals by which two real numbers are compared, or their logarithms
+            in a logarithmic domain.
 
     Raises:
         MissingDependencyError: bayesian-optimization is not installed.
@@ -260,12 +262,12 @@ class BayesOptSearch(RefittedSearcher[Box]):
 
     def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any] | str:
         form, given = self.form, fixed or {}
-        # A model that repeats a suggestion may repeat it forever, because it believes to have found the best.
+        # A model that repeats a suggestion may repeat it forever, because it believes that this is the best.
         for again in range(self._patience):
             redraw = self._redraws * self._patience + again
             rng = suggestion_generator(self._base, self._number, redraw)
             config = form.configuration(self._asked(redraw), given, rng)
-            place = form.encoded(form.choices(config))  # the encoding that a restore will compute
+            place = form.encoded(form.choices(config))  # the same encoding that a restore computes
             if not self.is_drawn(trial_id) or not self._was_tried(place):
                 self._note(trial_id, place)
                 return config
@@ -283,7 +285,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
         return _AllTried(self.FINISHED)
 
     def _asked(self, redraw: int) -> Place:
-        """Return the package's suggestion; its model is rebuilt each time, so no state is carried over."""
+        """Return the package's suggestion; the model is rebuilt each time, so it carries no state over."""
         if not self.form.bounds:
             return {}
         module, n = self._load(), self._number
@@ -312,7 +314,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
                 warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
                 worst = max(loss for _, loss in told)
                 for place, loss in self._known.values():
-                    if loss is None:  # a running trial counts as worst, so that others go elsewhere
+                    if loss is None:  # a running trial counts as worst, so that the model looks elsewhere
                         model.register(place, -worst)
                     elif not math.isnan(loss):
                         model.register(place, -loss)

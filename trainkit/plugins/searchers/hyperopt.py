@@ -1,7 +1,7 @@
-"""Searcher on hyperopt's tree of Parzen estimators, over tune's domains or hyperopt's own spaces.
+"""Searcher that uses hyperopt's tree of Parzen estimators, over tune's domains or hyperopt's own spaces.
 
 hyperopt's TPE models each label separately, from the trials that had it. So each suggestion has a value for
-every label, and the space selects the labels of the configuration. Any condition works without extra cost.
+every label, and the space then selects the labels that are active. Any condition works without extra cost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _expression(hp: Any, name: str, domain: Domain, code: AnyCode) -> Any:
-    """Return hyperopt's expression of a parameter, whose numbers `code` decodes."""
+    """Return hyperopt's expression for a parameter; `code` decodes the numbers of the expression."""
     if isinstance(domain, Normal):
         return hp.normal(name, domain.mean, domain.sd)
     if isinstance(code, ChoiceCode):
@@ -42,14 +42,14 @@ def _expression(hp: Any, name: str, domain: Domain, code: AnyCode) -> Any:
 
 
 DRAWS = 2000
-"""Random draws after repeated suggestions; enough to find each of 200 configurations without listing."""
+"""Number of random draws when suggestions repeat; enough to find each of 200 configurations."""
 
 Values = dict[str, Any]
-"""A trial in hyperopt's form: a number for each label."""
+"""Values of a trial in hyperopt's form: a number for each label."""
 
 
 class Expression:
-    """A space of dictionaries and lists with `hp.choice`, `hp.loguniform` and the like in them."""
+    """A space of dictionaries and lists that contain `hp.choice`, `hp.loguniform` and similar expressions."""
 
     space: Space | None = None
 
@@ -124,12 +124,12 @@ def _leads_to_dictionaries(node: Any) -> bool:
 
 
 def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
-    """Return values of the labels under `node` that produce `value`; None: impossible or unknown.
+    """Return values of the labels under `node` that produce `value`; None if no such values are found.
 
     Args:
-        node: of the expression.
-        value: of the configuration.
-        partial: True: a dictionary may lack keys; False: it may have extra ones, constants of `param_space`.
+        node: node of the expression.
+        value: value in the configuration.
+        partial: True: a dictionary may lack keys; False: it may have extra keys, constants of `param_space`.
     """
     match node.name:
         case "hyperopt_param":
@@ -176,7 +176,7 @@ def _all(find: Callable[[Any], Values | None], keys: Any) -> Values | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with lists for tuples, and Python's numbers for NumPy's, as configurations have them."""
+    """Return `value` with lists for tuples, and Python's numbers for NumPy's, as in configurations."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -188,7 +188,7 @@ __all__ = ["HyperOptForm", "Values", "form_of"]
 
 
 class HyperOptForm(Form, Protocol):
-    """A space for HyperOptSearch: tune's domains or hyperopt's expression.
+    """A space for HyperOptSearch: tune's domains or a hyperopt expression.
 
     Attributes:
         nodes: hyperopt's expression of each parameter, by label.
@@ -197,7 +197,7 @@ class HyperOptForm(Form, Protocol):
     nodes: dict[str, Any]
 
     def configuration(self, values: Values, rng: Generator) -> tuple[dict[str, Any], Values]:
-        """Return the configuration of these values, and the values of its active labels."""
+        """Return the configuration for these values, and the values of its active labels."""
 
 
 class HyperOptDomains(Declared[AnyCode]):
@@ -216,17 +216,17 @@ class HyperOptDomains(Declared[AnyCode]):
 
         def ask(name: str, domain: Domain) -> Any:
             value = self.codes[name].decode(float(values[name]))
-            active[name] = self.codes[name].encode(value)  # the encoding that a restore will compute
+            active[name] = self.codes[name].encode(value)  # the same encoding that a restore computes
             return value
 
         return self.declared.walk(ask, rng), active
 
 
 def form_of(space: Any, hyperopt: Any, *, own: bool) -> HyperOptForm:
-    """Return the form of a user's `space`.
+    """Return the form of a user's `space` that HyperOptSearch uses.
 
     Raises:
-        ConfigError: `space` is neither domains nor hyperopt's.
+        ConfigError: `space` is neither tune's domains nor a hyperopt space.
     """
     pyll = hyperopt.pyll
     if isinstance(space, Space):
@@ -254,20 +254,21 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
     """Search by hyperopt's TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (NeurIPS
     2011), section 4.
 
-    Suggestion n draws with a generator made from the seed and n. Running trials, and trials whose last report
-    of the metric is NaN or infinite, count as worse than all others. Failed trials are left out. Trials that
-    a scheduler has stopped or paused count by their last report.
+    Suggestion n uses a random generator made from the seed and n. Running trials count as worse than all
+    others, as do trials whose last report of the metric is NaN or infinite. Failed trials are left out. A
+    trial that a scheduler stopped or paused counts by its last report.
 
     Args:
-        space: domains as in `param_space`, or a space of hyperopt's, with `hp.choice` and the like in it.
-            None: `param_space`. With a space here, `param_space` may only hold constants, which every
-            configuration gets.
+        space: domains as in `param_space`, or a hyperopt space, with `hp.choice` and similar expressions.
+            None: `param_space`. If given, `param_space` may only contain constants, which every configuration
+            receives.
         metric: what to optimise; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
-        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
+        points_to_evaluate: full or partial configurations to try first; they count towards `num_samples`.
         n_initial_points: number of random trials before the model's first suggestion.
-        random_state_seed: for the draws; None: the TuneConfig's.
-        gamma: of n trials, the ceil(gamma * sqrt(n)) best, but at most 25, count as good.
+        random_state_seed: seed of the random numbers; None: the TuneConfig's.
+        gamma: factor for the number of good trials: of n trials, the best ceil(gamma * sqrt(n)) count as
+            good, at most 25.
 
     Raises:
         MissingDependencyError: hyperopt is not installed.
@@ -293,7 +294,7 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         self._n_initial_points = int(n_initial_points)
         self._gamma = float(gamma)
         self._domain: Any = None
-        """All labels, in hyperopt's form."""
+        """hyperopt's `Domain` of all labels."""
         self._documents: dict[str, dict[str, Any]] = {}
         """hyperopt's document of each trial, in the order in which the trials were suggested."""
         self._next_document = 0
@@ -363,7 +364,7 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         }
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # A repeated model would repeat its suggestion, so only the seed of the next draw changes.
+        # The same model would repeat its suggestion, so only the seed changes for the next draw.
         del self._documents[trial_id]
         self._next_document -= 1
 
@@ -385,5 +386,5 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
 
 
 def _no_objective(values: Any) -> float:
-    """Return 0: hyperopt needs an objective for its loop over trials, which is not used."""
+    """Return 0. hyperopt requires an objective, but never calls it here."""
     return 0.0

@@ -1,4 +1,4 @@
-"""Searcher on Nevergrad: evolution strategies, differential evolution, particle swarms and more."""
+"""Searcher that uses Nevergrad: evolution strategies, differential evolution, particle swarms and more."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from trainkit.plugins.searchers.unit_space import UnitSearcher, UnitSpace
 from trainkit.tune.core.checks import require, require_whole
 
 WORKERS = 2
-"""Assumed number of concurrent suggestions; with 1, Nevergrad picks optimizers that wait for each result."""
+"""Number of workers given to Nevergrad; for 1, Nevergrad picks optimizers that wait for each result."""
 
 OPEN_BUDGET = 100
-"""Assumed number of suggestions if the number of trials is unlimited; Nevergrad's own default."""
+"""Budget given to Nevergrad if the number of trials is unlimited; Nevergrad's own default."""
 
 
 class NevergradSearch(UnitSearcher):
     """Search with an optimizer of Nevergrad: P. Bennet et al., "Nevergrad: Black-Box Optimization Platform"
     (SIGEVOlution 14, 2021).
 
-    The optimizer lives as long as the search, and a restore repeats all of its suggestions. A foreign
-    configuration, such as one of `points_to_evaluate`, is reported to the optimizer if that accepts
-    such points. The other arguments are UnitSearcher's.
+    One optimizer serves the whole search, so a restore repeats all of its suggestions. A configuration that
+    the optimizer did not suggest, such as one of `points_to_evaluate`, is reported to the optimizer if the
+    optimizer accepts such points. The arguments not listed here are those of `UnitSearcher`.
 
     Args:
-        optimizer: name in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or "OnePlusOne"; or
-            its object, such as `nevergrad.optimizers.OnePlusOne`, or a family's object with settings.
+        optimizer: name in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or "OnePlusOne". Or a
+            Nevergrad object, such as `nevergrad.optimizers.OnePlusOne` or a configured optimizer family.
         optimizer_kwargs: further arguments of the optimizer.
-        budget: number of suggestions that the optimizer plans for; None: `num_samples`, or 100 if unlimited.
+        budget: number of suggestions that the optimizer plans for. None: `num_samples`, or 100 if unlimited.
 
     Raises:
         MissingDependencyError: Nevergrad is not installed.
@@ -66,9 +66,9 @@ class NevergradSearch(UnitSearcher):
         self._parametrization: Any = None
         self._optimizer: Any = None
         self._candidate: Any = None
-        """The optimizer's object for its last suggestion."""
+        """Nevergrad's object for the last suggestion."""
         self._candidates: dict[str, Any] = {}
-        """The optimizer's object for each running trial."""
+        """Nevergrad's object for the suggestion of each running trial."""
 
     @classmethod
     def _load(cls) -> Any:
@@ -133,15 +133,15 @@ class NevergradSearch(UnitSearcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # Suggesting again gives the same configuration and restores the optimizer's state.
+        # Repeating the suggestion gives the same configuration and restores the optimizer's state.
         return None if same_space else super().replay(trial_id, config, same_space=False)
 
 
 def _maker(nevergrad: Any, optimizer: Any) -> Any:
-    """Return the class or factory of an optimizer, by name or as given.
+    """Return the optimizer class or factory that `optimizer` names or is.
 
     Raises:
-        ConfigError: `optimizer` is neither, or can't be used here.
+        ConfigError: `optimizer` is neither a known name nor a usable object.
     """
     registry = nevergrad.optimizers.registry
     found = registry.get(optimizer) if isinstance(optimizer, str) else optimizer
@@ -167,7 +167,7 @@ def _maker(nevergrad: Any, optimizer: Any) -> Any:
 def _with_removed_name() -> Iterator[None]:
     """Let Nevergrad import a name that bayesian-optimization 2 has removed.
 
-    Only Nevergrad's "BO" and similar optimizers use that name, and these are refused.
+    Only Nevergrad's "BO" and similar optimizers use that name, and this searcher refuses these optimizers.
     """
     if "nevergrad" in sys.modules or importlib.util.find_spec("bayes_opt") is None:
         yield
@@ -184,4 +184,4 @@ def _with_removed_name() -> Iterator[None]:
 
 
 if importlib.util.find_spec("nevergrad") is not None:
-    NevergradSearch._load()  # now, so that a script can import Nevergrad itself after this class
+    NevergradSearch._load()  # loaded here, so that a script can import Nevergrad itself later

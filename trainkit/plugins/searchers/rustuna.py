@@ -1,4 +1,4 @@
-"""Searcher on Rustuna, which has Optuna's samplers in Rust."""
+"""Searcher that uses Rustuna, a Rust implementation of Optuna's samplers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainkit.plugins.searchers.unit_space import UnitSearcher
 class RustunaSearch(UnitSearcher):
     """Search with Rustuna's TPE: S. Watanabe, "Tree-Structured Parzen Estimator" (2023), arXiv:2304.11127.
 
-    The model does not know running trials. The other arguments are UnitSearcher's.
+    The model ignores running trials. The arguments not listed here are those of `UnitSearcher`.
 
     Args:
-        multivariate: True models all parameters together, False models each separately.
+        multivariate: True models all parameters together. False models each parameter separately.
     """
 
     _module, _extra = "rustuna", "rustuna"

@@ -1,4 +1,4 @@
-"""Searcher on scikit-optimize: Gaussian processes, forests and boosted trees."""
+"""Searcher that uses scikit-optimize: Gaussian processes, forests and boosted trees."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ACQUISITIONS = ("gp_hedge", "LCB", "EI", "PI")
 class SkOptSearch(UnitSearcher):
     """Search with scikit-optimize.
 
-    Running trials count as the worst result so far. The other arguments are UnitSearcher's.
+    Running trials count as the worst result so far. Other arguments are those of `UnitSearcher`.
 
     Args:
-        base_estimator: the model: "GP", a Gaussian process; "RF", a random forest; "ET", extremely random
+        base_estimator: kind of model: "GP", Gaussian process; "RF", random forest; "ET", extremely random
             trees; "GBRT", boosted trees.
         acq_func: "LCB", lower confidence bound; "EI", expected improvement; "PI", probability of improvement;
-            "gp_hedge", a random choice of the three, weighted by their past gains.
+            "gp_hedge", a random choice among these three, weighted by their past gains.
     """
 
     _module, _extra = "skopt", "skopt"

@@ -1,4 +1,4 @@
-"""Searcher on SMAC3, with a random forest and expected improvement."""
+"""Searcher that uses SMAC3, with a random forest and expected improvement."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SMACSearch(UnitSearcher):
     """Search with the model of SMAC3's hyperparameter optimization: M. Lindauer et al., "SMAC3: A Versatile
     Bayesian Optimization Package for Hyperparameter Optimization" (JMLR 23, 2022).
 
-    Its random forest learns the logarithms of scaled losses. The next configuration has the largest expected
-    improvement. Running trials count as the worst result so far. The arguments are UnitSearcher's.
+    The random forest learns the logarithms of scaled losses. The next configuration has the largest expected
+    improvement. Running trials count as the worst result so far. The arguments are those of `UnitSearcher`.
     """
 
     _module, _extra = "smac", "smac"
@@ -37,7 +37,7 @@ class SMACSearch(UnitSearcher):
         )
         space.add(list(columns.values()))
         configs = [Configuration(space, values=place) for place in places]
-        # SMAC only writes into this folder if it runs the trials itself.
+        # SMAC writes into this folder only when it runs the trials itself.
         scenario = smac.Scenario(
             space, deterministic=True, seed=seed, n_trials=2**31, output_directory=Path("unused")
         )

@@ -1,4 +1,4 @@
-"""Base of the searchers of other packages, and their encoding of configurations."""
+"""Base class of searchers that use other packages, and the encoding of configurations for these packages."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Place = dict[str, float | int]
-"""Encoding of a configuration: per parameter a number from 0 to 1, or an index in its list of values."""
+"""Encoding of a configuration: for each parameter a number from 0 to 1, or an index in its list of values."""
 
 
 class UnitCode:
-    """The encoding of one parameter for a package.
+    """The encoding of one parameter for a search package.
 
     Args:
-        name: of the parameter, for messages.
-        domain: its domain.
-        searcher: the searcher's name, for messages.
+        name: name of the parameter, for messages.
+        domain: domain of the parameter.
+        searcher: name of the searcher, for messages.
 
     Attributes:
-        categories: number of values in its list; None for a number from 0 to 1.
-        ends: values at 0 and at 1, if the encoding is linear; else None.
+        categories: number of values in the parameter's list; None if the encoding is a number from 0 to 1.
+        ends: values that 0 and 1 stand for, if the encoding is linear; else None.
 
     Raises:
         SpaceError: the domain is unsupported.
@@ -50,22 +50,22 @@ class UnitCode:
             self.ends = self._code.ends
 
     def encode(self, value: Any) -> float | int:
-        """Return the encoding of a value of the domain."""
+        """Return the encoding of `value`, which belongs to the domain."""
         code = self._code
         return code.encode(value) if isinstance(code, ChoiceCode) else min(max(code.to_unit(value), 0.0), 1.0)
 
     def decode(self, place: float) -> Any:
-        """Return the value of an encoding."""
+        """Return the value that an encoding stands for."""
         code = self._code
         return code.decode(place) if isinstance(code, ChoiceCode) else code.from_unit(float(place))
 
 
 class UnitSpace(Declared[UnitCode]):
-    """A space with conditions, for a package that has none: it always uses all parameters.
+    """A space with conditions, for a package without conditions: the package always sees all parameters.
 
     Args:
-        space: the space.
-        searcher: the searcher's name, for messages.
+        space: space to encode.
+        searcher: name of the searcher, for messages.
         own: True if configurations may also have constants of `param_space`.
     """
 
@@ -74,17 +74,17 @@ class UnitSpace(Declared[UnitCode]):
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Length of each parameter's list of values; None: a number from 0 to 1."""
+        """Length of each parameter's list of values; None for a number from 0 to 1."""
         return {name: code.categories for name, code in self.codes.items()}
 
     def each(self, number: Callable[[str], T], choice: Callable[[str, int], T]) -> dict[str, T]:
-        """Return for each parameter `number(name)`, or `choice(name, size)` for a list of `size` values."""
+        """Return `number(name)` for each number, and `choice(name, size)` for each list of `size` values."""
         return {
             name: number(name) if size is None else choice(name, size) for name, size in self.sizes.items()
         }
 
     def whole(self, place: Mapping[str, float | int]) -> Place:
-        """Return an encoding with all parameters; inactive numbers get 0.5 and inactive lists index 0."""
+        """Return `place` with all parameters: inactive numbers get 0.5, inactive lists index 0."""
         return self.each(lambda name: place.get(name, 0.5), lambda name, size: place.get(name, 0))
 
     def random(self, rng: Generator) -> Place:
@@ -93,10 +93,10 @@ class UnitSpace(Declared[UnitCode]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        return self.declared.point(point), open_  # unencoded: decoding an encoding may change the value
+        return self.declared.point(point), open_  # not encoded, because encoding may change the value
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
-        """Return the configuration of an encoding, with `fixed` values; `sample_from` draws from `rng`."""
+        """Return the configuration of an encoding, with `fixed` values; `sample_from` uses `rng`."""
 
         def ask(name: str, domain: Domain) -> Any:
             return fixed[name] if name in fixed else self.codes[name].decode(place[name])
@@ -105,21 +105,21 @@ class UnitSpace(Declared[UnitCode]):
 
 
 class UnitSearcher(RefittedSearcher[UnitSpace]):
-    """Base of searchers that ask a package for suggestions; a subclass adds the package.
+    """Base of searchers that get suggestions from another package; a subclass calls the package.
 
-    The package receives steps as rounded encodings. For an inactive parameter it receives 0.5, or index 0 of
-    a list. NaN, infinite and failed results are left out. Trials that a scheduler has stopped or paused count
-    by their last report. Suggestion n follows from the seed, n and the results known then. The replacement of
-    a duplicate is drawn at random.
+    The package receives quantized values as rounded encodings. For an inactive parameter it receives 0.5, or
+    index 0 of a list. NaN, infinite and failed results are left out. A trial that a scheduler stopped or
+    paused counts by its last report. Suggestion n depends on the seed, n and the results known at that time.
+    A suggestion that repeats a configuration is replaced by a random one.
 
     Args:
-        space: domains as in `param_space`. None: `param_space`. With a space here, `param_space` may only
-            hold constants, which every configuration gets.
+        space: domains as in `param_space`. None: `param_space`. If given, `param_space` may only contain
+            constants, which every configuration receives.
         metric: what to optimise; None: the TuneConfig's.
         mode: "min" or "max"; None: the TuneConfig's.
-        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
+        points_to_evaluate: full or partial configurations to try first; they count towards `num_samples`.
         n_initial_points: number of results before the package's first suggestion; earlier ones are random.
-        seed: for the draws; None: the TuneConfig's.
+        seed: seed of the random numbers; None: the TuneConfig's.
 
     Raises:
         MissingDependencyError: the package is not installed.
@@ -127,9 +127,9 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     """
 
     _module: ClassVar[str]
-    """Module that the subclass needs."""
+    """Name of the module that the subclass needs."""
     _extra: ClassVar[str]
-    """trainkit's extra that installs the module."""
+    """Name of trainkit's extra that installs the module."""
     _least_initial: ClassVar[int] = 1
     """Smallest number of results that the package needs."""
 
@@ -157,7 +157,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
 
     @abstractmethod
     def _asked(self, seed: int) -> Mapping[str, Any]:
-        """Return the package's suggestion, encoded; `seed` is for its draws."""
+        """Return the package's suggestion, encoded; `seed` seeds the package's random numbers."""
 
     def _form_of(self, space: Any, *, own: bool) -> UnitSpace:
         name = type(self).__name__
@@ -171,11 +171,12 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         place = self._base, self._number, self._redraws
         asked = self._place(*place) if self._drawn and self.form.sizes else {}
         config = self.form.configuration(asked, fixed or {}, suggestion_generator(*place))
-        self._note(trial_id, self.form.encoded(self.form.choices(config)))  # the encoding after a restore
+        # Stored in the same encoding that a restore computes.
+        self._note(trial_id, self.form.encoded(self.form.choices(config)))
         return config
 
     def _place(self, base: int, number: int, redraw: int) -> Place:
-        # From the same results the package would repeat its suggestion, so a redraw is random.
+        # The same results would give the same suggestion again, so a redraw is random.
         if redraw or len(self._losses()) < self._n_initial_points:
             return self._random(suggestion_generator(base, number, redraw))
         asked = self._asked(suggestion_words(base, number, redraw, 1)[0] % 2**31)
@@ -185,9 +186,9 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         return self.form.random(rng)
 
     def _told(self) -> tuple[list[Place], list[float]]:
-        """Return encodings and losses of all running trials and of all with a usable result.
+        """Return encodings and losses of all running trials and of all trials with a usable result.
 
-        A running trial gets the largest loss, so that other trials go elsewhere.
+        A running trial gets the largest loss, so that the model looks elsewhere.
         """
         losses = self._losses()
         worst = max(loss for _, loss in losses)
