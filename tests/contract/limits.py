@@ -51,7 +51,7 @@ PLUGINS = {
     "launch": Limit(810, 800, slack=60),
     "pipeline": Limit(820, 800, slack=60),
     "pools": Limit(890, 900, slack=60),
-    "profile": Limit(540, 600, slack=60),
+    "profile": Limit(785, 785, slack=60),
     "searchers": Limit(1_090, 1_100, slack=60),
     "testing": Limit(755, 750, slack=60),
 }
