@@ -1,1 +1,1 @@
-"""Node process: supervises the workers of a session and grants its resources."""
+"""Node process, which supervises the workers of a session and grants its resources."""

@@ -1,4 +1,4 @@
-"""Output of workers: log files, and deduplication of the lines shown in the driver."""
+"""Output of workers in log files and in the driver, which shows repeated lines only once."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _SIGN = MARK[:1]
 
 @dataclass
 class RepeatedLine:
-    """Line that was shown, with its repetitions since then.
+    """Line that was shown, with its later repetitions.
 
     Attributes:
         source: number of the worker whose line was shown.
-        since: time at which the line was shown, by the monotonic clock.
+        since: time by the monotonic clock at which the line was shown.
         name: name of the worker that last repeated the line.
         pid: pid of that worker.
         count: number of repetitions by other workers since the line was last shown.
@@ -58,12 +58,12 @@ class RepeatedLine:
 
     @property
     def text(self) -> str:
-        """Line with the number of its repetitions; the line alone for a single repetition."""
+        """Line with the number of its repetitions. A single repetition is shown as the plain line."""
         return self.line if self.count == 1 else f"{self.line} [repeated {self.count}x by other workers]"
 
 
 class LineDeduplicator:
-    """Memory of the lines shown within the last seconds; repetitions by other workers are only counted.
+    """Deduplicator of shown lines. Repetitions of a line by other workers within 5 s are only counted.
 
     Repetitions by the same worker are shown. Only exactly equal lines count as repetitions.
     """
@@ -77,7 +77,7 @@ class LineDeduplicator:
     def fresh(
         self, source: int, name: str, pid: int, is_error: bool, lines: Sequence[str], now: float
     ) -> list[str]:
-        """Return the lines that are shown now; count the other lines as repetitions.
+        """Return the lines to show now, and count the other lines as repetitions.
 
         Args:
             source: number of the worker that printed the lines.
@@ -100,9 +100,9 @@ class LineDeduplicator:
         return found
 
     def due(self, now: float) -> list[RepeatedLine]:
-        """Return the repetitions to show now: of lines shown 5 s ago, and single repetitions 1 s ago.
+        """Return the repetitions of lines shown 5 s ago, and single repetitions that are 1 s old.
 
-        Lines that were shown 5 s ago are forgotten.
+        Lines that were shown 5 s ago are removed.
         """
         over = [key for key, known in self._shown.items() if known.since + WINDOW_S <= now]
         found = [known for known in map(self._shown.pop, over) if known.count]
@@ -110,12 +110,12 @@ class LineDeduplicator:
         return found + _taken(alone)
 
     def last_of(self, pid: int) -> list[RepeatedLine]:
-        """Return the repetitions to show because the worker that last repeated the line has ended."""
+        """Return the repetitions to show when the worker that last repeated their line has ended."""
         return _taken([known for known in self._shown.values() if known.count and known.pid == pid])
 
 
 def _taken(pending: list[RepeatedLine]) -> list[RepeatedLine]:
-    """Return copies of `pending`, and reset the counts of the originals."""
+    """Return copies of `pending`, and reset the counts of the original objects."""
     taken = [replace(known) for known in pending]
     for known in pending:
         known.count = 0
@@ -129,7 +129,7 @@ _LONGEST_NAME = 100
 
 
 class Printer(Protocol):
-    """Attributes of a worker that name its log files.
+    """Attributes of a worker from which the names of its log files are made.
 
     Attributes:
         serial: number of the worker in the session.
@@ -161,7 +161,7 @@ class SessionLogs:
         """Add `data` to a worker's file.
 
         Args:
-            worker: the worker that printed it.
+            worker: worker that printed the bytes.
             kind: "out" or "err".
             data: the printed bytes.
 
@@ -169,7 +169,7 @@ class SessionLogs:
             OSError: the file can't be written.
         """
         key = (worker.serial, kind)
-        if worker.pid is None:  # the worker has printed before its template reported its pid
+        if worker.pid is None:  # the worker's template has not reported the worker's pid yet
             self._early[key] = self._early.get(key, b"") + data
             return
         data = self._early.pop(key, b"") + data
@@ -198,7 +198,7 @@ class SessionLogs:
         return [] if self._folder is None else [str(path) for path in sorted(self._folder.iterdir())]
 
     def forget(self, worker: Printer) -> None:
-        """Drop what is kept about a worker that has ended."""
+        """Drop the data kept about a worker that has ended."""
         self._written.pop(worker.serial, None)
         for kind in ("out", "err"):
             self._early.pop((worker.serial, kind), None)
@@ -218,7 +218,7 @@ class SessionLogs:
                 raise PermissionError(f"{folder} belongs to another user; name another by {LOG_DIR}")
         folder = root / self._name
         folder.mkdir(mode=0o700, exist_ok=True)
-        # The lock is held until this process ends. It shows other sessions' cleanup that this session lives.
+        # The lock is held until this process ends. It keeps other sessions from removing the folder.
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
         _remove_old(root)
         return folder
@@ -247,13 +247,14 @@ def _remove_old(root: Path) -> None:
 
 
 class OutputPipe:
-    """Reading end of a worker's stdout or stderr: splits the output into lines, and keeps the last lines.
+    """Reading end of a worker's stdout or stderr, which splits the output into lines and keeps the last
+    lines.
 
     Args:
         fd: the reading end, which this object owns from now on.
-        on_lines: called with each batch of whole lines, in the form that a terminal finally shows, and with
-            the name of the function that printed them; None means the worker's own name.
-        on_bytes: called with all printed bytes, in pieces as they arrive.
+        on_lines: function called with each batch of whole lines, in the form that a terminal finally shows,
+            and with the name of the function that printed them; None for the worker's own name.
+        on_bytes: function called with the printed bytes as they arrive.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ class OutputPipe:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def read(self) -> bool:
-        """Read the available output; return False once the other end is closed."""
+        """Read the available output. Return False once the other end is closed."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -286,7 +287,7 @@ class OutputPipe:
         return bool(data)
 
     def _take_marked(self, data: bytes, is_last: bool) -> None:
-        """Process output that may contain marks, the last of which may be incomplete."""
+        """Process output that may contain marks. The last mark may be incomplete."""
         at = data.rfind(_SIGN)
         rest = data[at:]
         may_go_on = MARK.startswith(rest) or (rest.startswith(MARK) and MARK_END not in rest)
@@ -333,7 +334,7 @@ class OutputPipe:
 
 
 def _shown(line: bytes) -> str:
-    """Return what a terminal finally shows of a line, in which a progress bar may have been redrawn."""
+    """Return the final text that a terminal shows for a line, in which a progress bar may be redrawn."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
@@ -363,7 +364,7 @@ class WorkerOutput:
         self.files_of, self.forget = logs.files_of, logs.forget
 
     def show(self, worker: WorkerRecord, kind: str, lines: list[str], name: str | None = None) -> None:
-        """Show lines of a worker in the driver, under `name`, or under the worker's own name for None."""
+        """Show lines of a worker in the driver under `name`; None means the worker's own name."""
         if not self._is_shown:
             return
         name = worker.shown_as or worker.name if name is None else name
@@ -376,7 +377,7 @@ class WorkerOutput:
             self._notify(DRIVER, Output(name, pid, is_error, lines))
 
     def _show_repeated(self, now: float | None = None) -> None:
-        """Show the repetitions that are due at `now`, by default the present time."""
+        """Show the repetitions that are due at `now`; None means the current time."""
         if self._repeated is None:
             return
         self._show_pending(self._repeated.due(SYSTEM.monotonic() if now is None else now))
@@ -388,7 +389,7 @@ class WorkerOutput:
             self._notify(DRIVER, Output(known.name, known.pid, known.is_error, [known.text]))
 
     def finish(self, worker: WorkerRecord) -> None:
-        """Show the pending repetitions whose last one came from a worker that has ended."""
+        """Show the pending repetitions of lines that an ended worker was the last to repeat."""
         if self._repeated is not None and worker.pid is not None:
             self._show_pending(self._repeated.last_of(worker.pid))
 

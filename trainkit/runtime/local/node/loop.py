@@ -13,7 +13,7 @@ from trainkit.runtime.local.wire.channel import Connection, Frame
 from trainkit.runtime.serialize import Packed
 
 After = Callable[[float, Callable[[], None]], bool]
-"""`Loop.after`: calls a function once after a number of seconds, unless that call is scheduled already."""
+"""Type of `Loop.after`, which schedules a call of a function after some seconds, if not scheduled already."""
 
 
 class Loop:
@@ -30,7 +30,7 @@ class Loop:
         """Serve until `stop` is called.
 
         Args:
-            after_turn: called after each turn of the loop.
+            after_turn: function called after each turn of the loop.
         """
         while not self.stopping:
             for fd, event in self._poll.poll(self._timeout_ms()):
@@ -57,7 +57,7 @@ class Loop:
             self._poll.unregister(fd)
 
     def after(self, seconds: float, action: Callable[[], None]) -> bool:
-        """Call `action` once, `seconds` from now; return False if it is scheduled already."""
+        """Call `action` once, `seconds` from now. Return False if `action` is scheduled already."""
         if any(action == other for _, other in self._timers):
             return False
         self._timers.append((SYSTEM.monotonic() + seconds, action))
@@ -135,7 +135,7 @@ class LoopConnection(Connection):
 
 
 def try_send(conn: Connection, kind: int, call_id: int, body: Packed) -> None:
-    """Send to a process that may have ended; its end is noticed elsewhere."""
+    """Send a frame to a process that may have ended; other code notices its end."""
     with contextlib.suppress(OSError):
         conn.send(kind, call_id, body)
 

@@ -1,11 +1,11 @@
-"""Monitor of the workers' memory: kills a worker above its limit.
+"""Monitor of the workers' memory, which kills a worker above its limit.
 
 The limit applies to the anonymous pages and swap of a worker and all its descendants. A page that several of
 these processes share counts once. Pages of the template that the worker was forked from don't count. Objects
 in shared memory have a separate limit.
 
-The kernel reports the size of all pages of a process at once, but needs a walk over them to find shared
-pages. So the walk is only done if the first number is above the limit.
+The kernel reports the total size of a process's pages at once, but must walk over the pages to find shared
+ones. So the walk is only done if the total size is above the limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MemorySample:
 
     Attributes:
         at: time of the measurement, by the monotonic clock.
-        gross_bytes: size of all its pages.
+        gross_bytes: size of all pages, with shared pages counted in each process.
         net_bytes: size that counts towards its limit.
     """
 
@@ -39,11 +39,11 @@ class MemorySample:
 
 
 def needs_a_look(limit_bytes: float, gross_bytes: int, last: MemorySample | None, now: float) -> bool:
-    """Return whether a worker may be above its limit, so that an exact measurement is due.
+    """Return True if a worker may be above its limit, so that an exact measurement is due.
 
-    After an exact measurement below the limit, the next is due when the worker has grown by half of the
-    remaining room. It is also due after a second, as a write to a shared page makes it the worker's own
-    without growth.
+    After an exact measurement below the limit, the next measurement is due when the worker has grown by half
+    of the remaining room. It is also due after a second, as a write to a shared page gives the worker its own
+    copy without growth of the total.
     """
     if gross_bytes <= limit_bytes:
         return False
@@ -53,7 +53,7 @@ def needs_a_look(limit_bytes: float, gross_bytes: int, last: MemorySample | None
 
 
 def excess(limit_bytes: float, net_bytes: int) -> str | None:
-    """Return the reason for killing a worker; None if it is within its limit."""
+    """Return the reason for killing a worker; None if the worker is within its limit."""
     if net_bytes <= limit_bytes:
         return None
     return (
@@ -63,7 +63,7 @@ def excess(limit_bytes: float, net_bytes: int) -> str | None:
 
 
 class MemoryMonitor:
-    """Monitor of the workers that requested memory, active while such workers exist.
+    """Monitor of the workers that requested memory. It is active while such workers exist.
 
     Args:
         table: the living workers.
@@ -113,8 +113,8 @@ def _net_bytes(family: Sequence[int]) -> int:
     """Return the memory of a worker and its descendants without pages shared with its template."""
     template = process.parent(family[0])
     shared, forked = process.own_share_bytes(template), process.command_line(template)
-    # A page that n processes share counts as one n-th in each of them, also in the template. So the
-    # template's sum equals the part of shared pages in each fork's sum, and is subtracted.
+    # A page shared by n processes counts as one n-th in each process, including the template. So the
+    # template's sum equals the shared pages' contribution to each fork's sum, and is subtracted.
     return sum(
         max(0, process.own_share_bytes(pid) - shared * (process.command_line(pid) == forked))
         for pid in family

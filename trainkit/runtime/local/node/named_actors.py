@@ -1,8 +1,8 @@
 """Named and detached actors of a session.
 
 A connection of the node keeps a detached actor alive, as handles keep other actors alive. A process that
-looks an actor up by name may send one end of a connection along. The node forwards this end to the actor's
-process as soon as that process exists.
+looks up an actor by name may send one end of a new connection with its request. The node forwards this end to
+the actor's process as soon as that process exists.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from trainkit.runtime.specs import taken_message
 
 
 class NameTable:
-    """Table of names and their bearers; each bearer has at most one name."""
+    """Table of actor names and the actors that bear them. Each actor has at most one name."""
 
     def __init__(self) -> None:
         self._bearers: dict[tuple[str, str], int] = {}
         self._names: dict[int, tuple[str, str]] = {}
 
     def give(self, namespace: str, name: str, bearer: int) -> None:
-        """Give `bearer` the name `name`.
+        """Give the actor `bearer` the name `name`.
 
         Raises:
-            ValueError: the name is taken, or `bearer` has one already.
+            ValueError: the name is taken, or `bearer` has a name already.
         """
         key = (namespace, name)
         if key in self._bearers or bearer in self._names:
@@ -39,11 +39,11 @@ class NameTable:
         self._names[bearer] = key
 
     def bearer(self, namespace: str, name: str) -> int | None:
-        """Return the bearer of a name, or None."""
+        """Return the id of the actor with a name, or None."""
         return self._bearers.get((namespace, name))
 
     def release(self, bearer: int) -> None:
-        """Release the name of `bearer`, if it has one."""
+        """Release the name of `bearer`, if it has a name."""
         key = self._names.pop(bearer, None)
         if key is not None:
             del self._bearers[key]
@@ -58,7 +58,7 @@ class NamedActor:
 
     Attributes:
         waiting: connections for the actor's process, which has not started yet.
-        hold: the node's connection that keeps a detached actor alive.
+        hold: socket of the node that keeps a detached actor alive.
     """
 
     def __init__(self, found: Found, namespace: str, name: str, detached: bool) -> None:
@@ -91,7 +91,7 @@ class NamedActors:
         self._actors: dict[int, NamedActor] = {}
 
     def register(self, message: StartActor, answer: records.Answer) -> bool:
-        """Register an actor, or answer with the present bearer of its name; return whether to start it."""
+        """Register an actor and return True, or answer with the actor that has its name and return False."""
         wanted = message.registration
         if wanted is None or message.interface is None:
             return True
@@ -109,7 +109,7 @@ class NamedActors:
         return True
 
     def find(self, message: FindActor, conns: Sequence[Descriptor], answer: records.Answer) -> None:
-        """Answer with the actor that has the name, and connect it to `conns`; or answer `NotFound`."""
+        """Answer with the actor that has the name, and send it `conns`; or answer `NotFound`."""
         namespace = message.namespace or self._namespace
         actor = self._called(namespace, message.name)
         if actor is None or (message.detached and not actor.detached):
@@ -120,7 +120,7 @@ class NamedActors:
         answer(self._found(actor))
 
     def worker_started(self, event: records.WorkerStarted) -> None:
-        """Send the waiting connections to an actor's process, which has started."""
+        """Send the waiting connections to an actor's newly started process."""
         actor = self._actors.get(event.worker.worker_id)
         if actor is None:
             return
@@ -154,7 +154,7 @@ class NamedActors:
             return None
         worker = self._table.get(worker_id)
         if worker is not None and worker.ending and not worker.may_restart:
-            self._names.release(worker_id)  # the actor is being killed, so it must not be found
+            self._names.release(worker_id)  # the actor is being killed, so lookups must not find it
             return None
         return self._actors[worker_id]
 

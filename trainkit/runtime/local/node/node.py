@@ -1,12 +1,12 @@
-"""Node: the process that supervises a session. It creates the parts of the node and connects them.
+"""Node of a session, which is the process that supervises the session's workers.
 
     driver ──requests──▶ node ──forks by──▶ template ──▶ worker, worker, ...
        ▲                  ▲ └───────── control ────────────▲
        └── exits, output ─┘
 
 The node has one thread with one event loop, and never receives the payload of a call. Orphaned descendants
-become children of the node, so that no process that a worker started outlives the node. When the driver
-ends, everything ends except detached actors and the workers that they requested.
+become children of the node, so that processes that a worker started never outlive the node. When the driver
+ends, all workers end except detached actors and the workers that they requested.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ LOG = "node.log"
 """File in the session's folder for the node's output after the driver has ended."""
 
 _LOOK_S = 1.0
-"""Interval for serving the queue when nothing becomes free. In time, a request stops holding up others."""
+"""Interval for serving the queue without freed resources, as requests hold up others only for a time."""
 _END_S = 2.0
 _LAST_WORDS_S = 0.25
-"""Time after the end of the last detached actor in which its callers may ask how it ended."""
+"""Time that callers have, after the end of the last detached actor, to ask how the actor ended."""
 _GRACE_S = 2.0
-"""Longest wait for the workers of a program that has ended, as the kernel can't kill some of them at once."""
+"""Longest wait for the workers of an ended program, as the kernel can't kill some processes at once."""
 
 
 class Parts:
-    """Decision-making parts of a node, created and connected here.
+    """Objects that make the node's decisions, created and connected here.
 
     Args:
         session: the session and its driver.
         loop: the node's event loop.
         notify: `Clients.notify`.
-        make_processes: returns the `WorkerProcesses`, given the table of workers and a function that delivers
-            an event.
-        unneeded: called when the last detached actor has ended.
+        make_processes: function from the table of workers and a function that delivers events to the
+            `WorkerProcesses`.
+        unneeded: function called when the last detached actor has ended.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Node:
         self._calls = CallCounts(session, loop.after, clients.notify)
         self._server = SessionServer(loop, clients, parts.table, session, self._dispatch)
         clients.add(records.DRIVER, driver, self._driver_left)
-        # The pidfd reports the driver's end even if a child of the driver still holds its socket open.
+        # The pidfd reports the driver's end even if a child of the driver keeps the driver's socket open.
         self._driver_pidfd = _pidfd(session.driver_pid)
         loop.watch(self._driver_pidfd, self._driver_left)
         children = process.ChildWatch()
@@ -155,11 +155,11 @@ class Node:
         loop.watch(self._pending_fd, self._told_to_end)
 
     def warm(self, imports: frozenset[str]) -> None:
-        """Start a template with these imports, unless it exists."""
+        """Start a template process with these imports, unless such a template exists."""
         self._processes.warm(imports)
 
     def run(self) -> None:
-        """Serve requests until the node is stopped or the session is not needed any more."""
+        """Serve requests until the node is stopped or the session is no longer needed."""
         self._loop.run(self._scheduler.serve)
 
     def _dispatch(self, serial: int, frame: Frame, may_ask: tuple[type, ...] = (object,)) -> None:
@@ -242,19 +242,19 @@ class Node:
                 raise TypeError(f"the node cannot handle {message!r}")
 
     def _refuse(self, message: Any, why: str, answer: records.Answer) -> None:
-        """Refuse a request whose handles were lost."""
+        """Refuse a request whose handles were lost on the way."""
         if isinstance(message, messages.StartActor):
             self._supervisor.never_started(message.worker_id, ExitRecord(reason=why))
         answer(ObjectLostError(why))
 
-    # the end of the driver
+    # end of the driver
 
     def _stop(self) -> None:
         self._output.stop_counting()
         self._loop.stop()
 
     def _told_to_end(self) -> None:
-        """Handle SIGTERM, which stays pending for a while to show workers that the whole session got it."""
+        """Handle SIGTERM, which stays pending to show workers that the whole session got the signal."""
         self._is_told_to_end = True
         self._loop.unwatch(self._pending_fd)
         self._loop.after(signals.KEPT_S, self._take_pending)
@@ -291,9 +291,11 @@ class Node:
         return self._named_actors.has_detached() or self._groups.has_detached()
 
     def _may_stay(self) -> bool:
-        """Publish that the program has ended, and redirect output to a file; return False if that fails.
+        """Write to the session's card that the program has ended, and redirect output to a file. Return False
+        on failure.
 
-        A reader of the program's output waits until all processes have closed it, hence the redirection.
+        Output is redirected because a reader of the program's output waits until all processes have closed
+        it.
         """
         try:
             self._server.write_card()
@@ -310,10 +312,11 @@ class Node:
         return True
 
     def _end_program(self, then: Callable[[], None]) -> None:
-        """End everything that belongs to the program that started the session.
+        """End all workers that belong to the program that started the session.
 
         Args:
-            then: called once, when all these workers are dead, or after 2 s if the kernel can't end some yet.
+            then: function called once, when all these workers are dead, or after 2 s if the kernel can't end
+                some yet.
         """
         staying = self._table.belonging_to(records.NOBODY)
         doomed = {worker.worker_id for worker in self._table.all() if worker.serial not in staying}
@@ -337,7 +340,7 @@ class Node:
             self._supervisor.kill(worker_id, "its program has ended", then_ended)
 
     def end_everything(self) -> None:
-        """Kill all descendants; return when no descendant is left, or when none has ended for 2 s."""
+        """Kill all descendants. Return when no descendant is left, or 2 s after the last one has ended."""
         signal.set_wakeup_fd(-1)
 
         def left() -> list[int]:
@@ -349,7 +352,7 @@ class Node:
             sys.stderr.write(f"trainkit: these processes could not be ended: {stuck}\n")
             return
         self._processes.drain()
-        # Otherwise the driver removes the folder, after reading which command has ended the session.
+        # In other cases, the driver removes the folder after reading which command has ended the session.
         if self._session.driver_gone or not sessions.ended_by(self._session.folder):
             process.remove_folder(self._session.folder)
 
@@ -357,5 +360,5 @@ class Node:
 def _pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
-    except ProcessLookupError:  # the driver is gone already
+    except ProcessLookupError:  # the driver has ended already
         os._exit(0)

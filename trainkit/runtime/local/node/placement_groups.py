@@ -1,4 +1,4 @@
-"""Placement groups of the node. A group's bundles are reserved all together, each with its own ledger."""
+"""Placement groups of the node. A group's bundles are reserved together, each with its own ledger."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlacementGroups:
     """Living placement groups of the session.
 
     Args:
-        machine: the machine's ledger, from which bundles are taken.
+        machine: ledger of the machine's resources, from which bundles are taken.
         queue: the waiting requests.
         table: the living workers.
         kill: `Supervisor.kill`.
@@ -52,7 +52,7 @@ class PlacementGroups:
         return list(self._living.items())
 
     def reserve(self, client: int, message: Reserve, answer: Answer) -> None:
-        """Queue a request for a group; answer at once, with an error if its name is taken."""
+        """Queue a request for a group, and answer at once. A taken name results in an error."""
         if message.name and self._named(message.name) is not None:
             answer(
                 ConfigError(
@@ -93,7 +93,7 @@ class PlacementGroups:
             group.waiting.append(answer)
 
     def grant(self, group_id: int) -> list[str] | None:
-        """Reserve all bundles of a waiting group; return the lacking resources' names, or None on success."""
+        """Reserve all bundles of a waiting group. Return the names of lacking resources; None on success."""
         group = self._living[group_id]
         held = self.machine.take_all(group.bundles)
         if held is None:
@@ -106,7 +106,7 @@ class PlacementGroups:
         return None
 
     def take(self, placement: Placement) -> tuple[Allocation, tuple[int, int] | None] | None:
-        """Allocate the resources of `placement`; return the allocation with its group and bundle, or None."""
+        """Allocate the resources of `placement`. Return the allocation with its group and bundle, or None."""
         if placement.group is None:
             allocation = self.machine.take(placement.resources)
             return None if allocation is None else (allocation, None)
@@ -119,28 +119,28 @@ class PlacementGroups:
         return None
 
     def ledger_of(self, where: tuple[int, int] | None) -> Ledger | None:
-        """Return the ledger of a group's bundle, or None if the group was removed; None means the machine."""
+        """Return the ledger of bundle `where`, or the machine's for None. Return None for a removed group."""
         if where is None:
             return self.machine
         group = self._living.get(where[0])
         return None if group is None else group.ledgers[where[1]]
 
     def machine_is_overdrawn(self) -> bool:
-        """Return whether more CPUs are in use than the machine has, because lent CPUs were taken back."""
+        """Return True if more CPUs are in use than the machine has, because lent CPUs were taken back."""
         return self.machine.is_overdrawn("CPU")
 
     def that_hold_up(self, line: Sequence[Request], leases_end: bool = False) -> list[Request]:
-        """Return the requests of `line` whose kind holds up later requests, judged by its oldest request."""
+        """Return the requests of `line` of those kinds whose oldest request holds up later requests."""
         oldest = {request.kind: request for request in reversed(line)}
         kinds = {kind for kind, request in oldest.items() if self.holds_up(request, leases_end)}
         return [request for request in line if request.kind in kinds]
 
     def holds_up(self, request: Request, leases_end: bool = False) -> bool:
-        """Return whether a waiting request holds up later requests, as its lacking resources are in reach.
+        """Return True if a waiting request holds up later requests, as its lacking resources are free soon.
 
         Args:
             request: the waiting request.
-            leases_end: assume that all leases end soon, however long they have lasted.
+            leases_end: True to assume that all leases end soon, however long they have lasted.
         """
         group = None if request.group is None else self._living[request.group]
         rooms = [(None, self.machine)] if group is None else list(enumerate(group.ledgers))
@@ -152,7 +152,7 @@ class PlacementGroups:
         return is_in_reach(request, places, SYSTEM.monotonic())
 
     def _holds(self, where: tuple[int | None, int] | None, leases_end: bool) -> list[Hold]:
-        """Return the allocations from the machine, or from a group's bundle, with their holders' state."""
+        """Return the allocations from the machine or a bundle, with the state of the workers using them."""
         holds = [
             Hold(
                 allocation=worker.allocation,
@@ -184,7 +184,7 @@ class PlacementGroups:
                 group.owner = heir
 
     def release(self, group_id: int, answer: Answer) -> None:
-        """Kill the workers of a group. When they are dead, free its bundles and call `answer`."""
+        """Kill the workers of a group. When they are dead, free the group's bundles and call `answer`."""
         group = self._living.pop(group_id, None)
         if group is None:
             answer(None)

@@ -21,7 +21,7 @@ _INSIST_S = 0.05
 _RELIEVE_S = 1.0
 
 _COUNT_S = 1.0
-"""Longest wait of a count of free resources for idle leases."""
+"""Longest time that a count of free resources waits for the return of idle leases."""
 
 _LONG_S = 10.0
 """Wait after which a request is explained to the process that made it."""
@@ -35,7 +35,7 @@ _MOST_EXPLAINED = 3
 
 @dataclass(eq=False)
 class LeaseReclaimer:
-    """Reclaimer of leases that processes keep without need while others wait.
+    """Reclaimer of leases that processes keep without need while requests of other processes wait.
 
     Args:
         queue: the waiting requests.
@@ -55,26 +55,26 @@ class LeaseReclaimer:
     _last_count: int = 0
 
     def granted(self, worker: records.WorkerRecord) -> bool:
-        """Record a granted lease; return whether it must be returned as soon as it is idle."""
+        """Record a granted lease. Return True if the lease must be returned as soon as it is idle."""
         worker.wanted_back = self._is_wanted(worker, self._in_reach)
         if not worker.wanted_back:
             self._kept[worker.serial] = worker
         return worker.wanted_back
 
     def returned(self, worker: records.WorkerRecord) -> None:
-        """Forget a lease."""
+        """Forget a lease that was returned."""
         self._kept.pop(worker.serial, None)
 
     def reclaim(self, _: object = None) -> None:
-        """Reclaim the leases that help waiting requests at once; reclaim more leases later if needed."""
+        """Reclaim the leases whose return helps waiting requests at once, and more leases later if needed."""
         line = functools.cache(self._in_reach)
         self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker, line)])
         if self._kept:
             self._after(_MOMENT_S, self._insist)
 
     def _insist(self) -> None:
-        """Reclaim the driver's leases, which may be busy; after a longer wait, workers' leases too."""
-        if not (line := self._in_reach()):  # no end of a lease would help the waiting requests
+        """Reclaim the driver's leases, even busy ones. After a longer wait, reclaim workers' leases too."""
+        if not (line := self._in_reach()):  # the return of a lease would not help the waiting requests
             return
         waited = SYSTEM.monotonic() - min(request.since for request in line)
         kept, is_long = self._kept.values(), waited >= _INSIST_S
@@ -83,7 +83,7 @@ class LeaseReclaimer:
             self._after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
-        """Reclaim leases in a second if more CPUs than exist are still held then."""
+        """Reclaim leases after a second if more CPUs than the machine has are still in use then."""
         self._after(_RELIEVE_S, self._relieve)
 
     def _relieve(self) -> None:
@@ -92,7 +92,7 @@ class LeaseReclaimer:
             self.relieve_later()
 
     def unneeded(self, serial: int) -> None:
-        """Reclaim the leases of a process that has become idle itself."""
+        """Reclaim the leases of a worker whose own lease was returned."""
         self._ask_back([worker for worker in self._kept.values() if worker.owner == serial])
 
     def when_returned(self, client: int, then: Callable[[], None]) -> None:
@@ -108,7 +108,7 @@ class LeaseReclaimer:
         self._after(_COUNT_S, functools.partial(self._count, self._last_count))
 
     def reclaimed(self, client: int, count: int) -> None:
-        """Record that a process has returned its idle leases for a count."""
+        """Record that a process has returned its idle leases for a count of free resources."""
         if count in self._counts:
             owners, _ = self._counts[count]
             owners.discard(client)
@@ -130,15 +130,16 @@ class LeaseReclaimer:
         return owners
 
     def _in_reach(self) -> list[records.Request]:
-        """Return the waiting requests that could be granted soon if all leases ended."""
+        """Return the waiting requests that could be granted soon if all leases were returned."""
         return self._groups.that_hold_up(self._queue.line(), leases_end=True)
 
     def _is_wanted(self, worker: records.WorkerRecord, line: Callable[[], list[records.Request]]) -> bool:
-        """Return whether the return of this lease would probably help a request of `line` at once.
+        """Return True if the return of this lease would probably help a request of `line` at once.
 
-        It would not in these cases: the lease belongs to a worker, which needs it again soon. The leased
-        worker is blocked, so it is busy. The requesting worker is about to lend its own CPUs. The process
-        with the lease requests another worker with the same placement: it uses the lease itself when idle.
+        The return does not help in four cases. The lease belongs to a worker, which needs the lease again
+            soon. The leased worker is blocked and so busy. The requesting worker is about to lend its own
+            CPUs. The process with the lease requests a further worker with the same placement, and will reuse
+            the lease itself.
         """
         if worker.lent is not None or self._table.by_serial(worker.owner) is not None:
             return False
@@ -159,7 +160,7 @@ class LeaseReclaimer:
 
 @dataclass(eq=False)
 class WaitExplainer:
-    """Explainer of waits, for the state listing and for processes whose requests wait for long.
+    """Explainer of waiting requests, for the state listing and for processes whose requests wait for long.
 
     Args:
         queue: the waiting requests.
@@ -178,7 +179,7 @@ class WaitExplainer:
     _notify: records.Notify
 
     def explain_later(self, _: object = None) -> None:
-        """Schedule explanations of the requests that wait now, for when they have waited 10 s."""
+        """Schedule explanations of the waiting requests for the time when they have waited 10 s."""
         waiting = [request.since for request in self._queue.line() if not request.explained]
         if waiting:
             self._after(max(0.0, min(waiting) + _LONG_S - SYSTEM.monotonic()), self._explain)
@@ -203,7 +204,7 @@ class WaitExplainer:
         self.explain_later()
 
     def waits(self, requests: Sequence[records.Request]) -> list[Wait]:
-        """Return the reason why each of `requests`, which are in the queue, is not granted."""
+        """Return for each of `requests`, which are in the queue, why it is not granted."""
         by_key = {request.key: request for request in self._queue.all()}
         machine = Room(
             existing=self._totals, ledger=self._groups.machine, holders=self._holders_of_the_machine()

@@ -1,6 +1,6 @@
-"""Records of the node: requests, placement groups, workers, exits of workers, and events.
+"""Records of the node's requests, placement groups, workers, exits of workers, and events.
 
-Nothing in this module starts, ends or calls a process, so all of it can be tested without processes.
+The module does not start, end or call processes, so it can be tested without processes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from trainkit.runtime.restart_policy import ExitRecord, describe
 from trainkit.runtime.specs import Registration, SessionSpec
 
 DRIVER = 1
-"""Number of the driver in the session."""
+"""Process number of the driver in the session."""
 
 NOBODY = 0
-"""Owner number of detached actors and groups, which belong to no process and end with no process."""
+"""Owner number of detached actors and groups, which do not belong to a process."""
 
 _MOST_EXITS = 10_000
 _MOST_ACTORS = 1_000
 
 Answer = Callable[[Any], None]
-"""Sends the answer to a request of a client."""
+"""Function that sends the answer to a client's request."""
 
 Notify = Callable[[int, Any], None]
-"""`Clients.notify`: sends a message to the process with a number, if that process is still running."""
+"""Type of `Clients.notify`, which sends a message to the process with a number if it is still running."""
 
 Kill = Callable[[int, str, Callable[[ExitRecord], None]], None]
-"""`Supervisor.kill`: kills the worker with an id for a reason, and calls a function when it is dead."""
+"""Type of `Supervisor.kill`, which kills a worker for a reason and calls a function when it is dead."""
 
 Row = dict[str, Any]
 
@@ -47,18 +47,19 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class SessionRecord:
-    """The session and its driver.
+    """Facts about the session and its driver.
 
     Attributes:
-        folder: the session's folder, whose path is the mark of the session's processes.
-        account_fd: descriptor of the budget of shared memory.
-        gpus: names of the GPUs in CUDA_VISIBLE_DEVICES, by index.
-        template: connection to the plain template, which has no imports.
+        folder: the session's folder. Its path is in the environment of the session's processes, as their
+            mark.
+        account_fd: descriptor of the memory file with the session's budget of shared memory.
+        gpus: names of the GPUs in the form of CUDA_VISIBLE_DEVICES, by index.
+        template: socket to the plain template, which is the template process without imports.
         template_pid: pid of the plain template.
         driver_pid: pid of the program that started the session.
         program: name and folder of that program, as JSON.
-        new_template: starts another plain template; returns its connection and pid.
-        driver_gone: that program has ended.
+        new_template: function that starts a new plain template and returns its socket and pid.
+        driver_gone: True once the driver has ended.
     """
 
     spec: SessionSpec
@@ -74,7 +75,7 @@ class SessionRecord:
 
     @property
     def node_id(self) -> str:
-        """Id of this machine, equal in all processes of the session."""
+        """Id of this machine, which is the same in all processes of the session."""
         name = self.folder.name
         return name.rpartition("-")[2]
 
@@ -84,10 +85,11 @@ class SessionRecord:
 
 @dataclass(eq=False, kw_only=True)
 class Request(Demand):
-    """Entry of the queue: a request for a worker or a placement group.
+    """Entry of the queue, which is a request for a worker or a placement group.
 
     Attributes:
-        ready: False for an actor whose constructor waits for an argument; other requests then go first.
+        ready: False for an actor whose constructor waits for an argument, so that other requests are served
+            first.
     """
 
     client: int
@@ -100,7 +102,7 @@ class Request(Demand):
 
     @property
     def owner(self) -> int:
-        """Number of the process with which the request ends: the client, or `NOBODY` for a detached actor."""
+        """Number of the process with whose end the request ends; `NOBODY` for a detached actor."""
         start = self.start
         registration = start.registration if isinstance(start, StartActor) else None
         return NOBODY if registration is not None and registration.detached else self.client
@@ -110,7 +112,7 @@ class OutputEnd(Protocol):
     """Reading end of a worker's stdout or stderr.
 
     Attributes:
-        tail: the last lines.
+        tail: last lines of the output.
     """
 
     fd: int
@@ -128,26 +130,27 @@ class OutputEnd(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
-    """One worker process, from the request for it to its end.
+    """One worker process, from its request to its end.
 
     Attributes:
         owner: number of the process that requested the worker; NOBODY if the worker outlives that process.
         spec: arguments of the worker's process; its `worker_id` is outdated after the worker is reused.
-        allocation: resources that the worker holds and doesn't lend; None while it is idle in the pool.
+        allocation: resources reserved for the worker, except lent CPUs; None while the worker is idle.
         held_s: time at which `allocation` was granted.
-        ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
-        lent: resources that the worker lends while it waits for others.
-        lent_out: part of the lent CPUs that is lent to the machine instead of to the worker's group.
-        wanted_back: the process that leased the worker was asked to return the lease.
-        passed_on: a worker that this worker requested holds the lent CPUs, though nothing was free.
-        ending: reason for which trainkit is ending the worker; "" if it isn't.
-        departs: the worker ends cleanly, or is about to.
-        interrupted: the worker gets SIGINT as soon as its pid is known.
-        may_restart: the actor is restarted if possible, though trainkit is killing its process.
-        restarts: number of the actor's restarts; an actor with restarts but no pid is about to restart.
+        ledger_group: group id and bundle index that `allocation` was taken from; None for the machine.
+        lent: CPUs that the worker lends while it waits for other processes; None while it does not wait.
+        lent_out: amount of the lent CPUs that the machine uses instead of the worker's group.
+        wanted_back: True if the process that leased the worker was asked to return the lease.
+        passed_on: True if the lent CPUs went to a worker that this worker requested while no CPU was free.
+        ending: reason for which trainkit is ending the worker; "" if trainkit isn't ending it.
+        departs: True if the worker has ended cleanly or is about to.
+        interrupted: True if the worker is sent SIGINT as soon as its pid is known.
+        may_restart: True if the actor may be restarted although trainkit is killing its process.
+        restarts: number of the actor's restarts. An actor with restarts and without a pid is about to
+            restart.
         inquiries: functions to call with the worker's `ExitRecord`.
         is_actor: True for an actor, False for a worker leased for tasks.
-        shown_as: name under which the worker's output is shown; "" for its own name.
+        shown_as: name under which the worker's output is shown; "" for the worker's own name.
         introduced: number of connections that were sent to the worker.
     """
 
@@ -180,24 +183,24 @@ class WorkerRecord:
 
     @property
     def lends_cpus(self) -> bool:
-        """True if the worker holds CPUs that it lends when it waits."""
+        """True if CPUs are reserved for the worker, which lends them when it waits."""
         held = self.allocation
         return held is not None and bool(held.amounts.get("CPU"))
 
     @property
     def kind(self) -> str:
-        """Name shared by workers that run the same code."""
+        """Name that is shared by workers that run the same code."""
         return self.spec.class_name or self.name
 
     @property
     def is_reusable(self) -> bool:
         """True if the process may be leased again for other tasks."""
-        # A process that used a GPU keeps its context there, while the GPU may go to another holder.
+        # A process that used a GPU keeps its CUDA context there, while the GPU may be granted to others.
         had_gpus = self.allocation is not None and self.allocation.gpus
         return not self.ending and self.ledger_group is None and not had_gpus
 
     def exit_as_ordered(self) -> ExitRecord:
-        """Return the exit record of a worker that was killed before it had a process."""
+        """Return the exit record of a worker that was killed before its process started."""
         return ExitRecord(requested=True, reason=self.ending, may_restart=self.may_restart)
 
 
@@ -236,17 +239,17 @@ class WorkerTable:
         self._by_id[worker_id] = worker
 
     def show_as(self, serial: int, name: str) -> None:
-        """Show the output of the process with that number under `name`."""
+        """Show the output of process `serial` under `name`."""
         worker = self._by_serial.get(serial)
         if worker is not None:
             worker.shown_as = name
 
     def get(self, worker_id: int) -> WorkerRecord | None:
-        """Return the living worker with that id."""
+        """Return the living worker with that id, or None."""
         return self._by_id.get(worker_id)
 
     def by_serial(self, serial: int) -> WorkerRecord | None:
-        """Return the worker whose process has that number, until the end of the process is handled."""
+        """Return the worker with that process number, until the end of the process is handled; else None."""
         return self._by_serial.get(serial)
 
     def all(self) -> list[WorkerRecord]:
@@ -254,14 +257,14 @@ class WorkerTable:
         return list(self._by_id.values())
 
     def settled(self, worker_id: int) -> WorkerRecord | None:
-        """Return the living worker with that id, after handling the messages that it has sent to the node."""
+        """Handle the arrived messages of a worker, then return the worker if it is still living."""
         worker = self._by_id.get(worker_id)
         if worker is not None:
             worker.control.try_read()
         return self._by_id.get(worker_id)
 
     def add_ended(self, row: Row, exit_: ExitRecord) -> None:
-        """Add an actor that has ended to the state listing, with its last row."""
+        """Add an ended actor to the state listing."""
         cause = describe(exit_, row["class_name"]).partition("\n")[0]
         self._ended_actors.append({**row, "state": "DEAD", "death_cause": cause})
 
@@ -270,7 +273,7 @@ class WorkerTable:
         return [dict(row) for row in self._ended_actors]
 
     def heir(self, worker: WorkerRecord) -> int:
-        """Return the heir of a worker: NOBODY if its owners lead back to a detached actor, else DRIVER."""
+        """Return the process that inherits a worker's actors: NOBODY below a detached actor, else DRIVER."""
         seen = {worker.serial}
         owner = worker.owner
         while owner not in (DRIVER, NOBODY):
@@ -307,7 +310,7 @@ class ExitRecords(dict[int, ExitRecord]):
             self._forgotten += 1
 
     def unknown(self) -> ExitRecord:
-        """Return a record for a worker that is neither listed here nor alive."""
+        """Return an exit record for a worker that is neither recorded nor alive."""
         if not self._forgotten:
             return ExitRecord(requested=True, reason="it belongs to a session that has ended")
         return ExitRecord(
@@ -317,7 +320,7 @@ class ExitRecords(dict[int, ExitRecord]):
 
 
 def actor_row(worker: WorkerRecord) -> Row:
-    """Return the row of an actor that has a process or is about to get one."""
+    """Return the state listing's row of an actor that has a process or is about to get a process."""
     state = "ALIVE" if worker.pid is not None else "RESTARTING" if worker.restarts else "PENDING"
     return {
         **_row(worker.worker_id, worker.kind, worker.spec.registration),
@@ -329,7 +332,7 @@ def actor_row(worker: WorkerRecord) -> Row:
 
 
 def pending_row(asked: StartActor) -> Row:
-    """Return the row of an actor that waits in the queue."""
+    """Return the state listing's row of an actor that waits in the queue."""
     return {
         **_row(asked.worker_id, asked.class_name or asked.name, asked.registration),
         "state": "PENDING",
@@ -355,11 +358,12 @@ def _row(worker_id: int, class_name: str, registration: Registration | None) -> 
 
 @dataclass(slots=True)
 class PlacementGroupRecord:
-    """Placement group: a list of bundles, each with a ledger of its own once it is reserved.
+    """Placement group, which is a list of bundles. Each bundle gets its own ledger when the group is
+    reserved.
 
     Attributes:
         owner: number of the process that requested the group; NOBODY if the group is detached.
-        held: allocations of the bundles; None while the group waits.
+        held: allocations of the bundles; None while the group waits for resources.
         held_s: time at which the group was granted.
     """
 
@@ -384,17 +388,17 @@ class PlacementGroupRecord:
 
 
 class WorkerStarted(NamedTuple):
-    """Event: a template receives the request to fork a worker."""
+    """Event published when a template is about to receive the request to fork a worker."""
 
     worker: WorkerRecord
 
 
 class WorkerExited(NamedTuple):
-    """Event: the process of a worker has ended, or could not be started.
+    """Event published when the process of a worker has ended, or could not be started.
 
     Attributes:
-        heir: number of the process that inherits what the worker owned.
-        in_order: the process ended cleanly by itself, as it was not needed any more.
+        heir: number of the process that inherits the worker's actors, groups and requests.
+        in_order: True if the process ended cleanly by itself, as it was not needed any more.
     """
 
     worker: WorkerRecord
@@ -404,7 +408,7 @@ class WorkerExited(NamedTuple):
 
 
 class WorkerEnded(NamedTuple):
-    """Event: a worker has ended for good: its process is not restarted, or never started.
+    """Event published when a worker has ended for good, as its process is not restarted or never started.
 
     Attributes:
         worker: the worker; None if it never had a process.
@@ -416,11 +420,11 @@ class WorkerEnded(NamedTuple):
 
 
 class RequestGranted(NamedTuple):
-    """Event: a request for a worker was granted.
+    """Event published when a request for a worker was granted.
 
     Attributes:
         allocation: resources granted to the worker.
-        where: the group and bundle that `allocation` was taken from; None for the machine.
+        where: group id and bundle index that `allocation` was taken from; None for the machine.
         bundles: all bundles of that group.
         idle: a matching idle worker to reuse; None if a worker has to be started.
     """
@@ -433,33 +437,33 @@ class RequestGranted(NamedTuple):
 
 
 class StartFailed(NamedTuple):
-    """Event: the worker of a granted request could not be started."""
+    """Event published when the worker of a granted request could not be started."""
 
     granted: RequestGranted
     reason: str
 
 
 class RequestRefused(NamedTuple):
-    """Event: a request was removed from the queue and will never be granted."""
+    """Event published when a request was removed from the queue and will never be granted."""
 
     request: Request
     exit_: ExitRecord
 
 
 class RequestsWaiting(NamedTuple):
-    """Event: requests remain in the queue after all possible grants."""
+    """Event published when requests remain in the queue after all possible grants."""
 
 
 class DetachedActorsEnded(NamedTuple):
-    """Event: the last detached actor has ended."""
+    """Event published when the last detached actor has ended."""
 
 
 Publish = Callable[[Any], None]
-"""`Events.publish`."""
+"""Type of `Events.publish`."""
 
 
 class Events:
-    """Event bus of the node: calls the subscribers of each kind of event."""
+    """Event bus of the node, which calls the subscribers of each kind of event."""
 
     def __init__(self) -> None:
         self._subscribers: Mapping[type, Sequence[Callable[[Any], object]]] = {}
@@ -481,7 +485,7 @@ class RequestQueue:
     """Queue of waiting requests, in the order in which they were made.
 
     Args:
-        publish: delivers an event.
+        publish: function that delivers an event.
         now: monotonic clock.
     """
 
@@ -504,7 +508,7 @@ class RequestQueue:
         return [request for request in self._requests if request.ready]
 
     def look_again(self) -> None:
-        """Have the queue served again, as the passing of time may allow further grants."""
+        """Have the queue served again, as elapsed time may allow further grants."""
         self.changed = True
 
     def add(self, request: Request) -> None:
@@ -518,7 +522,7 @@ class RequestQueue:
         self._requests = [request for request in self._requests if request.key not in keys]
 
     def arguments_there(self, worker_id: int) -> None:
-        """Make an actor's request ready, as the arguments of its constructor have arrived."""
+        """Mark an actor's request as ready after the arguments of its constructor have arrived."""
         for request in self._requests:
             if request.key == worker_id and not request.ready:
                 self._make_ready(request)
@@ -531,7 +535,7 @@ class RequestQueue:
         self.changed = True
 
     def inquire(self, worker_id: int, answer: Callable[[ExitRecord], None]) -> bool:
-        """Call `answer` if the request for that worker is refused; return False if no such request waits."""
+        """Call `answer` if the request for a worker is refused. Return False without such a request."""
         for request in self._requests:
             if request.key == worker_id and request.start is not None:
                 request.inquiries.append(answer)
@@ -560,7 +564,7 @@ class RequestQueue:
         for request in self.all():
             if request.client == client and isinstance(request.start, StartActor):
                 request.client = heir
-                if not request.ready:  # the process that would report its arguments has ended
+                if not request.ready:  # the process that would report the actor's arguments has ended
                     self._make_ready(request)
 
     def give_up(self, owner: int, reason: str) -> None:
@@ -571,13 +575,13 @@ class RequestQueue:
         for request in [
             request for request in self._requests if request.client == owner and not request.ready
         ]:
-            self._make_ready(request)  # a detached actor, whose constructor gets errors for lost arguments
+            self._make_ready(request)  # this is a detached actor, and its constructor gets errors
 
     def refuse(self, request: Request, reason: str, requested: bool = False) -> None:
-        """Answer a request, which has left the queue, that it will never be granted."""
+        """Report to the client that a request, which has left the queue, will never be granted."""
         exit_ = ExitRecord(reason=reason, requested=requested)
         self._publish(RequestRefused(request, exit_))
-        request.first = None  # closes the connection: the callers then ask for the reason
+        request.first = None  # this closes the connection, and the callers then ask for the reason
         answer, request.answer = request.answer, None
         if answer is not None:
             answer(WorkerDiedError(f"{request.what} could not be started: {reason}"))

@@ -1,15 +1,16 @@
-"""Restarts of actors whose process died, from the constructor calls that the node keeps.
+"""Restarts of actors whose process died. The node keeps their constructor calls for this purpose.
 
     process dies ─▶ restart() ─▶ a new process, whose first connection is the node's: the keeper
                                     keeper ──INIT, then the holders' new connections──▶ process
 
-An actor lives as long as a process is connected to it. So the keeper stays until the former holders have had
-time to reconnect, and until the owner of the actor has reconnected or released it.
+An actor lives as long as a process is connected to it. So the node keeps its own connection, the keeper,
+until the processes with handles have had time to reconnect, and until the actor's owner has reconnected or
+released the actor.
 
 The node never unpacks the values of a constructor call. A memory segment can be sent any number of times. A
-handle of another actor is an open connection, over which the node requests a further connection for each
-restart. A pending reference works likewise until its value arrives: the node then keeps the value, and sends
-it to each process that asks later.
+handle of a different actor is an open connection, over which the node requests a further connection for each
+restart. The connection of a pending reference is used in the same way until the value arrives. Then the node
+keeps the value, and sends it to each process that requests it later.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Handle, Packed, present
 
 _GRACE_S = 2.0
-"""Time for which the node keeps a restarted actor alive, so that its holders can reconnect."""
+"""Time for which the node keeps a restarted actor alive, so that processes with handles can reconnect."""
 _EARLY_S = 1.0
-"""Lifetime below which the death of a process counts as early."""
+"""Lifetime below which the death of a process counts as early, which delays the next restart."""
 _NODE = 0
 """Process number of the node."""
 
@@ -61,12 +62,12 @@ class RestartRecord:
         owner: number of the process that requested the actor.
         call: body of the actor's first frame, with its constructor's arguments.
         restarts: number of restarts so far.
-        spec: specification of its process; None until the first process starts.
-        keeper: the node's own connection to the actor.
-        let_go: the owner has released the actor.
-        owner_is_back: the owner is connected to the present process.
-        waiting: clients that noticed the death before the node: number, end of the new connection, and the
-            function that sends the answer.
+        spec: specification of the actor's process; None until the first process starts.
+        keeper: the node's own connection to the actor, which keeps the actor alive after a restart.
+        let_go: True once the owner has released the actor.
+        owner_is_back: True if the owner is connected to the actor's current process.
+        waiting: clients that noticed the death before the node did, each with its number, the end of its new
+            connection, and the function that sends the answer.
     """
 
     owner: int
@@ -103,7 +104,7 @@ class Restarts:
         return self._records.get(worker_id)
 
     def remember(self, client: int, message: StartActor, body: Packed) -> None:
-        """Keep the constructor call of the actor in `message`, if the actor is restartable."""
+        """Keep the constructor call in `message` if the actor is restartable."""
         made = message.constructor_call
         if made is not None:
             call = Packed(made.payload, body.buffers, body.handles[1:], made.stored)
@@ -120,7 +121,7 @@ class Restarts:
         """Restart the actor whose process has ended, with the same resources.
 
         Returns:
-            None if the actor was restarted; else the exit record of the actor, which has ended for good.
+            None if the actor was restarted; else its exit record, as the actor has ended for good.
 
         Raises:
             OSError, TrainkitError: no descriptor is left for the restart.
@@ -197,7 +198,7 @@ class Restarts:
     ) -> None:
         worker = self._table.get(worker_id)
         if record.keeper is not None and not record.keeper.closed:
-            # Sent over the keeper, so that it arrives before the keeper's end.
+            # The connection is sent over the keeper, so that it arrives before the keeper closes.
             try_send(record.keeper, CONNECT, 0, Packed(b"", (), [end]))
         elif worker is not None:
             introduce(worker, end)
@@ -207,14 +208,14 @@ class Restarts:
             self._settle(record)
 
     def let_go(self, worker_id: int) -> None:
-        """Record that the owner of an actor has released it."""
+        """Record that an actor's owner has released the actor."""
         record = self._records.get(worker_id)
         if record is not None:
             record.let_go = True
             self._settle(record)
 
     def _settle(self, record: RestartRecord) -> None:
-        """End the keeper when the owner has reconnected or released the actor, and the grace time is over."""
+        """Close the keeper if the owner has reconnected or released the actor and the grace time is over."""
         keeper = record.keeper
         needed = not (record.owner_is_back or record.let_go)
         if keeper is None or needed or SYSTEM.monotonic() < record.started_s + _GRACE_S:
@@ -232,11 +233,11 @@ class Restarts:
     # kept values
 
     def _kept(self, body: Packed, actors: Sequence[int | None] = ()) -> Packed:
-        """Return `body`, just received, in a form that can be sent repeatedly.
+        """Return a newly received body in a form that can be sent repeatedly.
 
         Args:
-            body: the body; its handles are unusable afterwards.
-            actors: id of the actor that each handle belongs to, as far as it is known.
+            body: received body, whose handles are unusable afterwards.
+            actors: for each handle, the id of its actor; None if unknown.
         """
         known = itertools.chain(actors, itertools.repeat(None))
         handles = [self._kept_handle(*pair) for pair in zip(body.handles, known, strict=False)]
@@ -254,7 +255,7 @@ class Restarts:
 
 
 class _Received:
-    """Handle of an actor or a pending reference, as received by the node, which does not use it."""
+    """Received handle of an actor or a pending reference, which the node only forwards."""
 
     def __init__(self, kind: int, fd: int) -> None:
         self.kind = kind
@@ -265,13 +266,13 @@ class _Received:
 
 
 def keep_handles() -> None:
-    """Make this process receive handles of actors and pending references as `_Received`."""
+    """Make this process keep received handles of actors and pending references as `_Received`."""
     for kind in (ACTOR, RECONNECTING_ACTOR, PROMISE):
         HANDLE_KINDS[kind] = functools.partial(_Received, kind)
 
 
 class _KeptActor:
-    """Handle of an actor, kept open across the actor's restarts.
+    """Handle of an actor that stays usable across the actor's restarts.
 
     Args:
         loop: the node's event loop.
@@ -298,7 +299,7 @@ class _KeptActor:
             return
         try:
             ours, theirs = socket.socketpair()
-        except OSError:  # no descriptor is left, so other holders must keep that actor alive
+        except OSError:  # no descriptor is left, so other processes must keep that actor alive
             return
         if self._reconnect(self._known_as, Descriptor(theirs.detach()), self._connected):
             self._connect(ours)
@@ -319,12 +320,12 @@ class _KeptActor:
 
 
 class _KeptPromise:
-    """Reference that was pending when it was received, and its value once that has arrived.
+    """Reference that was pending when the node received it, with its value once that has arrived.
 
     Args:
         loop: the node's event loop.
         handle: the received handle.
-        kept: converts a value to a form that can be sent repeatedly.
+        kept: function that converts a value to a form that can be sent repeatedly.
     """
 
     def __init__(self, loop: Loop, handle: _Received, kept: Callable[[Packed], Packed]) -> None:
@@ -383,7 +384,7 @@ class _KeptPromise:
     def drop(self) -> None:
         self._loop.end(self._conn)
         self._never_arrives()
-        answer, self._answer = self._answer, None  # callbacks may keep `self` alive for a while
+        answer, self._answer = self._answer, None  # as callbacks may keep `self` alive
         if answer is not None:
             _drop(answer.body)
 

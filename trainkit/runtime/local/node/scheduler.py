@@ -1,4 +1,4 @@
-"""Resource scheduler of the node: grants requests in order, and keeps idle workers for later tasks."""
+"""Resource scheduler of the node, which grants requests in order, and idle workers kept for later tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.runtime.local.wire.messages import RequestLease, StartActor
 from trainkit.runtime.placement import Allocation, serve, units
 
 _SURPLUS_S = 2.0
-"""Time without use after which idle workers beyond one for each CPU end."""
+"""Idle time after which workers beyond one for each CPU end."""
 
 
 class IdleWorkers:
@@ -24,7 +24,7 @@ class IdleWorkers:
     Args:
         most: number of idle workers that are kept without a time limit.
         after: `Loop.after`.
-        end: ends a worker.
+        end: function that ends a worker.
     """
 
     def __init__(self, most: int, after: After, end: Callable[[records.WorkerRecord], None]) -> None:
@@ -35,7 +35,7 @@ class IdleWorkers:
         self._unused = 0
 
     def add(self, worker: records.WorkerRecord) -> None:
-        """Keep a worker until it is needed or surplus."""
+        """Keep a worker until it is needed again or is surplus."""
         self._workers.append(worker)
         self._look_later()
 
@@ -45,8 +45,8 @@ class IdleWorkers:
             self._workers.remove(worker)
 
     def take(self, asked: RequestLease) -> records.WorkerRecord | None:
-        """Remove and return an idle worker that suits `asked`; None without such a worker."""
-        for worker in reversed(self._workers):  # the last used worker is still in the CPU's caches
+        """Remove and return an idle worker that suits the request `asked`; None without such a worker."""
+        for worker in reversed(self._workers):  # the last used worker's memory is still in the CPU's caches
             if _suits(worker, asked) and not worker.control.closed:
                 self._workers.remove(worker)
                 self._unused = min(self._unused, len(self._workers))
@@ -76,15 +76,15 @@ def _suits(worker: records.WorkerRecord, asked: RequestLease) -> bool:
 
 @dataclass(eq=False)
 class ResourceScheduler:
-    """Scheduler that grants requests in order, as resources become free.
+    """Scheduler that grants requests for workers and groups in order, as resources become free.
 
     Args:
         queue: the waiting requests.
-        groups: placement groups, and the ledger of the machine.
+        groups: placement groups, and the ledger of the machine's resources.
         table: the living workers.
         idle: idle workers that can be reused.
-        reclaimer: asks processes to return leases that they do not need.
-        publish: delivers an event.
+        reclaimer: object that makes processes return leases that they do not need.
+        publish: function that delivers an event.
     """
 
     _queue: records.RequestQueue
@@ -104,7 +104,7 @@ class ResourceScheduler:
         first: Descriptor,
         answer: records.Answer | None = None,
     ) -> None:
-        """Queue a request for a worker; `first` is its first connection, and a lease is answered."""
+        """Queue a request for a worker with the first connection `first`; answer a lease request."""
         placement = message.placement
         group = None if placement.group is None else placement.group.group
         bundle = None if placement.group is None else placement.group.bundle
@@ -149,10 +149,11 @@ class ResourceScheduler:
             self._publish(records.RequestsWaiting())
 
     def _pass_on(self, request: records.Request) -> bool:
-        """Grant a blocked worker's request from the CPUs that it lends itself, though nothing is free.
+        """Grant a blocked worker's request from the CPUs that this worker lends, although no CPU is free.
 
-        Other processes may keep the lent CPUs without need, and reclaiming these takes time. Each blocked
-        worker gets one such worker per wait, so that its task does not also wait for resources.
+        Other processes may keep the lent CPUs without need, and reclaiming CPUs takes time. Each blocked
+        worker gets one additional worker per wait, so that the task it waits for need not wait for resources
+        too.
         """
         lender = self._table.by_serial(request.client)
         if lender is None or lender.lent is None or lender.passed_on:
@@ -170,11 +171,11 @@ class ResourceScheduler:
         return True
 
     def _grant(self, request: records.Request) -> list[str] | None:
-        """Try to grant `request`; return the names of the lacking resources, or None if it was granted."""
+        """Try to grant `request`. Return None if it was granted, else the names of the lacking resources."""
         if request.start is None:
             lacking = self._groups.grant(request.key)
             if lacking is None:
-                self._queue.changed = True  # requests that wait for this group come next
+                self._queue.changed = True  # requests that wait for this group can be granted next
             return lacking
         placement = request.start.placement
         taken = self._groups.take(placement)
@@ -195,7 +196,7 @@ class ResourceScheduler:
         bundles = () if where is None else self._groups[where[0]].bundles
         self._publish(records.RequestGranted(request, allocation, where, bundles, idle))
         worker = self._table.get(request.key)
-        if worker is not None:  # None if the worker could not be started
+        if worker is not None:  # `worker` is None if it could not be started
             worker.held_s = SYSTEM.monotonic()
 
     def start_failed(self, event: records.StartFailed) -> None:
@@ -205,14 +206,14 @@ class ResourceScheduler:
             ledger.give_back(event.granted.allocation)
         self._queue.refuse(event.granted.request, event.reason)
 
-    # giving back
+    # returning resources
 
     def return_lease(self, worker_id: int, retire: bool) -> None:
         """Free the resources of a leased worker, and keep its process for similar tasks.
 
         Args:
             worker_id: id of the worker.
-            retire: end the process instead.
+            retire: True to end the process instead of keeping it.
         """
         worker = self._table.get(worker_id)
         if worker is None:
@@ -227,7 +228,7 @@ class ResourceScheduler:
             self._idle.end(worker)
 
     def worker_exited(self, event: records.WorkerExited) -> None:
-        """Transfer the requests and leases of a process that has ended, or refuse them."""
+        """Transfer the requests and leases of an ended process to its heir, or refuse the requests."""
         worker = event.worker
         self._take_back(worker)
         if event.in_order:
@@ -264,7 +265,7 @@ class ResourceScheduler:
     # lending
 
     def blocked(self, serial: int, waiting: bool) -> None:
-        """Lend the CPUs of a worker that waits for others, or take them back."""
+        """Lend the CPUs of a worker that waits for other processes, or take the CPUs back."""
         worker = self._table.by_serial(serial)
         if worker is None:
             return
@@ -285,9 +286,11 @@ class ResourceScheduler:
         self._queue.changed = True
 
     def _share_lent(self, line: Sequence[records.Request]) -> None:
-        """Choose who gets the CPUs that blocked workers of groups lend.
+        """Choose the machine or the group as the receiver of CPUs that blocked workers of placement groups
+        lend.
 
-        The machine gets them while a request outside the group waits for them, otherwise the group does.
+        The machine gets the CPUs while the blocked worker waits for a request outside its group. Otherwise
+        the group gets them.
         """
         asking: set[int] = set()
         for request in line:
@@ -306,7 +309,7 @@ class ResourceScheduler:
                 self._lend_out(worker, -min(worker.lent_out, self._ledger.unused("CPU")))
 
     def _lend_out(self, worker: records.WorkerRecord, amount: int) -> None:
-        """Move CPUs that a worker lends from its group to the machine, or back."""
+        """Move lent CPUs of a worker from its group to the machine, or back for a negative `amount`."""
         moved = Allocation({"CPU": amount})
         worker.lent_out += amount
         self._ledger.give_back(moved)
@@ -316,7 +319,7 @@ class ResourceScheduler:
     def _take_back(self, worker: records.WorkerRecord) -> None:
         if worker.allocation is None or worker.lent is None:
             return
-        # Taken back at once, even if they are in use: for a moment more tasks run than CPUs exist.
+        # The CPUs are taken back even if they are in use, so for a moment more tasks run than CPUs exist.
         self._lend_out(worker, -worker.lent_out)
         if (own := self._groups.ledger_of(worker.ledger_group)) is not None:
             own.retake(worker.lent)

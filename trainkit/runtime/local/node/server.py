@@ -1,8 +1,8 @@
-"""Clients of the node: the processes of the session, and other programs of the user.
+"""Clients of the node, which are the processes of the session and other programs of the user.
 
 Other programs connect to a socket in the session's folder. Only the user can open the folder, and connections
-from programs of other users are refused in any case. An invalid message of another program closes the
-connection of that program, and has no other effect.
+from programs of other users are refused in any case. An invalid message from a program closes the connection
+of that program, and has no other effect.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Clients:
 
     Args:
         loop: the node's event loop.
-        dispatch: handles a message from a process.
+        dispatch: function that handles a message from a process.
     """
 
     def __init__(self, loop: Loop, dispatch: Callable[[int, Frame], None]) -> None:
@@ -74,7 +74,7 @@ class Clients:
             self._loop.end(conn)
 
     def notify(self, serial: int, message: Any) -> None:
-        """Send a message to the process with a number, if it is still connected."""
+        """Send a message to the process with number `serial`, if it is still connected."""
         conn = self._conns.get(serial)
         if conn is not None:
             try_send(conn, NOTICE, 0, packed(message))
@@ -88,7 +88,7 @@ class Clients:
             try_send(conn, FAILURE if failed else VALUE, call_id, body)
 
     def _serve(self, serial: int, frame: Frame) -> None:
-        """Handle a message from a process; an error affects only that process."""
+        """Handle a message from a process. An error affects only that process."""
         try:
             self._dispatch(serial, frame)
         except Exception as error:
@@ -106,8 +106,8 @@ class SessionServer:
         loop: the node's event loop.
         clients: connections of the processes that make requests.
         table: assigns numbers to processes.
-        session: the session, whose folder is created here.
-        dispatch: handles a message from a program, given the types that the program may send.
+        session: facts about the session, whose folder is created here.
+        dispatch: function that handles a message from a program, given the types that the program may send.
     """
 
     _loop: Loop
@@ -132,9 +132,9 @@ class SessionServer:
         self.write_card()
 
     def write_card(self) -> None:
-        """Write the file that describes the session and says whether its program has ended."""
+        """Write the file that describes the session and whether its program has ended."""
         aside, of = self._folder / f"{CARD}.new", self._session
-        aside.write_text(  # written without json, as its import would take longer than the rest of this
+        aside.write_text(  # without `json`, whose import would take longer than this method
             f'{{"node": {os.getpid()}, "driver": {of.driver_pid}, "started": {self._started!r}, '
             f'"driver_gone": {"true" if of.driver_gone else "false"}, "program": {of.program}}}'
         )
@@ -145,7 +145,7 @@ class SessionServer:
             sock, _ = self._listener.accept()
         except ConnectionError:  # the program has closed the connection again
             return
-        except OSError:  # no descriptor is left, so the program waits until one may be free
+        except OSError:  # no descriptor is left, so the program waits until a descriptor may be free
             fd = self._listener.fileno()
             self._loop.unwatch(fd)
             self._loop.after(_WAIT_S, lambda: self._loop.watch(fd, self._admit))

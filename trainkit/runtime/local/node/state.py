@@ -1,4 +1,4 @@
-"""State listing of a session: rows of plain values for each kind of object. Ids are hexadecimal."""
+"""State listing of a session, with rows of plain values for each kind of object. Ids are hexadecimal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from trainkit.runtime.local.wire.messages import CountCalls, RequestLease, Start
 Rows = list[Row]
 
 _PATIENCE_S = 0.5
-"""Longest wait for the driver's count of calls in flight; a slower driver is stopped or very busy."""
+"""Longest wait for the driver's count of unanswered calls. A slower driver is stopped or very busy."""
 _AGAIN_S = 30.0
-"""Time without an answer after which the driver is asked again, as it may have failed to answer."""
+"""Time without an answer after which the driver is asked again, as the answer may have failed."""
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class StateListing:
         return [{**row, "namespace": row["namespace"] or namespace} for row in actors]
 
     def _tasks(self) -> Rows:
-        # The rows have no task id, as only the process that made a call knows it.
+        # The rows have no task id, as only the process that made a call knows its id.
         leased = [
             task_row(
                 worker.name,
@@ -159,7 +159,7 @@ class StateListing:
         ]
 
     def _pid_of(self, serial: int) -> int | None:
-        """Return the pid of the process with that number; None if it has ended, and for `NOBODY`."""
+        """Return the pid of the process with that number; None for an ended process and for `NOBODY`."""
         if serial == records.DRIVER:
             return None if self._session.driver_gone else self._session.driver_pid
         worker = self._table.by_serial(serial)
@@ -168,7 +168,7 @@ class StateListing:
 
 @dataclass(eq=False)
 class CallCounts:
-    """Counts of the driver's actor calls in flight, which only the driver knows.
+    """Counts of the driver's unanswered actor calls, which only the driver knows.
 
     Args:
         session: the session and its driver.
@@ -183,19 +183,19 @@ class CallCounts:
     _asked: bool = False
 
     def ask(self, answer: records.Answer) -> None:
-        """Answer with a row for each actor that the driver knows; no rows if it does not reply in 0.5 s."""
+        """Answer with a row for each actor that the driver knows, or no rows if it is silent for 0.5 s."""
         if self._session.driver_gone:
             answer([])
             return
         self._waiting.append(answer)
-        if not self._asked:  # a stopped driver finds only one question when it resumes
+        if not self._asked:  # a stopped driver finds only one request when it resumes
             self._asked = True
             self._notify(records.DRIVER, CountCalls())
             self._after(_AGAIN_S, self._ask_again)
         self._after(_PATIENCE_S, partial(self._answer, answer, []))
 
     def _ask_again(self) -> None:
-        """Allow another question to the driver, as the last one was answered or lost."""
+        """Allow a new request to the driver, as the last request was answered or lost."""
         self._asked = False
 
     def counted(self, calls: Mapping[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Supervisor of the workers: kills workers, reports how they ended, and handles the consequences."""
+"""Supervisor of the workers, which kills workers, reports how they ended, and handles the consequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.runtime.restart_policy import ExitRecord
 
 @dataclass(eq=False)
 class Supervisor:
-    """Supervisor of the workers.
+    """Supervisor that kills workers, reports how they ended, and handles the consequences.
 
     Args:
         table: the living workers.
@@ -32,15 +32,15 @@ class Supervisor:
     _restarts: Restarts
     _publish: records.Publish
 
-    # orders
+    # commands
 
     def kill(
         self, worker_id: int, reason: str, then: Callable[[ExitRecord], None], restart: bool = False
     ) -> None:
-        """Kill a worker and call `then` when it is dead. With `restart`, an actor may be restarted."""
+        """Kill a worker and call `then` when it is dead. With `restart`, its actor may be restarted."""
         worker = self._table.get(worker_id)
         if worker is None:
-            if not (restart and self._restarts.record(worker_id)):  # otherwise no process exists yet
+            if not (restart and self._restarts.record(worker_id)):  # else the actor has no process yet
                 self._queue.withdraw(worker_id)
             exits = self._table.exits
             then(exits.get(worker_id, ExitRecord()))
@@ -59,7 +59,7 @@ class Supervisor:
             self._processes.cancel_early(message)
 
     def may_leave(self, serial: int, introduced: int) -> bool:
-        """Return whether an actor without holders must end. It stays if a connection is on its way to it."""
+        """Return True if an actor without handles must end, as no connection is on its way to the actor."""
         worker = self._table.by_serial(serial)
         if worker is None:
             return True
@@ -69,7 +69,7 @@ class Supervisor:
         return False
 
     def departs(self, serial: int, stays: bool, reason: str) -> None:
-        """Record that a worker ends cleanly. An actor has ended even if its process stays to send results."""
+        """Record that a worker ends cleanly. Its actor has ended even if the process still sends results."""
         worker = self._table.by_serial(serial)
         if worker is None:
             return
@@ -81,12 +81,12 @@ class Supervisor:
             worker.is_actor = False
             self._table.rename(worker, -worker.serial)
 
-    # questions
+    # queries
 
     def query_exit(self, message: QueryExit, answer: records.Answer) -> None:
         """Answer with a worker's exit record, once the worker has ended.
 
-        The client has found its connection closed. If the worker is alive, answer with the error that the
+        The client has found its connection closed. If the worker is alive, the answer is the error that the
         worker had no descriptor left for the connection.
         """
         worker = self._table.settled(message.worker_id)
@@ -101,14 +101,14 @@ class Supervisor:
             answer(exits.unknown())
 
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: records.Answer) -> None:
-        """Connect a client whose connection closed to the actor's next process, or answer how it ended."""
+        """Connect a client to the actor's next process, as its connection closed, or answer how it ended."""
         if not self._restarts.reconnect(client, message, end, answer):
             self.query_exit(QueryExit(message.worker_id), answer)
 
     # consequences
 
     def worker_exited(self, event: records.WorkerExited) -> None:
-        """Kill or transfer the workers that the ended worker owned, and restart its actor if allowed."""
+        """Kill or transfer the workers that an ended worker owned, and restart its actor if allowed."""
         worker = event.worker
         for orphan in self._table.all():
             if orphan.owner != worker.serial:
@@ -134,7 +134,7 @@ class Supervisor:
     def _end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         if worker.is_actor:
             self._table.add_ended(records.actor_row(worker), exit_)
-        self._table.remove(worker.worker_id)  # absent already if its next process could not be started
+        self._table.remove(worker.worker_id)  # already removed if the next process could not be started
         self._end_id(records.WorkerEnded(worker.worker_id, exit_, worker))
         _answer_inquiries(worker, exit_)
 

@@ -1,6 +1,7 @@
-"""Worker processes: forked from templates, signalled, and reaped when they end.
+"""Worker processes, which are forked from templates, signalled, and reaped when they end.
 
-A session has a template process for each set of imports that enough workers need.
+A template is a process that has imported packages and forks workers. A session has a template for each set of
+imports that enough workers need.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ _WORTH_IT = 4
 
 
 def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imports]) -> Imports:
-    """Return the imports of the template from which to fork a worker that probably needs `wanted`.
+    """Return the imports of the template to fork a worker from, which probably needs the imports `wanted`.
 
     If a template has all the slow imports, which take seconds, the worker does not wait for a new template
-    that would save tenths of a second: it imports the rest itself if needed. But it waits for a template
-    that is importing a heavy package, as its own import would take at least as long.
+    that would save tenths of a second. The worker imports other packages itself if needed. But it waits for a
+    template that is importing a heavy package, as its own import would take at least as long.
 
     Args:
         wanted: imports of the worker's owner.
@@ -67,10 +68,10 @@ class Templates:
     """Connections to the template processes, by their imports.
 
     Args:
-        connect: makes a connection of the node's loop.
-        on_frame: called with a template's imports and a frame from it.
-        on_gone: called with the imports of a template that has ended.
-        plain: the socket to the plain template, which has no imports.
+        connect: function that makes a connection read by the node's event loop.
+        on_frame: function called with a template's imports and each frame from that template.
+        on_gone: function called with the imports of a template that has ended.
+        plain: socket to the plain template, which has no imports.
     """
 
     _connect: Callable[[socket.socket, Callable[[Frame], None], Callable[[], None]], Connection]
@@ -89,7 +90,7 @@ class Templates:
 
     @property
     def has_plain(self) -> bool:
-        """True unless the plain template has ended."""
+        """True if the plain template is running."""
         return frozenset() in self._conns
 
     def replace_plain(self, sock: socket.socket) -> None:
@@ -115,14 +116,15 @@ class Templates:
         self._unusable[imports] = reason
 
     def warm(self, imports: Imports) -> None:
-        """Start a template with exactly these imports, unless it exists.
+        """Start a template with exactly these imports, unless such a template exists or has failed.
 
         Raises:
-            OSError: the machine has no resources for it.
+            OSError: the machine has no resources for a new template.
         """
         if imports in self._conns or imports in self._unusable or not self.has_plain:
             return
-        # Forks the template that has most of these imports, so that the rest takes the least time.
+        # The template with most of these imports is forked, so that the remaining imports take the least
+        # time.
         base = max((have for have in self._conns if have <= imports), key=len)
         ours, theirs = socket.socketpair()
         self._add(imports, ours)
@@ -134,7 +136,7 @@ class Templates:
         return list(self._conns.values())
 
     def learn(self, kind: str, imports: Imports) -> Imports:
-        """Record imports that workers of a kind did themselves; return the imports of the next template."""
+        """Record imports that workers of a kind did themselves. Return the imports for a new template."""
         known = self._learned.pop(kind, frozenset())
         self._learned[kind] = wanted = known | imports
         if len(self._learned) > _KINDS:
@@ -142,7 +144,7 @@ class Templates:
         return choose(wanted, self._conns, self._ready)
 
     def learned(self, kind: str) -> Imports:
-        """Return the imports that workers of a kind did themselves, if pandas or sklearn is among them."""
+        """Return the own imports of workers of a kind if pandas or sklearn is among them; else no imports."""
         wanted = self._learned.get(kind, frozenset())
         return wanted if wanted & (HEAVY - SLOW) else frozenset()
 
@@ -155,7 +157,7 @@ class Templates:
         wanted |= (known := self._learned.get(kind, frozenset()))
         self._asked[wanted] += 1
         if wanted & SLOW and self._asked[wanted] >= _WORTH_IT:
-            # Leaves out heavy packages that no worker of the kind has imported so far.
+            # Heavy packages that workers of this kind have not imported so far are left out.
             self.warm(wanted - (HEAVY - SLOW - known))
         chosen = choose(wanted, self._conns, self._ready)
         self.warm(chosen)
@@ -169,7 +171,7 @@ class StartingWorker(NamedTuple):
 
     Attributes:
         imports: imports of the template.
-        spare: copies of the request's descriptors, for another template if this template ends.
+        spare: copies of the request's descriptors, to be sent to a different template if this template ends.
     """
 
     worker: records.WorkerRecord
@@ -187,7 +189,7 @@ class WorkerProcesses:
         table: the living workers.
         clients: connections of the processes that can make requests.
         output: output of the workers.
-        publish: delivers an event.
+        publish: function that delivers an event.
     """
 
     _session: records.SessionRecord
@@ -200,11 +202,11 @@ class WorkerProcesses:
     _starting: dict[int, StartingWorker] = field(default_factory=dict)
     _early: dict[int, list[messages.Cancel]] = field(default_factory=dict)
     _refused: set[int] = field(default_factory=set)
-    """Numbers of workers that the machine has no resources for at present."""
+    """Process numbers of workers that the machine has no resources for at present."""
     _refused_templates: set[Imports] = field(default_factory=set)
     _told_refusal: bool = False
     _mute_ends: int = 0
-    """Number of plain templates in a row that ended without sending a message."""
+    """Number of consecutive plain templates that ended without sending a message."""
 
     def __post_init__(self) -> None:
         self._templates = Templates(
@@ -222,13 +224,14 @@ class WorkerProcesses:
             self._wait_for_room(str(error))
 
     def grant(self, event: records.RequestGranted) -> None:
-        """Start the worker of a granted request, or connect the client to an idle one."""
+        """Start the worker of a granted request, or connect the client to an idle worker."""
         request = event.request
         message, first = request.start, request.first
         if message is None or first is None:
             raise TypeError(f"a request without a process cannot be started: {request.what}")
         if event.idle is not None:
-            # If the worker dies just now, its caller finds the connection closed and asks by the new id.
+            # If the worker dies now, its caller finds the connection closed and queries the exit by the new
+            # id.
             try_send(event.idle.control, NOTICE, 0, messages.packed(messages.Connect(), [first]))
             return
         try:
@@ -251,7 +254,8 @@ class WorkerProcesses:
             captures = placement.group is not None and placement.group.capture
             group = PlacementGroupId(group=event.where[0], bundle=event.where[1], capture=captures)
         gpus = {index: share / QUANTUM for index, share in sorted(event.allocation.gpus.items())}
-        # A worker passes the session's variables on in its environment, unless it has other values for them.
+        # Only the driver's workers need the session's variables, as workers pass them on in their
+        # environments.
         of_session = session if event.request.client == records.DRIVER else None
         spec = messages.WorkerSpec(
             worker_id=message.worker_id,
@@ -290,9 +294,9 @@ class WorkerProcesses:
 
         Args:
             spec: specification of the worker.
-            first: its first connection.
-            owner: number of the process that requested it.
-            allocation: resources that it holds.
+            first: first connection of the worker.
+            owner: number of the process that requested the worker.
+            allocation: resources reserved for the worker.
             ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
             delay_s: delay before the fork.
 
@@ -354,16 +358,17 @@ class WorkerProcesses:
         self._have_plain()
         imports, template = self._templates.for_worker(spec.environment.preload, worker.kind)
         spare = [handle.copy() for handle in handles]
-        # Published before the fork, so that waiting connections are sent before the worker reads its socket.
+        # The event is published before the fork, so that waiting connections are sent before the worker
+        # reads.
         self._publish(records.WorkerStarted(worker))
-        # Keyed by number, as the worker's id may change with its next lease before the template answers.
+        # The key is the process number, as the worker's id may change with a new lease before the answer.
         self._starting[spec.serial] = StartingWorker(worker, imports, spare)
         try_send(template, NOTICE, 0, messages.packed(messages.ForkWorker(spec), handles))
         for early in self._early.pop(spec.worker_id, ()):
             self.cancel(worker, early)
 
     def learn_import(self, serial: int, package: str) -> None:
-        """Record that a worker imports a package, so that the next worker of its kind is forked with it."""
+        """Record an import of a worker, so that the next worker of its kind is forked with this import."""
         worker = self._table.by_serial(serial)
         if worker is not None:
             self.warm(self._templates.learn(worker.kind, worker.spec.environment.preload | {package}))
@@ -377,7 +382,7 @@ class WorkerProcesses:
             self._mute_ends = 0
         match messages.unpacked(frame.body):
             case messages.ForkFailed(0, _):
-                pass  # a template could not be forked: its closed connection reports that
+                pass  # a template could not be forked; its closed connection reports this
             case messages.Forked(serial, pid):
                 self._forked(self._starting.pop(serial).worker, pid)
             case messages.ForkFailed(serial, reason, True) if self._by_pid:
@@ -444,7 +449,7 @@ class WorkerProcesses:
                 self._ended(pid, None)
 
     def _wait_for_room(self, reason: str) -> None:
-        """Repeat the refused requests later: when a worker has ended, or after 1 s."""
+        """Repeat the refused requests when a worker has ended, or after 1 s."""
         if not self._told_refusal:
             self._told_refusal = True
             text = f"the machine refuses more processes ({reason}): what needs some waits until others end"
@@ -460,7 +465,7 @@ class WorkerProcesses:
             self.warm(imports)
 
     def _ask_again(self, serial: int, imports: Imports = frozenset()) -> None:
-        """Repeat the request for a worker to a template with `imports`."""
+        """Send the request for a worker again, to a template with `imports`."""
         starting = self._starting[serial]
         if starting.worker.ending:
             self._not_started(serial, "")
@@ -488,7 +493,7 @@ class WorkerProcesses:
         try_send(worker.control, NOTICE, 0, messages.packed(message))
         if worker.pid is not None:
             process.kill(worker.pid, signal.SIGINT)
-        else:  # the worker may run already, though its template has not reported that yet
+        else:  # the worker may be running although its template has not reported its start yet
             worker.interrupted = True
 
     def cancel_early(self, message: messages.Cancel) -> None:
@@ -500,7 +505,7 @@ class WorkerProcesses:
         self._early.pop(worker_id, None)
 
     def end(self, worker: records.WorkerRecord) -> None:
-        """End a worker that is not needed any more, after the calls that were sent to it."""
+        """End a worker that is no longer needed, after the calls that were sent to it."""
         try_send(worker.control, NOTICE, 0, messages.packed(messages.EndWorker()))
 
     def redirect(self, fd: int) -> None:
@@ -511,7 +516,7 @@ class WorkerProcesses:
     # ends
 
     def collect(self, ended: Iterable[tuple[int, int]]) -> None:
-        """Handle children that ended: orphans, and the workers of a killed template."""
+        """Handle ended children of the node, which are orphans and the workers of a killed template."""
         for pid, status in ended:
             if pid not in self._by_pid:
                 self._hear_templates()
@@ -538,7 +543,7 @@ class WorkerProcesses:
         self._loop.after(_SWEEP_S, self._sweep)
 
     def exit_record(self, worker: records.WorkerRecord, code: int | None) -> ExitRecord:
-        """Return the exit record of a worker whose process has, or will have, the exit code `code`."""
+        """Return the exit record of a worker whose process ended, or will end, with exit code `code`."""
         return ExitRecord(
             pid=worker.pid,
             code=code,
@@ -572,7 +577,7 @@ class WorkerProcesses:
             worker.stderr.drain()
 
     def _sweep(self) -> None:
-        """Kill the processes that ended workers left behind, which have become children of the node."""
+        """Kill the children of the node that ended workers have left behind."""
         children = process.children(os.getpid())
         self._hear_templates()
         left = [pid for pid in children if pid != self._session.template_pid and pid not in self._by_pid]
@@ -589,13 +594,13 @@ def introduce(worker: records.WorkerRecord, conn: Descriptor) -> None:
 
 
 def is_alive(worker: records.WorkerRecord) -> bool:
-    """Return whether a worker is running and not about to end."""
+    """Return True if a worker is running and not about to end."""
     over = worker.pid is None or worker.ending or worker.departs or worker.control.closed
     return not over and not process.is_ending(worker.pid or 0)
 
 
 def lost_connection(worker: records.WorkerRecord) -> ObjectLostError:
-    """Return the error for a connection that closed though the worker at its other end is alive."""
+    """Return the error for a connection that closed although the worker at its other end is alive."""
     return ObjectLostError(
         f"{worker.name} (pid {worker.pid}) lives, but this connection to it was lost: its process had no "
         "file descriptor left. Release handles, references and large objects there, or raise the limit "
