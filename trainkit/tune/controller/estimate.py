@@ -14,7 +14,7 @@ from trainkit.tune.core.trial import Trial
 FEW = 2
 """Minimum number of trials with known length before an estimate is given."""
 SIMULATED = 1000
-"""Maximum number of future trials that are scheduled individually; further trials scale the sum."""
+"""Maximum number of future trials that are scheduled individually; for more trials, the result is scaled."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -41,9 +41,9 @@ def remaining_s(
 ) -> float | None:
     """Return the seconds until the last trial has ended; None if no estimate is possible.
 
-    The trials that have ended so far tend to be the short ones. Running trials therefore count as censored
-    observations (Kaplan and Meier, 1958), limited by their maximum length. Future trials are scheduled on the
-    slots that are now in use, with lengths spread over the estimated distribution.
+    Trials that have already ended tend to be short. Running trials therefore count as censored observations
+    (Kaplan and Meier, 1958), limited by their maximum length. Future trials are scheduled on the slots that
+    are now in use, with lengths spread over the estimated distribution.
 
     Args:
         finished: durations of ended trials in seconds.
@@ -64,25 +64,25 @@ def remaining_s(
     free_at = [at + skipped_s for at in free_at]
     heapq.heapify(free_at)
     for number in range(laid_out):
-        # The golden ratio's multiples modulo 1 are evenly spread without an order.
+        # Multiples of the golden ratio modulo 1 are evenly spread and in no order.
         heapq.heapreplace(free_at, free_at[0] + lengths.quantile((number + 0.5) * _GOLDEN % 1.0))
     return max(free_at)
 
 
 class _Lengths:
-    """Distribution of a trial's length as the steps of its survival curve."""
+    """Distribution of a trial's length in seconds, as the steps of a survival curve."""
 
     def __init__(self, finished: Sequence[float], elapsed: Sequence[float], full: Sequence[float]) -> None:
         at_risk = len(finished) + len(elapsed)
         survival = 1.0
         self._steps: list[tuple[float, float]] = []
-        """Pairs of a length and the survival just after it, sorted by length."""
+        """Pairs of a length and the share of trials that last longer, sorted by length."""
         for length, ended in sorted([*((s, 0) for s in finished), *((s, 1) for s in elapsed)]):
             if ended == 0:
                 survival *= 1 - 1 / at_risk
                 self._steps.append((length, survival))
             at_risk -= 1
-        if survival > 1e-9:  # the longest trial still runs: to its maximum length, or as long again
+        if survival > 1e-9:  # the longest trial still runs, so its end is a guess
             last = max([*finished, *elapsed])
             end = max(last, median_high(full)) if full else last + (self._area(last) if self._steps else last)
             self._steps.append((end, 0.0))
@@ -97,7 +97,7 @@ class _Lengths:
         return area
 
     def quantile(self, share: float) -> float:
-        """Return the length that this share of trials stays below."""
+        """Return the length at which this share of trials has ended."""
         place = bisect_right(self._steps, share, key=lambda step: 1 - step[1])
         return self._steps[min(place, len(self._steps) - 1)][0]
 
@@ -146,7 +146,7 @@ class TimeEstimate:
             self._finished.append(spent)
 
     def remaining_s(self, running: Sequence[Trial], to_come: int | None, time: float) -> float | None:
-        """Return the seconds until these running trials and the future trials have ended; None: unknown."""
+        """Return the seconds until the running and the future trials have ended; None: unknown."""
         return remaining_s(self._finished, [self._running(trial, time) for trial in running], to_come)
 
     def _running(self, trial: Trial, time: float) -> RunningTrial:

@@ -1,8 +1,9 @@
 """Events that go into the controller, and records and actions that come out.
 
-They must not be changed, which type checkers verify. Each report causes about a dozen, so they are unfrozen
-dataclasses with slots: creating one takes two thirds of the time of a named tuple and a fifth of that of a
-frozen dataclass, and reading a field takes a quarter of the time of a named tuple.
+These objects must not be changed, which type checkers verify. Each report creates about a dozen of them, so
+they are unfrozen dataclasses with slots. Creating such an object takes two thirds of the time of a named
+tuple and a fifth of the time of a frozen dataclass. Reading a field takes a quarter of the time of a named
+tuple.
 
 executor --Event--> controller --Record--> store, then callbacks
                                --Action--> executor
@@ -34,7 +35,7 @@ class _Fixed(metaclass=_Kind):
 
 
 class Placed(_Fixed):
-    """The trial has its resources and a process that is about to be set up; sent only for trial timeouts."""
+    """The trial has its resources and a process that is not yet set up; sent only with a trial timeout."""
 
     trial_id: str
     attempt: int
@@ -69,7 +70,7 @@ class Reported(_Fixed):
 
 
 class Finished(_Fixed):
-    """The trial's process has nothing more to do: it ended by itself or after a Stop."""
+    """The trial's run is complete: it ended by itself or after a Stop."""
 
     trial_id: str
     attempt: int
@@ -80,7 +81,7 @@ class Finished(_Fixed):
 
 
 class Saved(_Fixed):
-    """The trial has saved a checkpoint at its report, or can't save one."""
+    """The trial has saved a checkpoint at its report, or can't save a checkpoint."""
 
     trial_id: str
     attempt: int
@@ -90,7 +91,7 @@ class Saved(_Fixed):
 
 
 class Adopted(_Fixed):
-    """A paused trial's folder has a copy of another trial's checkpoint; if None, `problem` says why not."""
+    """A donor's checkpoint was copied to a paused trial's folder; if it is None, `problem` says why."""
 
     trial_id: str
     attempt: int
@@ -100,7 +101,7 @@ class Adopted(_Fixed):
 
 
 class Failed(_Fixed):
-    """The trial raised, or its process died."""
+    """The trial raised an exception, or its process died."""
 
     trial_id: str
     attempt: int
@@ -136,7 +137,7 @@ class CommandGiven(_Fixed):
 
 
 class SessionLost(_Fixed):
-    """The runtime's node and all trial processes are gone; `by` is the person who ended it, if any.
+    """The runtime's node and all trial processes have ended; `by` is the person who ended the node.
 
     `problem` says what happened to the node.
     """
@@ -178,7 +179,7 @@ class TrialAdded(_Fixed):
 
 
 class AttemptStarted(_Fixed):
-    """An attempt runs in this process, from this iteration, with the trial's current configuration."""
+    """An attempt has started in a process, at an iteration, with the trial's current configuration."""
 
     trial: Trial
     attempt: int
@@ -190,7 +191,7 @@ class AttemptStarted(_Fixed):
 
 
 class ResultAdded(_Fixed):
-    """A report; callbacks see `result`, the trial sent `metrics`."""
+    """A report: `metrics` as the trial sent them, and `result` as callbacks see it."""
 
     trial: Trial
     attempt: int
@@ -242,9 +243,9 @@ class Rearranged(_Fixed):
 
     Attributes:
         config: new configuration; None: unchanged.
-        donor: trial whose checkpoint it resumes from; None: its own checkpoint.
+        donor: trial from whose checkpoint the attempt resumes; None: the trial's own checkpoint.
         donor_iteration: number of the donor's reports before that checkpoint.
-        before: earlier request, if the scheduler changed the request; otherwise None.
+        before: previous resource request, if the scheduler changed it; otherwise None.
     """
 
     trial: Trial
@@ -286,7 +287,7 @@ NO_MORE_TRIALS = "no more trials"
 TOTAL = "total"
 LEFT_OUT = "addition left out"
 SESSION_LOST = "session lost"
-"""Kinds of notes that a restore or a person reads, besides the statuses."""
+"""Kinds of notes, besides the statuses, that a restore or a person reads."""
 
 Record = (
     TrialAdded
@@ -306,7 +307,7 @@ Record = (
 
 
 class Start(_Fixed):
-    """Start a process for this attempt of the trial, from its checkpoint if it has one."""
+    """Start a process for this attempt of the trial, from the trial's checkpoint if it has one."""
 
     trial: Trial
     attempt: int
@@ -321,7 +322,7 @@ class Advance(_Fixed):
 
 
 class Save(_Fixed):
-    """Let the trial save a checkpoint at its current report, if it can."""
+    """Let the trial save a checkpoint at its current report, if it supports this."""
 
     trial_id: str
 
@@ -336,7 +337,7 @@ class Adopt(_Fixed):
 
 
 class Stop(_Fixed):
-    """End the trial at its current report; with `save`, a class saves a checkpoint first."""
+    """End the trial at its current report; with `save`, a `Trainable` class saves a checkpoint first."""
 
     trial_id: str
     save: bool
@@ -374,7 +375,7 @@ class DeleteCheckpoint(_Fixed):
 Action = Start | Advance | Save | Adopt | Stop | Release | Interrupt | Kill | Renew | DeleteCheckpoint
 
 FILES_ONLY = (Adopt, DeleteCheckpoint)
-"""Kinds of actions that need no process of a session."""
+"""Kinds of actions that need only files and no trial process."""
 
 
 @dataclass(slots=True)
@@ -385,7 +386,7 @@ class Step:
     actions: list[Action] = field(default_factory=list)
 
     def take(self) -> Step:
-        """Return the collected records and actions, and clear them here."""
+        """Return the collected records and actions, and clear this object."""
         taken = Step(self.records, self.actions)
         self.records, self.actions = [], []
         return taken
@@ -396,7 +397,7 @@ _METHODS: Mapping[type[Action], str] = dict(zip(get_args(Action), _NAMES, strict
 
 
 def carry_out(executor: object, action: Action) -> None:
-    """Call the method of `executor` that carries out this kind of action, and returns at once."""
+    """Call the method of `executor` for this kind of action; the method returns at once."""
     method = getattr(executor, _METHODS[type(action)], None)
     if method is None:
         raise TypeError(f"{type(executor).__name__} can't carry out {action!r}")

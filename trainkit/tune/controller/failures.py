@@ -17,7 +17,7 @@ from trainkit.tune.space.serialization import complete, decode_config, encode_co
 TIMEOUT = "TrialTimeoutError"
 
 _CLASSES = frozenset({"MemoryError", "OutOfMemoryError"})
-"""Class names, searched in all base classes; they cover torch, NumPy, CuPy and Ray."""
+"""Class names of out-of-memory errors in torch, NumPy, CuPy and Ray; base classes are also compared."""
 _WORDS = (
     "memory limit exceeded",  # the runtime's message for a worker that exceeds its request
     "oom killer",  # the kernel's message
@@ -27,7 +27,7 @@ _WORDS = (
     "running low on memory",  # message of Ray's memory monitor
 )
 _SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
-"""Errors whose text counts; in other errors, such as a ValueError, a user may have written these words."""
+"""Errors whose text is searched; in other errors, such as a ValueError, a user may have chosen the words."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -44,8 +44,8 @@ class Retry:
     """Decision to run the trial again.
 
     Attributes:
-        reason: reason for people.
-        counts: True if the failure counts for `max_failures`.
+        reason: readable reason.
+        counts: True if the failure counts towards `max_failures`.
         alone: True if the trial may run only while nothing else runs.
         config: new configuration; None: unchanged.
     """
@@ -60,7 +60,7 @@ def what_follows(trial: Trial, failure: Failure, policy: FailureConfig) -> Retry
     """Return the retry of the trial, or the failure that ends it.
 
     Args:
-        trial: the trial, whose number of failures does not include this one.
+        trial: the trial; its number of failures does not yet include this failure.
         failure: failure of its latest attempt.
         policy: the user's policy.
     """
@@ -117,7 +117,7 @@ def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 
 class Losses:
-    """Counter of consecutive losses of the node without progress of any trial."""
+    """Counter of consecutive node losses without progress of any trial in between."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -163,12 +163,13 @@ HOPELESS = 12
 
 
 def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> str:
-    """Return the message for an experiment that failed trials have ended: failures and remedies.
+    """Return the message for an experiment that ended because of failed trials: failures and remedies.
 
     Args:
         trials: trials of the experiment.
         folder: folder of the experiment.
-        limit: max_failed_trials; None: the experiment ended because none of the first trials ever reported.
+        limit: `max_failed_trials`; None: the experiment ended because all of its first trials failed without
+            a report.
     """
     why = "FailureConfig(max_failed_trials=...) ends the experiment there"
     if limit is None:
@@ -183,7 +184,7 @@ def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> 
 
 
 def grouped(failed: Iterable[tuple[str, Failure]]) -> str:
-    """Return a text with each error once: its count, its place and its trials.
+    """Return a text that lists each error once, with its count, its place in the code and its trials.
 
     Args:
         failed: pairs of a trial id and its failure.
@@ -196,7 +197,7 @@ def grouped(failed: Iterable[tuple[str, Failure]]) -> str:
 
 
 def _place(failure: Failure) -> tuple[str, ...]:
-    """Return the error's class and frames as its identity; the message may depend on the configuration."""
+    """Return the class and frames that identify an error; its message may depend on the configuration."""
     frames = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', failure.traceback, re.MULTILINE)
     if not frames:
         return (failure.kind, re.sub(r"\d+", "N", failure.message))

@@ -1,4 +1,4 @@
-"""Judgement of trials: the scheduler decides, then the stop rules; and the decisions are carried out.
+"""Judgement of trials: the decisions of the scheduler, then of the stop rules, and their execution.
 
 A decision on a report becomes the outcome of its trial. Decisions on waiting trials act at once.
 """
@@ -49,12 +49,12 @@ def _decide(
 
 
 def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported) -> Decision | Failure:
-    """Return the decision on a report, or the failure that the report means.
+    """Return the decision on a report, or the failure if the report is invalid or a stop rule raised.
 
-    Values that a stop rule adds to `result` are copied to the metrics of the event, for the store.
+    Values that a stop rule adds to `result` are copied to the event's metrics, so that they are stored.
     """
     trial_id, metrics = event.trial_id, event.metrics
-    says_done = not event.done and bool(metrics.get("done"))  # though its function has not returned
+    says_done = not event.done and bool(metrics.get("done"))  # the user's function has not returned yet
     # The scheduler comes first, even for a bad report, because a replay also gives it every report.
     decision = state.scheduler.on_result(trial_id, result)
     if decision.reason and state.source.hears_decisions:
@@ -72,8 +72,7 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
     if reached is None and says_done:
         reached = {"stop": "reported done=True"}
     if reached is not None:
-        # A stop overrides the decision; without an exchange, the record must not contain the exchange's
-        # facts.
+        # A stop overrides the decision. An exchange then does not happen, so its facts are left out.
         facts = {"instead_of": decision.reason} if decision.donors else decision.reason
         return Decision(Verdict.STOP, {**facts, **reached})
     return decision
@@ -106,7 +105,7 @@ def _require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
     """Check the experiment's first report for a misspelt metric.
 
     Raises:
-        MetricError: `result` has the metric by another spelling, which the message gives.
+        MetricError: `result` has the metric under another spelling, which the message gives.
     """
     state.has_reports = True
     for metric in state.plan.metrics:
@@ -142,9 +141,9 @@ def _take_decision(state: ControllerState, active: ActiveAttempt, decision: Deci
 
 
 def _runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
-    """Return True if a trial that should pause continues instead, because it would be resumed next.
+    """Return True if a trial that should pause continues instead, as a pause would gain nothing.
 
-    The function records this case.
+    The function then records that the trial was resumed.
     """
     decision, trial = active.pause, active.trial
     if decision is None or decision.request is not None:
@@ -154,7 +153,7 @@ def _runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool
         to_come = state.plan.saves or any(one is not None and one.is_saving for one in among)
         if to_come or paused.may_pause(state, trial, decision):
             return False
-        # No checkpoint exists, and a restart gains nothing.
+        # No donor has a checkpoint, and a restart would gain nothing.
         paused.note_no_exchange(state, trial, decision, time)
         paused.resumed(state, trial)
         return True
@@ -218,7 +217,7 @@ def _applied(
 
 
 def take_up_owed(state: ControllerState, owed: Mapping[str, Decision], time: float) -> None:
-    """Carry out decisions on paused trials that the end of the earlier run prevented."""
+    """Carry out decisions on paused trials that the previous run ended too early to carry out."""
     for trial_id, decision in owed.items():
         _require_known_donors(state, trial_id, decision)
         if paused.leave_line(state, state.by_id[trial_id]):
@@ -243,7 +242,7 @@ def _require_known_donors(state: ControllerState, trial_id: str, decision: Decis
 def end_trial(
     state: ControllerState, trial: Trial, time: float, reason: str, failure: Failure | None = None
 ) -> None:
-    """End a trial that has no process, by its failure if it failed."""
+    """End a trial that has no process; with a `failure`, its status becomes ERROR."""
     state.estimate.ended(trial.trial_id)
     state.steering.forget(trial.trial_id)
     status = TERMINATED if failure is None else ERROR

@@ -1,4 +1,4 @@
-"""Life of a trial: what follows from each event of its process.
+"""Life of a trial: the consequences of each event of its process.
 
 Reported --> attempt: recorded --> judging: judged, and its outcome set --> Advance, Save or Stop
 Finished --> paused: PAUSED, or PENDING again, or judging: TERMINATED, or a failure
@@ -27,7 +27,7 @@ PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus
 TERMINATED, ERROR = TrialStatus.TERMINATED, TrialStatus.ERROR
 
 LOST = "the runtime's node died"
-"""Reason of a trial that waits because it lost its process with the session."""
+"""Reason for waiting of a trial whose process ended with the session."""
 
 
 def handle_attempt_event(
@@ -99,7 +99,7 @@ def _on_finished(state: ControllerState, active: ActiveAttempt, event: ev.Finish
 
 
 def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) -> None:
-    if state.ending is BY_SIGTERM and active.excused:  # SIGTERM may also have hit its subprocesses
+    if state.ending is BY_SIGTERM and active.excused:  # SIGTERM may also have ended its subprocesses
         state.step.records.append(
             ev.Noted(event.time, "cleanup", event.failure.message, active.trial.trial_id)
         )
@@ -112,7 +112,7 @@ def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) 
 
 
 def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem: str = "") -> None:
-    """Settle the end of a trial whose process has nothing more to do, or ended with a problem."""
+    """Set the final state of a trial whose run is complete, or whose process ended with a problem."""
     trial, (status, reason) = active.trial, active.outcome or attempt.FINISHED
     failure = active.failure
     if failure is None and status is TERMINATED and not active.excused:
@@ -179,7 +179,7 @@ def _let_go(state: ControllerState, trial: Trial, time: float) -> None:
 
 
 def lose_all(state: ControllerState, time: float) -> None:
-    """Handle the loss of all processes: decided outcomes stay, and all other trials run again."""
+    """Handle the loss of all processes: trials with a decided outcome get it, and all others run again."""
     for active in list(state.active.values()):
         trial, outcome = active.trial, active.outcome
         if outcome is None or (active.is_pausing and not paused.may_pause(state, trial, active.pause)):
@@ -191,7 +191,7 @@ def lose_all(state: ControllerState, time: float) -> None:
 
 
 def watch(state: ControllerState, active: ActiveAttempt) -> None:
-    """Check the attempt's time limits from now on."""
+    """Start checking the attempt's time limits."""
     state.watched[active.trial.trial_id] = active
 
 
@@ -206,7 +206,7 @@ def first_limit(state: ControllerState) -> float:
 
 
 def kill_overdue(state: ControllerState, now: float) -> None:
-    """Kill attempts that exceed their limit; interrupt attempts whose time for this has come."""
+    """Kill attempts that exceed their time limit; interrupt attempts that are due for an interrupt."""
     if not (limited := _limited(state)):
         return
     for active in [active for active in limited.values() if now >= active.limit]:

@@ -1,4 +1,4 @@
-"""Paused trials: which of them resume, which end, and which take over another trial's state.
+"""Paused trials: resumption, end, and copies of another trial's state.
 
 PAUSE --> process saves and ends --> PAUSED --> chosen --> PENDING, from its checkpoint
                                            |  donors: Adopt --> Adopted, with another configuration
@@ -31,7 +31,7 @@ BEGINS_ANEW = (
 
 
 def between_lines(state: ControllerState) -> int:
-    """Return the number of trials that are neither in the queue of paused trials nor have a process."""
+    """Return the number of paused trials that wait for a donor's checkpoint or for its copy."""
     return len(state.awaiting_donor) + len(state.adopting)
 
 
@@ -39,7 +39,7 @@ def between_lines(state: ControllerState) -> int:
 
 
 def line_up(state: ControllerState, trial: Trial, time: float) -> None:
-    """Put a trial without a process into its queue, or aside while a command holds it."""
+    """Put a trial without a process into its queue, or into `held` while a user's command pauses it."""
     steering, trial_id = state.steering, trial.trial_id
     if trial.status is TrialStatus.PENDING:
         steering.pulled.discard(trial_id)
@@ -58,7 +58,7 @@ def begin_pause(
 ) -> Failure | None:
     """Pause a trial whose process has ended; return the failure if pausing is impossible."""
     if not may_pause(state, trial, decision):
-        if trial.trial_id in state.steering.pulled:  # a user paused it, so it waits for a restart instead
+        if trial.trial_id in state.steering.pulled:  # paused by a user: it waits for a restart instead
             words = f"{reason}, and left no checkpoint to go on from: {problem}"
             wait_again(state.step, trial, time, words[:200])
             line_up(state, trial, time)
@@ -87,7 +87,7 @@ def may_pause(state: ControllerState, trial: Trial, decision: Decision | None) -
 
 
 def carry_out(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
-    """Give a paused trial the resources and the state that the decision names."""
+    """Give a paused trial the decision's resources, and the state of its donor."""
     if decision.request is not None:
         before, trial.request = trial.request, decision.request
         trial.granted = decision.request
@@ -97,7 +97,7 @@ def carry_out(state: ControllerState, trial: Trial, decision: Decision, time: fl
 
 
 def exchange(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
-    """Let a paused trial take over a donor's state, if the decision names donors."""
+    """Let a paused trial resume from a donor's checkpoint, if the decision names donors."""
     for each in decision.donors:
         donor, active = state.by_id[each.trial_id], state.active.get(each.trial_id)
         if active is not None and active.is_saving:
@@ -120,7 +120,7 @@ def note_no_exchange(state: ControllerState, trial: Trial, decision: Decision, t
 
 
 def retry_exchanges(state: ControllerState, time: float) -> None:
-    """Try again the exchanges that waited for a donor's checkpoint."""
+    """Retry the exchanges that waited for a donor's checkpoint."""
     if not state.awaiting_donor:
         return
     for trial_id, decision in list(state.awaiting_donor.items()):
@@ -161,14 +161,14 @@ def resume(state: ControllerState, trial: Trial, time: float) -> None:
 
 
 def resumed(state: ControllerState, trial: Trial) -> str:
-    """Record the scheduler's reason for resuming a trial, and return it in words."""
+    """Record the scheduler's reason for resuming a trial, and return the reason as text."""
     decision = Decision(Verdict.RESUME, state.scheduler.on_trial_resume(trial.trial_id))
     state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
     return words_for(decision, state.scheduler.label)
 
 
 def why_not_chosen(state: ControllerState, trial: Trial) -> str:
-    """Record and return why a trial stayed paused to the end; '' if unknown."""
+    """Record and return the reason why a trial stayed paused until the end; '' if unknown."""
     decision = Decision(Verdict.STOP, state.scheduler.why_not_chosen(trial.trial_id))
     if decision.reason:
         state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
@@ -176,7 +176,7 @@ def why_not_chosen(state: ControllerState, trial: Trial) -> str:
 
 
 def forget_pause(state: ControllerState, trial: Trial) -> bool:
-    """Remove a paused trial that must end from all lists; return False if it isn't paused."""
+    """Remove a paused trial, which must end, from all lists; return False if it isn't paused."""
     hoped = state.awaiting_donor.pop(trial.trial_id, None) is not None
     adopted = state.adopting.pop(trial.trial_id, None) is not None
     return leave_line(state, trial) or hoped or adopted
@@ -188,12 +188,12 @@ def leave_line(state: ControllerState, trial: Trial) -> bool:
 
 
 def leave_lines(state: ControllerState, trial: Trial) -> bool:
-    """Remove a trial that has no process and must end from its queue; return False if it isn't queued."""
+    """Remove a trial, which must end, from the queues; return False if it isn't in a queue."""
     return state.waiting.remove(trial) or forget_pause(state, trial)
 
 
 def set_aside(state: ControllerState) -> None:
-    """Remove the trials that commands hold from the queues, at the start of a restored experiment."""
+    """Move trials that a user has paused from the queues to `held`, at the start of a restored experiment."""
     for trial in [*state.waiting, *state.paused]:
         if state.steering.keeps_aside(trial.trial_id):
             state.waiting.remove(trial)

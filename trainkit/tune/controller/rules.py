@@ -1,4 +1,4 @@
-"""Rules of an experiment: its plan, the reasons of an early end, and the stop rules."""
+"""Rules of an experiment: its plan, the reasons for an early end, and the stop rules."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Ending:
     """Reason why an experiment ends before all its trials have ended.
 
     Attributes:
-        why: reason for people, such as "time budget".
-        resumable: True if a restore resumes the unfinished trials; False if they are over.
+        why: readable reason, such as "time budget".
+        resumable: True if a restore resumes the unfinished trials; False if these trials have ended for good.
     """
 
     why: str
@@ -47,7 +47,7 @@ FAILED_TRIALS = Ending("too many failed trials", resumable=True)
 BROKEN = Ending("an error", resumable=True)
 
 MOST_AT_ONCE = 1000
-"""Maximum number of trials to start in a step, so that an endless search of failures checks the time."""
+"""Maximum number of trials to start per step; time limits are checked between steps, even if all fail."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Plan:
         other_metrics: further metrics that the same report must have, for several objectives.
         stop: stop rules for single trials or for the experiment.
         time_budget_s: seconds from `begin` after which every trial ends at its next report.
-        trial_timeout_s: maximum seconds of each attempt once it has its resources; then it is killed and has
-            failed.
+        trial_timeout_s: maximum seconds of each attempt once it has its resources; after that, the attempt is
+            killed and counts as failed.
         max_iteration: maximum number of reports of a trial, if known; used for estimates.
         failure, checkpoints: settings of RunConfig.
         grace_s: seconds for a trial that must end to reach its next report.
         cleanup_s: seconds for a trial to end after the request.
-        saves: True if a trial can save a checkpoint at any report, like a class with save_checkpoint().
+        saves: True if trials can save a checkpoint at any report, as a class with save_checkpoint() can.
         keeps_processes: True if a trial that would be resumed at once continues in its process.
     """
 
@@ -89,7 +89,7 @@ class Plan:
 
 
 class StopRules:
-    """All stop rules of an experiment. Each rule sees every report; the first that ends a trial is named.
+    """Stop rules of an experiment. Each rule receives every report; the first rule that ends a trial counts.
 
     Args:
         rules: the rules in order.
@@ -114,7 +114,7 @@ class StopRules:
         return cls([copy.deepcopy(each) if isinstance(each, Stopper) else each for each in rules])
 
     def on_report(self, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the facts of the rule by which `result` ends its trial, the text under "stop"; else None.
+        """Return facts about the rule that ends the trial, its text under "stop"; None if no rule ends it.
 
         Raises:
             MetricError: a rule names a value that the result lacks.
@@ -126,14 +126,14 @@ class StopRules:
         return found
 
     def told_again(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Replay a report from before a restore."""
+        """Replay a report that was made before a restore."""
         try:
             self.on_report(trial_id, result)
         except Exception:  # the same error has already failed that trial and is recorded
             return
 
     def end(self, elapsed_s: float) -> str:
-        """Return why the experiment ends after `elapsed_s` seconds of running; '' if it doesn't."""
+        """Return why the experiment must end after running for `elapsed_s` seconds; '' if it continues."""
         for stopper in self._timed:
             stoppers.tell_time(stopper, elapsed_s)
         for stopper in self._stoppers:
@@ -143,7 +143,7 @@ class StopRules:
 
     @property
     def deadline_s(self) -> float:
-        """Seconds of running after which `end` must be called even without a report."""
+        """Running time in seconds after which `end` must be called even without a report."""
         return min(map(stoppers.deadline_of, self._timed)) if self._timed else math.inf
 
     @property
@@ -168,7 +168,7 @@ def words_of(stopper: Stopper) -> str:
 
 
 def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, Any] | None]:
-    """Return a function that gives the facts if a report ends its trial by `rule`, otherwise None."""
+    """Return a function that returns the facts if `rule` ends a report's trial, otherwise None."""
     if isinstance(rule, Mapping):
         return partial(_reached, rule)
     if isinstance(rule, Stopper):
@@ -183,7 +183,7 @@ def _facts(stopper: Stopper) -> dict[str, Any]:
 
 def _reached(bounds: Mapping[str, float], trial_id: str, result: Mapping[str, Any]) -> dict[str, Any] | None:
     for name, bound in bounds.items():
-        if name == DONE:  # it ends a trial even without a rule
+        if name == DONE:  # this key ends a trial even without a rule
             continue
         value = number_of(result, name)
         if value is None and lookup(result, name) is None:
@@ -218,7 +218,7 @@ _STOPPER, _SEVERAL = "$stopper", "$several"
 
 
 def describe_stop(rule: StopRule | None) -> Any:
-    """Return `rule` as dictionaries and lists; the user's functions and own stoppers stay as they are."""
+    """Return `rule` as dictionaries and lists; the user's functions and stopper classes stay objects."""
     if isinstance(rule, (list, tuple)):
         return {_SEVERAL: [describe_stop(each) for each in rule]}
     if isinstance(rule, Mapping):
@@ -231,7 +231,7 @@ def describe_stop(rule: StopRule | None) -> Any:
 
 
 def stop_of(described: Any) -> Any:
-    """Return the stop rule of a description by `describe_stop` without functions or own stoppers."""
+    """Return the stop rule that `describe_stop` described; it must not contain the user's objects."""
     match described:
         case {"$several": [*rules]}:
             return [stop_of(each) for each in rules]

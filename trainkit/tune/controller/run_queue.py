@@ -9,7 +9,7 @@ from trainkit.tune.core.trial import Trial
 
 
 def is_over(state: ControllerState) -> bool:
-    """Return True if no trial waits and none will come."""
+    """Return True if no trial waits and no further trial will be suggested."""
     return not (state.waiting or state.paused or state.held) and state.source.exhausted
 
 
@@ -20,11 +20,12 @@ def trials_to_come(state: ControllerState) -> int | None:
 
 
 def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
-    """Remove the trial to start or resume next from its queue and return it; None: no trial for now.
+    """Remove the trial to run next from its queue and return it; None: no trial can run now.
 
     Args:
         state: state of the controller.
-        has_room: True if another trial may fit, so that a trial may be suggested or resumed.
+        has_room: True if resources for another trial may be free, so that a trial may be suggested or
+            resumed.
     """
     if len(state.active) == 1 and next(iter(state.active.values())).trial.alone:  # nothing may run beside it
         return None
@@ -34,7 +35,7 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
     if not state.waiting and not state.paused:
         return state.source.next_trial() if has_room else None
     alone = state.waiting.first_alone
-    # An endless experiment would never become idle, so there the trial gets its turn as soon as possible.
+    # An experiment without a limit never becomes idle, so the trial runs as soon as possible there.
     if alone is None or state.source.to_come is not None:
         trial = _sharing(state, has_room=has_room)
         if trial is not None:
@@ -46,7 +47,7 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
 
 
 def _out_of_turn(state: ControllerState, trial_id: str, *, has_room: bool) -> Trial | None:
-    """Return a prioritised trial if it may run; the scheduler is asked about this trial alone."""
+    """Return a prioritised trial if it may run; the scheduler gets only this trial to choose from."""
     choose = state.scheduler.choose_trial_to_run
     if trial_id in state.waiting:
         may = not (state.active and state.by_id[trial_id].alone)

@@ -24,7 +24,7 @@ from trainkit.tune.search.trial_source import TrialSource
 class Line(Sequence[str]):
     """Queue of trial ids in the order of suggestion; trials may be added and removed in any order.
 
-    The first id is read far more often than all ids, so a heap finds it. The heap may hold removed ids.
+    The first id is read far more often than all ids, so a heap yields it. The heap may contain removed ids.
     """
 
     def __init__(self) -> None:
@@ -75,13 +75,13 @@ class WaitingTrials:
         self._alone = Line()
         self._by_id: dict[str, Trial] = {}
         self.sharing = Line()
-        """Ids of trials that run beside others or are paused; not copied, as it may hold thousands."""
+        """Ids of trials that may run beside other trials, or are paused; not copied, as they can be many."""
         for trial in trials:
             if trial.status is status:
                 self.add(trial)
 
     def add(self, trial: Trial) -> None:
-        """Insert a trial by its index."""
+        """Insert a trial into its queue, in the order of trial indexes."""
         self._line_of(trial).add(trial)
         self._by_id[trial.trial_id] = trial
 
@@ -99,7 +99,7 @@ class WaitingTrials:
         return True
 
     def _line_of(self, trial: Trial) -> Line:
-        # The scheduler alone decides about paused trials. Running alone matters only after that.
+        # The scheduler alone chooses among paused trials. Running alone matters only once a trial is pending.
         return self._alone if trial.alone and self._parts else self.sharing
 
     @property
@@ -119,13 +119,13 @@ class WaitingTrials:
 
 @dataclass(slots=True)
 class Steering:
-    """Commands that apply until other commands lift them.
+    """Users' commands that apply until other commands lift them.
 
     Attributes:
         paused_by: person who paused the whole experiment, or ''.
-        holds: for each trial that was paused by its id, the person who paused it.
-        pulled: ids of trials that were paused while running. The scheduler does not know about these pauses,
-            as it would have let the trials continue.
+        holds: person who paused a single trial, by trial id.
+        pulled: ids of trials that were paused while running. The scheduler is not notified of these pauses,
+            because it would have let the trials continue.
         first: prioritised trials with the time of each request; later requests run first.
     """
 
@@ -155,7 +155,7 @@ class Steering:
         return self.holds.get(trial_id, self.paused_by)
 
     def keeps_aside(self, trial_id: str) -> bool:
-        """Return True if the trial is in no queue when it has no process."""
+        """Return True if a user's pause keeps the trial out of the queues when it has no process."""
         return trial_id in self.holds or (trial_id in self.pulled and bool(self.paused_by))
 
     def forget(self, trial_id: str) -> None:
@@ -171,15 +171,15 @@ class ControllerState:
 
     Attributes:
         plan: rules of the experiment.
-        stop: rules of `plan.stop`, which have already seen the earlier reports.
-        source: source of trials and of their resource requests, which receives the results.
-        scheduler: receiver of results, which decides.
+        stop: stop rules, which have already received the earlier reports.
+        source: source of trials and their resource requests; it receives the results.
+        scheduler: receives the results and decides.
         ledger: reserved resources of trials.
         estimate: estimate of the remaining time.
         trials: trials of the experiment, in the order of suggestion.
         by_id: the same trials by id.
         waiting, paused: queues of pending and of paused trials.
-        steering: commands that apply.
+        steering: users' commands that apply.
         held: trials that a command keeps out of both queues, by id.
         spent_s: seconds that the experiment ran before this run.
         with_metric: ids of trials that have reported the metric.
@@ -187,19 +187,18 @@ class ControllerState:
         active: attempts that have a process, by trial.
         watched: active attempts with a time limit; when the experiment ends, all active attempts have one.
         awaiting_donor: decisions on paused trials whose donor is still saving a checkpoint.
-        adopting: for each trial that receives a copy of a checkpoint, the donor and the checkpoint's
-            iteration.
+        adopting: donor and iteration of the checkpoint that is being copied to a trial, by trial id.
         step: collected records and actions.
         ending: reason of an early end; None while the experiment continues.
         error: first error of searcher, scheduler or stopper, or the error that ended the experiment.
         began: start time of this run.
         budget_ends: time at which the time budget is spent.
         has_reports: True if any trial has reported.
-        none_come: True if the scheduler was notified that no further trials come.
+        none_come: True if the scheduler was notified that no further trials will be suggested.
         more_by: time at which to start further trials.
         losses: counter of consecutively lost sessions.
         left_out: keys with unstorable values that stoppers have added to reports.
-        begun_anew: for each trial without a checkpoint, the iteration at which a pause last made it restart.
+        begun_anew: iteration at which a pause last made a trial without a checkpoint restart, by trial id.
     """
 
     plan: Plan

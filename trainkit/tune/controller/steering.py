@@ -1,4 +1,4 @@
-"""Commands of users to a running experiment: their effects on the controller's state, and records."""
+"""Commands of users to a running experiment: effects on the controller's state, and records."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Hold a trial until it is resumed; without a trial, start nothing and pause what can pause."""
+    """Pause a trial; without a trial, start no more trials and pause the trials that can pause."""
     steering, trial = state.steering, _trial_of(state, event)
     if trial is None:
         if steering.paused_by:
@@ -111,7 +111,7 @@ def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _resume(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Resume a trial that was paused by its id; without a trial, resume the experiment."""
+    """Resume a trial that a command paused; without a trial, resume the experiment."""
     steering, trial = state.steering, _trial_of(state, event)
     if trial is None:
         if not steering.paused_by:
@@ -140,7 +140,7 @@ def _let_go_on(state: ControllerState, trial: Trial, time: float) -> None:
 
 
 def _prioritise(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Put a waiting trial before the others."""
+    """Let a waiting trial run before the other trials."""
     trial = _trial_of(state, event)
     if trial is None:
         raise ConfigError("prioritise which trial? give its id")
@@ -155,7 +155,7 @@ def _prioritise(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _add(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Add a configuration that is tried next."""
+    """Add a configuration to try next."""
     given = event.arguments.get("config")
     if not isinstance(given, dict):
         raise ConfigError(f"config={given!r}: give a dictionary of hyperparameters")
@@ -214,10 +214,10 @@ def _resize(state: ControllerState, num_samples: int, time: float) -> None:
 
 
 def tell_total(state: ControllerState, time: float) -> None:
-    """Notify the scheduler of the number of trials, unless it knows the number.
+    """Notify the scheduler of the number of trials, unless it already has this number.
 
     Raises:
-        ConfigError: the scheduler depends on the earlier number.
+        ConfigError: the scheduler can't change its number of trials.
     """
     if state.scheduler.resize(state.source.total):
         state.step.records.append(ev.Noted(time, ev.TOTAL, encode(state.source.total)))
@@ -242,7 +242,7 @@ VERBS: Mapping[str, Callable[[ControllerState, ev.CommandGiven], str]] = {
     "add": _add,
     "set": _set,
 }
-"""For each verb, the function that carries the command out and returns its effect in words.
+"""Function for each verb; it carries the command out and returns a text about the effect.
 
 A function that rejects its command raises ConfigError and changes nothing.
 """

@@ -25,7 +25,7 @@ class ResourceLedger:
         existing: total amounts by resource name, all free at first.
         max_concurrent: maximum number of concurrent trials; None: limited by resources only.
         simulated: True if the resources belong to a simulation's workers and not to the engine.
-        ahead: factor on the available amounts, as some of the submitted trials still wait.
+        ahead: factor on the available amounts: trials that only wait may be submitted beyond the total.
     """
 
     def __init__(
@@ -60,8 +60,7 @@ class ResourceLedger:
     def has_room(self) -> bool:
         """Return True if another trial with the same request as an earlier trial may fit.
 
-        A configuration is thus suggested only when it can run, so that the searcher knows all earlier
-        reports.
+        A configuration is suggested only if this is true, so that the searcher knows all earlier reports.
         """
         return not self._asked or any(map(self._fits, self._asked.values()))
 

@@ -41,13 +41,13 @@ def is_full(error: BaseException) -> bool:
     """Return True if `error` says that the disk or its quota is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    if isinstance(error, shutil.Error):  # copytree gives only the texts of the errors, one for each file
+    if isinstance(error, shutil.Error):  # copytree raises only texts, one for each file
         return os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def advice(folder: Path, error: BaseException) -> str:
-    """Return a hint for the message of `error`: the largest folders if the disk is full, else ''."""
+    """Return a hint for the message of `error`: the largest folders if the disk is full; otherwise ''."""
     if not is_full(error):
         return ""
     try:
@@ -78,7 +78,7 @@ def write_dictionary(folder: str, state: Mapping[str, Any]) -> None:
     """Write `state` into `folder`.
 
     Raises:
-        CheckpointError: a part of `state` can't be pickled.
+        CheckpointError: a value in `state` can't be pickled.
     """
     try:
         data = serialize.dumps(dict(state))
@@ -140,12 +140,12 @@ def given_back(folder: str) -> Any:
 METADATA = ".metadata.json"
 
 CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial")
-"""Names of finished and of partial checkpoint folders; all other folders belong to the user."""
+"""Names of complete and of partial checkpoint folders; all other folders belong to the user."""
 
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """Yield a temporary folder; if an actor is killed, the session's cleanup removes its folder."""
+    """Yield a temporary folder; if the calling actor is killed, the session's cleanup removes the folder."""
     engine = runtime.session.running()
     # The session's own folder may lie in a small RAM disk, and checkpoints are large.
     made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
@@ -155,7 +155,7 @@ def temporary_folder(prefix: str) -> Iterator[str]:
 
 
 class Checkpoint:
-    """Directory of files that a trial saved, to resume from or to load a model from.
+    """Directory of files that a trial saved, from which a trial can resume or a model be loaded.
 
     Args:
         path: path of an existing directory.
@@ -176,10 +176,10 @@ class Checkpoint:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """Return a checkpoint of a dictionary, for `to_dict`; it is deleted with this object unless reported.
+        """Return a checkpoint for `to_dict`; unless reported, its files are deleted with the returned object.
 
         Raises:
-            CheckpointError: a part of `data` can't be pickled.
+            CheckpointError: a value in `data` can't be pickled.
         """
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_folder("trainkit_dictionary_"))
@@ -189,10 +189,10 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dictionary that the checkpoint was made of. It is a pickle: load only trusted files.
+        """Return the dictionary that the checkpoint was made from. It is a pickle: load only trusted files.
 
         Raises:
-            CheckpointError: the checkpoint was made of files.
+            CheckpointError: the checkpoint was made from files.
         """
         return read_dictionary(self.path)
 
@@ -228,7 +228,7 @@ class Checkpoint:
 
     @property
     def value(self) -> str:
-        """The path, under its name in Ray 1.x."""
+        """The path, under the name that Ray 1.x uses."""
         return self.path
 
     dir_or_data = value
@@ -255,13 +255,13 @@ def checkpoint_dirname(number: int) -> str:
 def commit_directory(partial: str, target: str, *, durable: bool = True) -> None:
     """Flush all files under `partial` to the disk and rename the folder to `target`.
 
-    A folder that already exists at `target` is removed: it comes from an attempt that ended before its
-    report was committed, so no report refers to it.
+    A folder that already exists at `target` is removed. Its attempt ended before the report was committed, so
+    no report refers to the folder.
 
     Args:
         partial: path of the written folder.
         target: final path of the folder.
-        durable: False: flush nothing, as the experiment ends with its program anyway.
+        durable: False: flush nothing, because the experiment does not outlive its program.
     """
     for folder, _, files in os.walk(partial) if durable else ():
         for name in files:
@@ -305,7 +305,7 @@ def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str])
 
 
 def remove_checkpoint(trial_dir: str, dirname: str) -> None:
-    """Remove a checkpoint's folder; a kill meanwhile leaves no partial folder under its name."""
+    """Remove a checkpoint's folder; even after a kill, its name never refers to a partial folder."""
     path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
     try:
         os.rename(path, aside)
@@ -346,7 +346,7 @@ def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
 
 
 def partial_directory(trial_dir: str, number: int) -> str:
-    """Return the path that a checkpoint is first written to; remove what an earlier attempt left there."""
+    """Return the path that a checkpoint is first written to; remove leftovers of an earlier attempt."""
     partial = os.path.join(trial_dir, f".{checkpoint_dirname(number)}.partial")
     if os.path.lexists(partial):
         shutil.rmtree(partial)

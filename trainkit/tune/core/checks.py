@@ -25,7 +25,7 @@ _OLDER = {
     "upload_dir": "Give RunConfig(storage_path=...).",
     "syncer": "Give RunConfig(storage_filesystem=...), with a tune.syncer.Syncer of your own.",
 }
-"""Settings of Ray 2.0 to 2.6, each with a hint at its replacement."""
+"""Settings of Ray 2.0 to 2.6, each with a hint about its replacement."""
 
 
 def named_settings(cls: type[T]) -> type[T]:
@@ -55,9 +55,9 @@ class SettingNames:
         names: the user's argument for each setting of the tuner.
         other: format string for a setting missing in `names`, with the setting's name as its only field; "":
             the tuner's name.
-        resume: how the user resumes an experiment that ended early; "{path!r}" stands for its folder.
-        doing: one word for what an experiment does.
-        raises: True if the interface raises the error of a trial, so that its text is not printed before.
+        resume: instruction for resuming an experiment that ended early; "{path!r}" stands for its folder.
+        doing: word for the activity of an experiment, such as "Tuning".
+        raises: True if the interface raises the error of a trial; the error is then not printed as well.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -84,9 +84,9 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
     """Return the name of a setting for a message.
 
     Args:
-        name: such as "stop".
-        owner: class of the setting, for a message without its value: "RunConfig" gives "RunConfig(stop=...)".
-        value: text instead of the dots.
+        name: name of the setting, such as "stop".
+        owner: class of the setting, if the message must name it: "RunConfig" gives "RunConfig(stop=...)".
+        value: text that replaces the dots.
     """
     current = _CURRENT.get() or SettingNames()
     other = current.other.format(name) if current.other else f"{owner}({name}={value})"
@@ -94,7 +94,7 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
 
 
 def doing() -> str:
-    """Return one word for what an experiment does."""
+    """Return the word for the activity of an experiment, such as "Tuning"."""
     return (_CURRENT.get() or SettingNames()).doing
 
 
@@ -141,7 +141,7 @@ def require_kind(name: str, value: object, kind: type, example: str) -> None:
 
 
 def checked_points(points: Any) -> list[dict[str, Any]]:
-    """Return `points_to_evaluate` as a list ([] for None); raise ConfigError unless it holds dictionaries."""
+    """Return `points_to_evaluate` as a list ([] for None); raise ConfigError unless all are dictionaries."""
     if points is None:
         return []
     listed = list(points) if isinstance(points, Iterable) else [points]
@@ -181,10 +181,10 @@ def require_whole(name: str, value: Any, least: int, words: str = "", *, optiona
     """Raise ConfigError unless `value` is a whole number of `least` or more, or None if `optional`.
 
     Args:
-        name: of the argument.
-        value: of the argument.
+        name: name of the argument.
+        value: value of the argument.
         least: the smallest value that is allowed.
-        words: description of the allowed values, if the message must say more than the minimum.
+        words: description of the allowed values; "": the message names only the minimum.
         optional: None is allowed.
     """
     if not ((optional and value is None) or (is_whole(value) and value >= least)):
@@ -204,8 +204,8 @@ def require_number(
     """Raise ConfigError unless `value` is a finite number within the bounds, or None if `optional`.
 
     Args:
-        name: of the argument.
-        value: of the argument.
+        name: name of the argument.
+        value: value of the argument.
         words: description of the allowed values, such as "a number above 0".
         above: exclusive lower bound.
         least: the smallest value that is allowed.
@@ -240,7 +240,7 @@ def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
 
 
 def call_problem(function: Callable[..., Any], positional: int, by_name: Iterable[str] = ()) -> str | None:
-    """Return why `function` can't take these numbers of arguments and these names; None if it can."""
+    """Return why `function` can't take `positional` arguments and the names `by_name`; None if it can."""
     try:
         inspect.signature(function).bind(*range(positional), **dict.fromkeys(by_name))
     except TypeError as error:
@@ -251,7 +251,7 @@ def call_problem(function: Callable[..., Any], positional: int, by_name: Iterabl
 
 
 def shown_signature(function: object) -> str:
-    """Return a signature such as '(self, pending, paused=(), *, new=False)'; '=3' for the non-function 3."""
+    """Return a signature such as '(self, pending, paused=(), *, new=False)'; for a value such as 3, '=3'."""
     if not callable(function):
         return f"={function!r}"
     signature = inspect.signature(function)
@@ -265,16 +265,16 @@ class _NotKept:
 
 
 NOT_KEPT = _NotKept()
-"""Placeholder for a constructor argument that its object did not store; files hold only its repr."""
+"""Placeholder for a constructor argument that the object did not store; files contain its repr."""
 
 
 def arguments_of(thing: object) -> dict[str, Any]:
-    """Return the constructor's arguments of an object, read from its attributes of the same names."""
+    """Return an object's constructor arguments, read from its attributes of the same names."""
     return {name: getattr(thing, name, NOT_KEPT) for name in inspect.signature(type(thing)).parameters}
 
 
 def taken(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those entries of `arguments` that are parameters of `function`; all with `**kwargs`."""
+    """Return the entries of `arguments` that `function` accepts by name."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(arguments)
@@ -298,7 +298,7 @@ else:
 
 
 def meant(cls: type, base: type, name: str) -> Any:
-    """Return the hook `name` of a subclass of `base`, skipping attributes that can't be this hook."""
+    """Return the method `name` of a subclass of `base`; skip attributes that can't be this method."""
     ours = vars(base)[name]
     return next(own for each in cls.__mro__ if _is_like(own := vars(each).get(name), ours))
 
@@ -316,7 +316,7 @@ def forwarded(part: str, base: type, names: str) -> Callable[[type[T]], type[T]]
 
     Args:
         part: attribute that holds the inner object.
-        base: base class of both, which defines the names.
+        base: base class of both objects, which defines the names.
         names: forwarded attributes and methods, separated by blanks.
     """
 
@@ -342,9 +342,9 @@ def load(module: str, what: str, extra: str) -> Any:
     """Import and return a module of an optional package.
 
     Args:
-        module: such as "matplotlib.figure".
+        module: name of the module, such as "matplotlib.figure".
         what: user of the module, in the plural, such as "plots".
-        extra: extra of trainkit that installs the package.
+        extra: optional dependency group of trainkit that installs the package.
 
     Raises:
         MissingDependencyError: the package is not installed.

@@ -19,11 +19,11 @@ from trainkit.tune.core.checks import (
 )
 
 OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any] | None]
-"""'retry_alone', or a function from the failed configuration to a replacement; None gives up."""
+"""'retry_alone', or a function from the failed configuration to a replacement (or to None to give up)."""
 
 
 class Settings:
-    """Base class of settings: checks an assigned value like the constructor; a bad value changes nothing."""
+    """Base class of settings. Assignments are checked as in the constructor; a bad value changes nothing."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -52,16 +52,16 @@ class FailureConfig(Settings):
 
     Args:
         max_failures: maximum number of retries of a failed trial, from its last checkpoint; -1: no limit.
-        fail_fast: True ends the experiment at the first trial in ERROR; "raise" also raises its error from
-            `fit`, and treats the first exception of a callback in RunConfig(callbacks=...) the same way.
-        max_failed_trials: number of trials in ERROR that ends the experiment; None: no limit.
+        fail_fast: True: the first trial in ERROR ends the experiment. "raise": `fit` also raises the trial's
+            error; the first exception of a callback in RunConfig(callbacks=...) has the same effect.
+        max_failed_trials: number of trials in ERROR at which the experiment ends; None: no limit.
         out_of_memory: policy for a trial that runs out of memory on the CPU or the GPU. None: an ordinary
             failure. "retry_alone": one retry while nothing else runs. A function receives the configuration
-            and returns a replacement, such as with half the batch size, or None to give up. These retries do
-            not count for `max_failures`.
+            and returns a replacement, for example with half the batch size, or None to give up. These retries
+            do not count towards `max_failures`.
 
     Raises:
-        ConfigError: a value is out of range, or two contradict each other.
+        ConfigError: a value is out of range, or two values contradict each other.
     """
 
     max_failures: int = 0
@@ -97,8 +97,8 @@ class CheckpointConfig(Settings):
             All checkpoints are kept until one is reported with this value.
         checkpoint_score_order: "max" or "min".
         checkpoint_frequency: iterations between two saves of a `Trainable` class; 0: never save.
-        checkpoint_at_end: True: a `Trainable` class also saves when it ends; None: in a `Tuner`, if it can
-            save.
+        checkpoint_at_end: True: a `Trainable` class also saves when it ends; None: in a `Tuner`, if the class
+            can save.
 
     Raises:
         ConfigError: a value is out of range.
@@ -121,14 +121,13 @@ class CheckpointConfig(Settings):
 class Syncer(ABC):
     """Copier of folders, for `RunConfig(storage_path=..., storage_filesystem=MySyncer())`.
 
-    All methods are called from one thread at a time, and `wait` follows each call of another method. If a
-    method raises or returns False, no copy was made; the failure is reported once, and the next round
-    retries.
+    All methods are called from one thread at a time, and `wait` follows each call of another method. A method
+    that raises or returns False has made no copy. The failure is reported once, and the next round retries.
 
     Args:
-        sync_period: stored for classes that read it; `SyncConfig(sync_period=)` sets the interval of the
+        sync_period: stored for subclasses that read it; `SyncConfig(sync_period=)` sets the interval of the
             calls.
-        sync_timeout: stored for classes that read it.
+        sync_timeout: stored for subclasses that read it.
     """
 
     def __init__(self, sync_period: float = 300, sync_timeout: float = 1800) -> None:
@@ -154,7 +153,7 @@ class Syncer(ABC):
 @named_settings
 @dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
 class SyncConfig(Settings):
-    """Settings of the copy of an experiment at a `storage_path` that is not a local folder.
+    """Settings for copying an experiment to a `storage_path` that is not a local folder.
 
     Args:
         sync_period: maximum lag of the copy in seconds while the experiment runs, unless uploads take longer.
@@ -178,7 +177,7 @@ class SyncConfig(Settings):
 
 
 class Resume(StrEnum):
-    """How a restore treats a trial."""
+    """Treatment of a trial by a restore."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -190,8 +189,8 @@ class Resume(StrEnum):
 class ResumeConfig(Settings):
     """Policy of a restore for the trials of the experiment.
 
-    RESUME continues from the last checkpoint, RESTART starts from the beginning, and SKIP leaves a trial as
-    it is. SKIP ends a trial that had not ended.
+    RESUME continues from the last checkpoint, and RESTART starts from the beginning. SKIP does not run the
+    trial again: an ended trial stays unchanged, and an unfinished trial ends.
 
     Args:
         finished: trials that ended without failing.

@@ -1,4 +1,4 @@
-"""Exchanges of weights between trials, and the training history behind a trial's weights."""
+"""Exchanges of weights between trials, and the training history that led to a trial's weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Exchange:
-    """Change of a trial's configuration, on top of a checkpoint of this trial or of another trial.
+    """Change of a trial's configuration, combined with a checkpoint of this trial or of another trial.
 
     Attributes:
         trial_id: id of the trial.
-        iteration: the trial's last report before the change; later reports continue this count.
+        iteration: iteration of the trial's last report before the change; later reports continue this count.
         config: the new configuration.
         donor: trial that made the checkpoint; None: this trial itself.
-        donor_iteration: the donor's last report before the checkpoint.
+        donor_iteration: iteration of the donor's last report before the checkpoint.
     """
 
     trial_id: str
@@ -33,7 +33,7 @@ class Stretch:
     Attributes:
         trial_id: id of the trial.
         config: its configuration during the stretch.
-        first, last: the stretch has the reports after `first` up to `last`, by the trial's own count.
+        first, last: the stretch contains the trial's reports after iteration `first` up to iteration `last`.
         before: total number of reports in the earlier stretches.
     """
 
@@ -51,9 +51,10 @@ class Stretch:
 def lineage(
     exchanges: Sequence[Exchange], suggested: Mapping[str, Mapping[str, Any]], trial_id: str, last: int
 ) -> list[Stretch]:
-    """Return the stretches behind a trial's weights at report `last`, the earliest stretch first.
+    """Return the stretches that led to a trial's weights at report `last`, the earliest stretch first.
 
-    Only training of these weights counts: what a trial did before it took over other weights is left out.
+    Only the training of these weights counts. A trial's reports before it took over other weights are left
+    out.
 
     Args:
         exchanges: exchanges of all trials, in chronological order.
@@ -101,7 +102,7 @@ def _last_of(exchanges: Sequence[Exchange], trial_id: str, last: int, earlier: i
 
 
 def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
-    """Return a function from trial and report to the number of reports behind the weights at that report.
+    """Return a function from a trial and its report to the total number of reports that trained the weights.
 
     Args:
         exchanges: exchanges of all trials, in chronological order.
@@ -109,7 +110,7 @@ def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
     shifts: dict[str, list[tuple[int, int]]] = {}
 
     def age(trial_id: str, iteration: int, *, after: bool = False) -> int:
-        """Return the number at a report; with `after`, the number after an exchange at this report."""
+        """Return the number of reports at an iteration; with `after`, after an exchange at this iteration."""
         taken = reversed(shifts.get(trial_id, []))
         return iteration + next((shift for since, shift in taken if since < iteration + after), 0)
 

@@ -33,10 +33,10 @@ _decoder = json.JSONDecoder()
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 MAX_BITS = 1023
-"""Maximum size of a reported integer; larger ones have no float, which comparisons need."""
+"""Maximum bits of a reported integer; larger integers can't become a float, which comparisons need."""
 
 MAX_ELEMENTS = 10_000
-"""Maximum number of elements of a reported array, as the store keeps every report."""
+"""Maximum number of elements of a reported array, because the store keeps every report."""
 
 # --- metrics --------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
 def keep_added(
     metrics: dict[str, Any], result: dict[str, Any], known: frozenset[Any], left_out: set[Any]
 ) -> bool:
-    """Copy values that were added to a result into the report's metrics; return True if any was added.
+    """Copy values that were added to a result into the report's metrics; return True if it copied any value.
 
     A changed value stays as reported, because a restore applies the stoppers to the reported value again.
 
@@ -70,13 +70,13 @@ def keep_added(
         metrics: metrics of the report, extended in place.
         result: the result that callbacks and stoppers saw; added values that can't be stored are removed.
         known: keys of the result before callbacks and stoppers ran.
-        left_out: keys of removed values, so that each causes only one warning.
+        left_out: keys of removed values, so that each key causes only one warning.
     """
     added: dict[str, Any] = {}
     for key in [key for key in result if key not in known]:
         try:
             added |= plain_metrics({key: result[key]})
-        except Exception as error:  # the value's own methods may also raise
+        except Exception as error:  # methods of the value may also raise
             if key not in left_out:
                 left_out.add(key)
                 logger.warning(
@@ -146,7 +146,7 @@ def is_scalar(value: Any) -> bool:
 
 
 def as_scalar(value: Any) -> Any:
-    """Return a NumPy or torch scalar as a Python number, without importing either; else `value` itself."""
+    """Return a NumPy or torch scalar as a Python number, without importing them; else `value` itself."""
     if isinstance(value, (bool, int, float, str)):  # subclasses, such as numpy.float64
         kind = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
         return kind(value)
@@ -156,7 +156,7 @@ def as_scalar(value: Any) -> Any:
 
 
 def storable_text(text: str) -> str:
-    """Return `text` as valid UTF-8: surrogates, which stand for undecodable bytes, are escaped."""
+    """Return `text` as valid UTF-8, with surrogates (undecodable bytes) escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -166,7 +166,7 @@ def first_line(text: str) -> str:
 
 
 def encode(value: Any) -> str:
-    """Return `value` as standard JSON: NaN and infinities become texts."""
+    """Return `value` as standard JSON text: NaN and infinities become strings."""
     try:
         return _to_text(value)
     except ValueError:
@@ -174,7 +174,7 @@ def encode(value: Any) -> str:
 
 
 def storing_problem(values: Mapping[Any, Any]) -> str | None:
-    """Return why `encode` can't store one of the values or keys; None if it can store all."""
+    """Return why `encode` can't store one of the values or keys; None if all can be stored."""
     for name, value in values.items():
         if type(name) not in PLAIN_TYPES and not isinstance(name, (str, int, float)):
             return (
@@ -197,12 +197,12 @@ def storing_problem(values: Mapping[Any, Any]) -> str | None:
 def parsed(text: str) -> Any:
     """Return the value of a JSON text."""
     value, end = _decoder.raw_decode(text)
-    # Our own texts have no surrounding spaces. Skipping the search for them halves the time.
+    # Texts from `encode` have no surrounding spaces. Skipping the search for spaces halves the time.
     return value if end == len(text) else _decoder.decode(text)
 
 
 def decode(text: str) -> Any:
-    """Return the value of a text by `encode`; the texts NaN, Infinity and -Infinity become numbers."""
+    """Return the value of a text from `encode`; the strings NaN, Infinity and -Infinity become numbers."""
     value = parsed(text)
     return _with_nan(value) if '"NaN"' in text or 'Infinity"' in text else value
 
@@ -226,7 +226,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def without_objects(value: Any) -> Any:
-    """Return `value` as JSON data: keys become texts, and objects their names, or texts without a name."""
+    """Return `value` as JSON data: keys become strings, and objects become their names or else strings."""
     if isinstance(value, Mapping):
         return {str(key): without_objects(child) for key, child in value.items()}
     if isinstance(value, (list, tuple)):
@@ -252,7 +252,7 @@ def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def step_of(result: Mapping[str, Any]) -> int:
-    """Return the step of a report for tracking services: its timesteps, or else its iteration."""
+    """Return the step of a report for tracking services: its `timesteps_total`, or else its iteration."""
     for name in ("timesteps_total", "training_iteration"):
         value = result.get(name)
         if value and is_finite(value):
@@ -275,7 +275,7 @@ def lookup(metrics: Mapping[str, Any], name: str) -> Any:
 
 
 def number_of(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return the metric `name` as found by `lookup` if it is a number; else None."""
+    """Return the metric that `lookup` finds if it is a number; else None."""
     value = metrics.get(name)
     if type(value) is float or type(value) is int:  # fast path: most values, dozens of calls per report
         return value

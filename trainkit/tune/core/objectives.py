@@ -14,7 +14,7 @@ from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.trial import Trial, TrialStatus
 
 Point = tuple[float, ...]
-"""Value for each objective; larger is better."""
+"""Values of a report, one for each objective; larger is better."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
     """Return the objectives given by two lists; () if neither argument is a list.
 
     Raises:
-        ConfigError: the lists don't match, or hold anything but metric names and modes.
+        ConfigError: the lists don't match, or contain anything but metric names and modes.
     """
     if not any(isinstance(each, (list, tuple)) for each in (metric, mode)):
         return ()
@@ -61,7 +61,7 @@ def require_both(metric: str | None, mode: str | None) -> None:
 
 
 def point_of(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Point | None:
-    """Return a report's point, -inf everywhere if a value is not finite; None if one is missing."""
+    """Return a report's point, all -inf if a value is not finite; None if a value is missing."""
     point = []
     for objective in objectives:
         value = lookup(report, objective.metric)
@@ -77,8 +77,8 @@ def dominates(one: Point, other: Point) -> bool:
 
 
 def front_of(points: Sequence[Point]) -> list[int]:
-    """Return the sorted indexes of the points that no other point dominates; equal points all count."""
-    # Points that are best in the first objective come first: they soon dominate most of the others.
+    """Return the sorted indexes of the points that no other point dominates, including equal points."""
+    # Points that are best in the first objective come first, because they dominate many other points.
     order = sorted(range(len(points)), key=lambda place: [-value for value in points[place]])
     front: list[int] = []
     for place in order:
@@ -89,11 +89,11 @@ def front_of(points: Sequence[Point]) -> list[int]:
 
 
 class ParetoRanking:
-    """Online ranking of points by Pareto fronts; within a front, points far from each other rank first.
+    """Online ranking of points by Pareto front; within a front, points that are far apart rank first.
 
     It uses non-dominated sorting. A greedy epsilon-net orders each front: the earliest point first, then
-    always the point farthest from those already taken. R. Schmucker, M. Donini, M. B. Zafar, D. Salinas and
-    C. Archambeau, "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
+    always the point farthest from the points already taken. R. Schmucker, M. Donini, M. B. Zafar, D. Salinas
+    and C. Archambeau, "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
     """
 
     def __init__(self) -> None:
@@ -105,10 +105,10 @@ class ParetoRanking:
         return len(self._points)
 
     def add(self, point: Point) -> int:
-        """Add a point and return its rank, from 1, among all points so far."""
+        """Add a point and return its rank among all points so far; the best rank is 1."""
         place, points = len(self._points), self._points
         points.append(point)
-        # If a point of some front dominates the new point, so does a point of every earlier front.
+        # If a point of a front dominates the new point, every earlier front also has such a point.
         own = bisect_left(self._fronts, True, key=lambda front: not self._dominated(point, front))
         moving, number = [place], own
         while number < len(self._fronts):  # points that are now dominated move to the next front
@@ -170,7 +170,7 @@ def what_is_best(
         metric: requested metric; None: the experiment's metric.
         mode: requested mode; None: the experiment's mode.
         usual: metric and mode of an experiment with one objective.
-        objectives: objectives of an experiment with several.
+        objectives: objectives of an experiment with several objectives.
 
     Raises:
         ConfigError: the metric or the mode is missing, or the mode is neither "min" nor "max".
@@ -199,7 +199,8 @@ def all_failed(trials: Sequence[Trial]) -> bool:
 def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> Trial | None:
     """Return the trial with the best last report; among equal trials, the first.
 
-    None without a metric, if no last report has a finite value of it, or if all trials have failed.
+    None if `metric` is None, if no last report has a finite value of the metric, or if all trials have
+    failed.
     """
     if metric is None or all_failed(trials):
         return None
@@ -209,7 +210,7 @@ def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> 
 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:
-    """Return the report with the best finite `metric`, the earliest of equal reports; None without one."""
+    """Return the earliest report with the best finite `metric`; None if no report has a finite value."""
     best: Mapping[str, Any] | None = None
     best_score = -math.inf
     for report in reports:
@@ -231,7 +232,7 @@ def trial_score(
         metric: name of the value to compare.
         mode: "min" or "max".
         scope: one of SCOPES.
-        keep_all: True: keep NaN, which is the worst score, and infinities.
+        keep_all: True: keep infinities, and NaN as the worst score; False: ignore them.
 
     Raises:
         ConfigError: `scope` is not in SCOPES.
@@ -254,7 +255,7 @@ def trial_score(
 
 
 def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return max, min, avg, last, last-5-avg and last-10-avg of each reported number.
+    """Return max, min, avg, last, last-5-avg and last-10-avg of each reported number, by its name.
 
     Args:
         reports: flattened reports, oldest first.

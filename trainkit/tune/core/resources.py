@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlacementGroupFactory:
-    """Resource request of a trial: bundles that are reserved all together or not at all.
+    """Resource request of a trial: bundles that are reserved together or not at all.
 
-    The trial's own process takes the first bundle, which may be empty. Tasks and actors that it starts take
-    the other bundles; `trainkit.get_current_placement_group()` selects a bundle for each of them.
+    The trial's own process takes the first bundle, which may be empty. Tasks and actors that this process
+    starts take the other bundles; `trainkit.get_current_placement_group()` selects a bundle for each task or
+    actor.
 
     Args:
         bundles: list such as [{}, {"CPU": 1}, {"CPU": 1}].
@@ -139,8 +140,8 @@ class Bound:
         parameters: arguments of `with_parameters`, by name.
         label: registered name, or ''.
         start_from: path of a checkpoint that every trial starts from, or None.
-        ahead: for a `SerializedTrainable`, whose steps are tasks: number of submitted trials for each trial
-            that fits. None: each trial is a process.
+        ahead: number of submitted trials per trial that the resources allow, for a `SerializedTrainable`,
+            whose steps are tasks. None: each trial is a process.
         parts: number of parallel tasks in each step.
         here: True: steps run one after another in this process, without a session.
     """
@@ -172,7 +173,7 @@ class Bound:
 
     @property
     def name(self) -> str:
-        """Name for folders and tables: the registered name, or the name of the wrapped function or class."""
+        """Name for folders and tables: the registered name, or else the name of the function or class."""
         if self.label:
             return self.label
         inner = self.trainable
@@ -184,7 +185,7 @@ class Bound:
         """Return the request of a trial with this configuration.
 
         Raises:
-            ConfigError: the request has an unsupported form, or the function that returns it raised.
+            ConfigError: the request has an unsupported form, or the function that returns the request raised.
         """
         resources = self.resources
         if resources is None:
@@ -193,7 +194,7 @@ class Bound:
             try:
                 resources = resources(config)
             except ConfigError:
-                raise  # the message already says what to do, such as a trainer's message about a wrong key
+                raise  # its message already explains what to do
             except Exception as error:
                 raise TuneArgumentError(
                     f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "
@@ -225,8 +226,8 @@ def with_resources(trainable: Any, resources: Any) -> Bound:
 def with_parameters(trainable: Any, **parameters: Any) -> Bound:
     """Return `trainable` with keyword arguments that every trial receives with its configuration.
 
-    Each value is stored in the object store once, so that large data is not sent with every trial.
-    A function receives the values as `fn(config, **parameters)`, a class as `setup(config, **parameters)`.
+    Each value is put into the object store once, so that large data is not sent with every trial. A function
+    receives the values as `fn(config, **parameters)`, a class as `setup(config, **parameters)`.
     """
     bound = Bound.of(trainable)
     return replace(bound, parameters={**bound.parameters, **parameters})
@@ -237,20 +238,22 @@ def with_parameters(trainable: Any, **parameters: Any) -> Bound:
 class ScalingConfig:
     """Resource request of a trial that starts `num_workers` processes.
 
-    As in Ray, the trial's own process takes none of these resources: they serve the tasks, actors or trainers
-    that it starts. A function that computes by itself requests {"cpu": 2, "gpu": 1} instead.
+    As in Ray, the trial's own process takes none of these resources. They are for the tasks, actors or
+    trainers that the process starts. A function that computes in its own process requests {"cpu": 2, "gpu":
+    1} instead.
 
     Args:
         trainer_resources: resources of the workers' coordinator, which shares a bundle with the first worker;
-            None: 1 CPU, but nothing for a function trainer, which only waits for its workers.
+            None: 1 CPU, or nothing for a function trainer, because it only waits for its workers.
         num_workers: number of workers.
         use_gpu: True: one GPU for each worker.
         resources_per_worker: dictionary such as {"CPU": 2, "GPU": 0.5}; None: 1 CPU, or 1 GPU with `use_gpu`.
         placement_strategy: strategy of `PlacementGroupFactory`.
-        accelerator_type: for Ray's signature only; must be None, as the single machine leaves no choice.
+        accelerator_type: must be None, as the single machine offers no choice; exists for Ray's signature
+            only.
 
     Raises:
-        ConfigError: a value is out of range, or two contradict each other.
+        ConfigError: a value is out of range, or two values contradict each other.
     """
 
     trainer_resources: Mapping[str, float] | None = None

@@ -18,8 +18,8 @@ _OF_SIMULATIONS = {"stragglers": 3, "failures": 4, "measurements": 5}
 def fresh_seed() -> int:
     """Return a seed of 32 bits for an experiment without a seed.
 
-    The seed comes from NumPy's global generator if the program has seeded it, otherwise from Python's. It is
-    therefore reproducible if the program seeds one of them.
+    The seed comes from NumPy's global generator if the program has seeded that generator, otherwise from
+    Python's. The seed is therefore reproducible if the program seeds one of the two.
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:  # after seed(n)
@@ -28,19 +28,19 @@ def fresh_seed() -> int:
 
 
 def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
-    """Return the generator for suggestion `index`, or for its `redraw` after a rejection."""
+    """Return the generator for suggestion `index`; `redraw` counts its repetitions after a rejection."""
     import numpy
 
     return numpy.random.Generator(numpy.random.PCG64(_of_suggestion(seed, index, redraw)))
 
 
 def addition_generator(seed: int, number: int) -> Generator:
-    """Return the generator for the open values of the `number`-th configuration added by the user."""
+    """Return the generator for values missing from the `number`-th configuration that the user added."""
     return _generator(seed, 7, number)
 
 
 def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[int]:
-    """Return `number` seeds of 32 bits for a suggestion, for generators other than NumPy's."""
+    """Return `number` 32-bit seeds for a suggestion, for generators other than NumPy's."""
     return [int(word) for word in _of_suggestion(seed, index, redraw).generate_state(number)]
 
 
@@ -60,12 +60,12 @@ def _generator(seed: int, *key: int) -> Generator:
 
 
 def scheduler_generator(seed: int) -> Generator:
-    """Return the generator for a scheduler, whose calls draw from it in order."""
+    """Return the generator for a scheduler."""
     return _generator(seed, 1)
 
 
 def trial_seed(seed: int, index: int) -> int:
-    """Return the seed of trial `index`: 32 bits, as NumPy's global generator requires."""
+    """Return the seed of trial `index`, with 32 bits as NumPy's global generator requires."""
     from numpy.random import SeedSequence
 
     return int(SeedSequence(seed, spawn_key=(2, index)).generate_state(1)[0])
@@ -77,7 +77,7 @@ def simulation_generator(seed: int, purpose: str) -> Generator:
 
 
 def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
-    """Return the generator for simulated trials, and a function that sets it to a trial's iteration.
+    """Return the generator for simulated trials, and a function that moves it to a trial's iteration.
 
     Philox has a counter instead of a state (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
     3"). Setting the counter takes a tenth of the time of a new generator.
@@ -87,7 +87,7 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
 
     words = SeedSequence(seed, spawn_key=(_OF_SIMULATIONS["measurements"],)).generate_state(2, numpy.uint64)
     bits = Philox(key=words)
-    # NumPy reads Python lists in a third of the time of arrays.
+    # NumPy reads a Python list in a third of the time of an array.
     counter = [0, 0, 0, 0]
     state: Any = {**bits.state, "buffer": [0, 0, 0, 0]}
     state["state"] = {"counter": counter, "key": words.tolist()}
@@ -100,5 +100,5 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
 
 
 def model_generator(seed: int, observations: int) -> Generator:
-    """Return the generator for a searcher's model of `observations` observations."""
+    """Return the generator for a searcher's model that was fitted to `observations` observations."""
     return _generator(seed, 6, observations)

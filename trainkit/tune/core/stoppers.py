@@ -30,7 +30,7 @@ AUTOMATIC = frozenset(
     "training_iteration time_this_iter_s time_total_s timesteps_total trial_id experiment_tag date timestamp "
     "pid hostname node_ip config done checkpoint_dir_name iterations_since_restore time_since_restore".split()
 )
-"""Keys of every result that are filled in automatically."""
+"""Keys that are filled in automatically in every result."""
 
 
 BARE = "_metric"
@@ -38,7 +38,7 @@ BARE = "_metric"
 
 
 def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
-    """Return text about a missing metric: its name, the reported names and the closest spelling."""
+    """Return a text about a missing metric: its name, the reported names and the closest spelling."""
     reported = {key for result in results for key in reported_names(result)} - AUTOMATIC
     if not reported:
         how = f"call tune.report({{{name!r}: value}}) or return a dictionary"
@@ -63,20 +63,21 @@ def reported_numbers(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 ALIKE = 0.8
-"""Minimum similarity (difflib) of a name that a warning suggests for another name."""
+"""Minimum similarity (by difflib) of a name that a warning suggests instead of a missing name."""
 
 LONG, LONGER = 5, 7
-"""Minimum letters of a word for a slip: LONG for a missing or swapped letter, LONGER for a wrong letter.
+"""Minimum letters of a word in which a missing or swapped (LONG) or a wrong letter (LONGER) is a typing slip.
 
-Shorter words would confuse metrics: 'rmse' and 'rmsle' differ, and so do 'f1_macro' and 'f1_micro'.
+With shorter words, different metrics would be confused, such as 'rmse' and 'rmsle', or 'f1_macro' and
+'f1_micro'.
 """
 
 
 def misspelt(name: str, result: Mapping[str, Any]) -> str | None:
     """Return the reported name that `name` probably misspells; None if no name is close enough.
 
-    'los' misspells 'loss', but 'val_loss' does not, nor does 'mape' misspell 'mae'. Each word must equal
-    its counterpart or differ by one slip. Names that differ only in numbers are different names.
+    'los' misspells 'loss', but 'val_loss' does not misspell 'loss', nor does 'mape' misspell 'mae'. Each word
+    must equal its counterpart or differ by one slip. Names that differ only in digits are different names.
     """
     alike = [other for other in reported_names(result) if _is_slip(name, other)]
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)), None)
@@ -92,7 +93,7 @@ def _is_slip(name: str, other: str) -> bool:
 
 
 def _is_slip_of_word(word: str, other: str) -> bool:
-    """Return True for equal words, and if one letter is missing, doubled, wrong or swapped with the next."""
+    """Return True for equal words, or if one letter is missing, doubled, wrong or swapped with the next."""
     short, long = sorted((word, other), key=len)
     if short == long:
         return True
@@ -117,19 +118,19 @@ def _words(name: str) -> list[str]:
 
 
 DONE = "done"
-"""Key of a report that ends its trial: {"done": True}."""
+"""Key with which a report ends its trial: {"done": True}."""
 OneStopRule = Mapping[str, float] | Callable[[str, dict[str, Any]], bool]
-"""Bounds such as {"accuracy": 0.99, "training_iteration": 50}, of which any ends a trial when reached; or a
+"""Bounds such as {"accuracy": 0.99, "training_iteration": 50}: a trial ends when it reaches one of them; or a
 function (trial_id, result) -> bool, which may be a `Stopper`."""
 StopRule = OneStopRule | Sequence[OneStopRule]
-"""One stop rule, or several, of which the first that applies ends the trial."""
+"""One stop rule, or several stop rules; the first rule that applies ends the trial."""
 
 
 class Stopper(ABC):
     """Base class of all stoppers.
 
-    A stopper sees every report once, in the order of commits. A restore replays the earlier reports, so a
-    stopper keeps its state in plain attributes. Each `fit` works on a copy.
+    A stopper receives every report once, in the order of commits. It keeps its state in plain attributes; a
+    restore rebuilds the state by replaying the earlier reports. Each `fit` works on a copy of the stopper.
     """
 
     @abstractmethod
@@ -141,11 +142,11 @@ class Stopper(ABC):
         return False
 
     def reason(self) -> Mapping[str, Any]:
-        """Return the facts behind the last True, by name; they are recorded with the stop."""
+        """Return facts that explain the last True, by name; they are recorded with the stop."""
         return {}
 
     def on_time(self, elapsed_s: float) -> None:
-        """Receive the seconds that the experiment has run, without pauses before a restore."""
+        """Receive the running time of the experiment in seconds; time between runs does not count."""
 
     @free
     def deadline_s(self) -> float:
@@ -154,7 +155,7 @@ class Stopper(ABC):
 
 
 def facts_of(stopper: Stopper) -> Mapping[str, Any]:
-    """Return the facts behind a stopper's last True; {} if its `reason` is no such method."""
+    """Return the facts that explain a stopper's last True; {} if its `reason` does not return a mapping."""
     facts = meant(type(stopper), Stopper, "reason")(stopper)
     return facts if isinstance(facts, Mapping) else {}
 
@@ -198,13 +199,13 @@ class MaximumIterationStopper(Stopper):
 
 
 class TrialPlateauStopper(Stopper):
-    """Stopper that ends a trial whose metric is stable: the standard deviation of its last reports is small.
+    """Stopper that ends a trial whose metric is stable: its last reports have a small standard deviation.
 
     Args:
         metric: reported value to watch.
         std: standard deviation below which the trial ends.
         num_results: number of last reports to consider.
-        grace_period: minimum iterations of every trial.
+        grace_period: minimum number of iterations of every trial.
         metric_threshold: the trial continues until its metric is at least this good; None: no threshold.
         mode: "min" or "max", the direction of `metric_threshold`.
     """
@@ -239,7 +240,7 @@ class TrialPlateauStopper(Stopper):
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         value = reported(self, self.metric, result)
         iteration = reported(self, "training_iteration", result)
-        # A retry repeats reports after its checkpoint; each iteration counts once.
+        # A retry repeats the reports after its checkpoint, but each iteration must count only once.
         before = [entry for entry in self._windows.get(trial_id, []) if entry[0] < iteration]
         window = self._windows[trial_id] = [*before, (iteration, value)][-self.num_results :]
         if iteration < self.grace_period or len(window) < self.num_results or self._is_bad(value):
@@ -263,14 +264,14 @@ class TrialPlateauStopper(Stopper):
 
 
 class ExperimentPlateauStopper(Stopper):
-    """Stopper that ends the experiment when its best reports are stable: they hardly differ any more.
+    """Stopper that ends the experiment when its best reports hardly differ any more.
 
     Args:
         metric: reported value to watch.
-        std: maximum standard deviation of stable reports.
+        std: maximum standard deviation of the best reports to count as stable.
         top: number of best reports to consider.
         mode: "min" or "max".
-        patience: number of consecutive reports for which the best must stay stable.
+        patience: number of consecutive reports during which the best reports must stay stable.
     """
 
     def __init__(
@@ -326,7 +327,7 @@ class TimeoutStopper(Stopper):
         self._elapsed_s = 0.0
         self._told = False
         self._since: float | None = None
-        """Monotonic time of the first call, used if no experiment reports its running time."""
+        """Monotonic time of the first call, used if the stopper runs without an experiment."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
@@ -335,7 +336,7 @@ class TimeoutStopper(Stopper):
         self._told, self._elapsed_s = True, elapsed_s
 
     def stop_all(self) -> bool:
-        if not self._told:  # used without an experiment: the time counts from the first call
+        if not self._told:  # used without an experiment: time counts from the first call
             now = SYSTEM.monotonic()
             self._since = now if self._since is None else self._since
             self._elapsed_s = now - self._since
@@ -371,10 +372,11 @@ class FunctionStopper(Stopper):
 
 
 class CombinedStopper(Stopper):
-    """Stopper that combines several stoppers: any of them ends the trial or the experiment.
+    """Stopper that combines several stoppers, each of which can end the trial or the experiment.
 
     Args:
-        stoppers: stoppers that all see every report; the first that returns True is named in the reason.
+        stoppers: stoppers that all receive every report; the reason names the first stopper that returns
+            True.
     """
 
     def __init__(self, *stoppers: Stopper) -> None:
@@ -415,7 +417,7 @@ class CombinedStopper(Stopper):
 
 
 def reported(stopper: Stopper, metric: str, result: Mapping[str, Any]) -> float:
-    """Return the number that `result` reports as `metric`; raise MetricError if it has none."""
+    """Return the number that `result` reports as `metric`; raise MetricError if there is no such number."""
     value = lookup(result, metric)
     if value is None:
         raise MetricError(f"{type(stopper).__name__} waits for {missing_metric(metric, [result])}")

@@ -12,15 +12,17 @@ _trainables: dict[str, Any] = {}
 
 
 def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
-    """Register a trainable under a name, for `Tuner("name")` and `tune.run("name")`; replace an earlier one.
+    """Register a trainable, or replace it, under a name for `Tuner("name")` and `tune.run("name")`.
 
     Args:
-        name: also the name of its trials and folders.
-        trainable: a function of the configuration or a `Trainable` class, bound or not.
-        warn: for Ray's signature only, without effect.
+        name: name of the trainable, also for its trials and folders.
+        trainable: a function of the configuration or a `Trainable` class, with or without bound parameters
+            and resources.
+        warn: has no effect; exists for Ray's signature only.
 
     Raises:
-        ConfigError: the name is not a text, or the trainable can't be called (then also a TypeError).
+        ConfigError: the name is not a string, or the trainable is not callable (this error is also a
+            TypeError).
     """
     _require_name(name, "register_trainable")
     if not callable(trainable):
@@ -67,8 +69,8 @@ def older_arguments(
         checkpoint: path of the checkpoint to resume from.
     """
     code = getattr(function, "__code__", None)
-    # inspect.signature takes long and pages of memory. It can be skipped if no variable has this name and no
-    # attribute such as `__wrapped__` or `__signature__` can give the function other parameters.
+    # inspect.signature is slow and takes much memory. It can be skipped if no variable has this name and no
+    # attribute such as `__wrapped__` or `__signature__` can change the function's parameters.
     lacks_it = code is not None and not vars(function) and CHECKPOINT_DIR not in code.co_varnames
     if lacks_it or CHECKPOINT_DIR in parameters:
         return {}

@@ -35,7 +35,7 @@ class TrialStatus(StrEnum):
 _FINISHED = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 STATES = ("interrupted", "pending", "running", "paused", "finished", "stopped", "failed")
-"""State words for users, in the order of a trial's life; `state_of` selects one."""
+"""States of a trial in words for users, in the order of a trial's life; `state_of` selects a state."""
 
 
 _NUMBER = r"-?(?:[\d.]+(?:e[+-]\d+)?|inf)"
@@ -44,15 +44,16 @@ _FINISHED_BY = re.compile(
     rf"|(?!stopped by ).*={_NUMBER} reached {_NUMBER}(?:;|$)",
     re.DOTALL,
 )
-"""Reasons of completed trials. The text after "stopped by" comes from a person or a stopper."""
+"""Reasons that mark a trial as completed. The text after "stopped by" comes from a person or a stopper."""
 
 
 def state_of(status: str, reason: str) -> str:
-    """Return the state of a trial in words; unlike its status, they distinguish trials stopped early.
+    """Return the state of a trial in words; unlike the status, the state shows if a trial was stopped early.
 
     Args:
         status: status of the trial.
-        reason: reason of the status. A trial that reached its own end, `max_t` or a stop rule is finished.
+        reason: reason for the status. A trial that ended by itself, or reached `max_t` or a stop rule, is
+            finished.
     """
     match status:
         case TrialStatus.ERROR:
@@ -71,9 +72,10 @@ class SavedCheckpoint:
     Attributes:
         number: number of the checkpoint in the trial over all attempts, from 0.
         dirname: name of its folder in the trial's folder.
-        iteration: iteration of the report that brought the checkpoint.
+        iteration: iteration of the report that came with the checkpoint.
         score: value of the ranking attribute, larger is better; or None.
-        time_total_s, timesteps_total: totals of that report, which a resumed trial continues.
+        time_total_s, timesteps_total: totals in the checkpoint's report, from which a resumed trial counts
+            on.
     """
 
     number: int
@@ -87,7 +89,7 @@ class SavedCheckpoint:
     def after(
         cls, number: int, dirname: str, iteration: int, score: float | None, result: Mapping[str, Any]
     ) -> Self:
-        """Return the checkpoint of the report `result`, which may have overridden any automatic key."""
+        """Return the checkpoint of the report `result`, in which the user may override automatic keys."""
         spent_s, timesteps = result.get("time_total_s"), result.get("timesteps_total")
         return cls(
             number,
@@ -101,12 +103,12 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason for an attempt's failure as texts that can be stored, without the exception itself.
+    """Failure of an attempt, as texts that can be stored, without the exception object.
 
     Attributes:
         kind: name of the exception's class.
         message: text of the exception.
-        traceback: traceback from the process that raised, as text.
+        traceback: text of the traceback in the process that raised the exception.
         retry: False if a retry would fail in the same way.
         out_of_memory: True if the memory of the process, the machine or a GPU was not enough.
     """
@@ -135,13 +137,13 @@ class Attempt:
 
     Attributes:
         number: number of the attempt, from 0.
-        config: hyperparameters of the attempt: the trial's, with any changes by a retry.
+        config: hyperparameters of the attempt: the trial's hyperparameters with any changes by a retry.
         started: start time in seconds since 1970.
         iteration: iteration that the attempt resumed from; 0: the beginning.
-        reports: number of its reports.
+        reports: number of reports in the attempt.
         outcome: how the attempt ended, such as "retry 1 of 2 after OutOfMemoryError", or what followed, such
             as "resumed" after the whole experiment was killed; '' while it runs.
-        pid, hostname: process id and host of its process.
+        pid, hostname: id and host of the attempt's process.
     """
 
     number: int
@@ -164,7 +166,7 @@ class Trial:
         config: hyperparameters.
         name: name such as "train_mnist_5f3a_00007".
         dirname: name of its folder in the experiment's folder.
-        tag: readable text of the index and the hyperparameters that vary.
+        tag: readable text with the index and the varying hyperparameters.
         request: resource request.
         status: status of the trial.
         reason: reason for the status, such as "stopped by ASHA at rung 4".
@@ -174,11 +176,11 @@ class Trial:
         last_result: last report, with the automatic keys.
         checkpoints: committed checkpoints that are not deleted, oldest first.
         failure: failure of the last attempt, if the status is ERROR.
-        granted: resources that the scheduler grants instead of `request`; None: `request`.
-        tried: earlier configurations, the suggested one first; they were replaced after running out of memory
-            or by an exchange with another trial.
+        granted: resources that the scheduler grants; None: the trial's own request applies.
+        tried: earlier configurations, beginning with the suggested configuration; each was replaced after
+            running out of memory or by an exchange with another trial.
         alone: True if the trial runs only while nothing else runs.
-        trainable_name: name of the function or class, for code that builds names from it.
+        trainable_name: name of the function or class, for users' code that builds trial names.
         evaluated_params: hyperparameters that differ between trials, by flattened name; {} for trials read
             from a file.
         experiment_path: path of the experiment's folder; '' without a folder, and for trials read from a
@@ -273,11 +275,11 @@ MAX_TAG = 120
 MAX_OWN_DIRNAME = 120
 """Maximum length of a trial folder's name, in bytes; fits deep storage paths on every file system."""
 MAX_DIRNAME = 40
-"""Maximum length of the first part of the name, before the varying hyperparameters, in characters."""
+"""Maximum length of the folder name's first part, before the varying hyperparameters, in characters."""
 
 
 def experiment_prefix(seed: int, name: str) -> str:
-    """Return the four hexadecimal digits, derived from seed and name, that start all trial ids."""
+    """Return four hexadecimal digits, derived from seed and name, with which all trial ids begin."""
     return hashlib.blake2s(f"{seed}/{name}".encode(), digest_size=2).hexdigest()
 
 
@@ -292,7 +294,7 @@ def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
     Args:
         trainable_name: first part, cut if it is long.
         trial_id: unique part.
-        tag: result of `experiment_tag`; its index is left out.
+        tag: result of `experiment_tag`; the index in it is left out.
     """
     trial = f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
     varied = re.sub(r"[^A-Za-z0-9_.=,+@-]+", "_", tag.partition("_")[2])
@@ -301,12 +303,12 @@ def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def safe_name(trainable_name: str) -> str:
-    """Return the name with only letters, digits, '-', '_' and '.', the last three not at its ends."""
+    """Return the name with only letters, digits, '-', '_' and '.'; its ends are letters or digits."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", trainable_name).strip(".-_") or "trial"
 
 
 def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
-    """Return a tag such as '7_lr=0.0313,width=16': index and varying values, by short names."""
+    """Return a tag such as '7_lr=0.0313,width=16' from the index and the varying hyperparameters."""
     shown = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in zip(shortest_names(tuple(varied)), varied.values(), strict=True)
@@ -337,7 +339,7 @@ _OURS = "experiment."
 
 
 class Namer:
-    """Namer of trials and their folders by the user's functions in TuneConfig.
+    """Object that names trials and their folders with the user's functions in TuneConfig.
 
     Args:
         name_of: `trial_name_creator`; None: names stay unchanged.
@@ -354,15 +356,15 @@ class Namer:
         self._taken: set[str] = set()
 
     def reserve(self, dirnames: Iterable[str]) -> None:
-        """Give no further trial one of these folders."""
-        # Some file systems ignore case, so names are compared without it.
+        """Reserve these folder names, so that no further trial gets them."""
+        # Some file systems ignore case, so names are compared without regard to case.
         self._taken |= {name.casefold() for name in dirnames}
 
     def name(self, trial: Trial) -> None:
         """Set the name and folder of `trial`.
 
         Raises:
-            ConfigError: a function raised, or returned anything but a text.
+            ConfigError: a function raised an exception, or returned something other than a string.
         """
         if self._name_of is not None:
             trial.name = _called("trial_name_creator", self._name_of, trial)

@@ -1,1 +1,1 @@
-"""Executors, the part of the driver that starts and ends trials' processes."""
+"""Executors: the part of the driver that starts and ends the trials' processes."""

@@ -63,16 +63,16 @@ class LeavingProcesses:
         return len(self._leaving)
 
     def let_leave(self, actor: ActorHandle, group: PlacementGroup | None) -> None:
-        """Tell a process to end cleanly, which frees its resources.
+        """Request that a process ends cleanly, which frees its resources.
 
-        The request is explicit: the process would also end with the last handle to it, but a stored exception
-        may keep a handle.
+        The request is explicit, because a stored exception may keep a handle to the actor and thus the
+        process alive.
         """
         ref = actor.leave.remote(os.getpid())
         self._leaving.append(_Leaving(actor, group, ref, self._now() + self._leave_s))
 
     def see_off(self) -> None:
-        """Forget the processes that have ended, and kill overdue ones."""
+        """Forget the processes that have ended, and kill overdue processes."""
         if not self._leaving:
             return
         refs = [leaving.ref for leaving in self._leaving]
@@ -96,11 +96,11 @@ class LeavingProcesses:
 
     @property
     def deadline(self) -> float:
-        """The earliest time by which a process must have ended; infinity without one."""
+        """The earliest time by which a process must have ended; infinity without processes."""
         return min((leaving.deadline for leaving in self._leaving), default=math.inf)
 
     def with_bundles(self) -> list[ObjectRef[Any]]:
-        """Return the refs of processes in placement groups, whose bundles `see_off` must release."""
+        """Return the refs of processes in placement groups; `see_off` must release their bundles."""
         return [leaving.ref for leaving in self._leaving if leaving.group is not None]
 
     def take_all(self) -> list[tuple[ActorHandle, PlacementGroup | None]]:
@@ -123,7 +123,7 @@ def _give_back(group: PlacementGroup) -> None:
 
 
 def end_all_now(doomed: list[tuple[ActorHandle, PlacementGroup | None]]) -> None:
-    """Kill processes; a failure to kill one of them does not stop the others from being killed."""
+    """Kill processes; if killing a process fails, the other processes are killed anyway."""
     for actor, group in doomed:
         try:
             end_now(actor, group)
@@ -149,8 +149,8 @@ class _Running:
 
     Attributes:
         spec: specification that the process receives.
-        phase: pending call: wait_here, setup, begin, advance, save or stop.
-        sound: True if nothing has gone wrong in the process, so that it may run another trial.
+        phase: name of the pending call: wait_here, setup, begin, advance, save or stop.
+        sound: True if nothing has failed in the process, so that the process may run another trial.
     """
 
     start: ev.Start
@@ -167,11 +167,11 @@ class ActorExecutor(Executor):
 
     Args:
         bound: the trainable with its parameters.
-        specs: creates the specification for each trial's process.
+        specs: factory of the specification for each trial's process.
         now: function that returns the time for events.
         leave_s: maximum seconds until an unneeded process has ended.
         reuse: True: processes of cleanly ended trials run further trials.
-        timed: True: attempts have a timeout, so an event reports when each gets its resources.
+        timed: True: attempts have a timeout, so an event is sent when an attempt gets its resources.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class ActorExecutor(Executor):
             self._running[trial_id] = self._running.pop(trial_id)
             if (event := self._event(running)) is not None:
                 news.append(event)
-        # The loss comes after everything that was reported before it.
+        # The event of the loss comes last, after all reports from before the loss.
         return news + self._taken() if self._lost else news
 
     @property
@@ -264,7 +264,7 @@ class ActorExecutor(Executor):
                 if request["id"] == actor:
                     return f"{trial} waits for {describe(request['asked'])}: {'; '.join(request['reasons'])}"
             row = next((row for row in engine.state("actors") if row["actor_id"] == actor), None)
-        except NodeDiedError:  # the trial itself handles this loss
+        except NodeDiedError:  # the loss is handled with the trial's events
             return ""
         if row is None or row["pid"] is None:
             imports = ", ".join(sorted(session.wanted() & {"torch", "pandas", "sklearn"}))
@@ -301,12 +301,12 @@ class ActorExecutor(Executor):
 
     def _begin_again(self) -> None:
         self._pool = self._new_pool()
-        for trial in self._cut_off:  # by now, all their reports are committed
+        for trial in self._cut_off:  # by now, all reports of these trials are committed
             self._tidy(trial)
         self._cut_off.clear()
 
     def _new_pool(self) -> ProcessPool[_Process]:
-        """Return a pool without idle processes; it stays empty if processes are not reused."""
+        """Return a pool without idle processes; the pool stays empty if processes are not reused."""
         return ProcessPool(session.engine().cluster_resources() if self._reuse else {})
 
     # --- calls out --------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ class ActorExecutor(Executor):
         self._at_once.append(ev.Adopted(trial.trial_id, trial.attempt, time, dirname, problem))
 
     def _tidy(self, trial: Trial) -> None:
-        """Remove saved or partial checkpoints of an attempt that belong to no report."""
+        """Remove saved or partial checkpoints of a trial that do not belong to a report."""
         remove_unknown(f"{self._folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})
 
     def _let_leave(self, process: _Process) -> None:
@@ -429,7 +429,7 @@ class ActorExecutor(Executor):
             running.sound = False
             died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
             if running.phase == "begin" and died:
-                # The process died while idle, so its death says nothing about this trial.
+                # The process died while idle, so the trial did not cause its end.
                 self._let_leave(self._running.pop(trial_id).process)
                 self.start(start, fresh=True)
                 return None

@@ -1,4 +1,4 @@
-"""Common parts of the executors: trial specifications, replies, idle processes and the session."""
+"""Code that the executors share: trial specifications, replies, idle processes and the session."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class ProcessPool(Generic[P]):
         return len(self._idle)
 
     def take(self, request: PlacementGroupFactory) -> tuple[str, P] | None:
-        """Remove and return the latest idle process with these resources, and its name; None without one."""
+        """Remove and return the name and process of the latest idle process with these resources, or None."""
         kind = kind_of(request)
         name = next((name for name in reversed(self._idle) if self._idle[name].kind == kind), None)
         return None if name is None else (name, self._idle.pop(name).process)
 
     def admit(self, name: str, request: PlacementGroupFactory) -> list[P]:
-        """Reserve resources for a new process; return idle processes that must end for it, oldest first."""
+        """Reserve resources for a new process; return the idle processes to end for this, oldest first."""
         going = []
         while not self._ledger.reserve(name, request) and self._idle:
             first = next(iter(self._idle))
@@ -99,7 +99,7 @@ class ProcessPool(Generic[P]):
     @property
     def deadline(self) -> float:
         """Time at which the next process has been idle for IDLE_S; infinity without an idle process."""
-        first = next(iter(self._idle.values()), None)  # insertion order is order of time
+        first = next(iter(self._idle.values()), None)  # the dictionary's order is the order of time
         return math.inf if first is None else first.since + IDLE_S
 
     def _forget_all(self, names: list[str]) -> list[P]:
@@ -110,7 +110,7 @@ class ProcessPool(Generic[P]):
 
 
 def kind_of(request: PlacementGroupFactory) -> Hashable:
-    """Return a key that is equal for requests that the same process satisfies."""
+    """Return a key that is equal for requests that the same process can serve."""
     return request.strategy, tuple(tuple(sorted(bundle.items())) for bundle in request.bundles)
 
 
@@ -132,7 +132,7 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return an exception as a failure; wrong arguments are not retried."""
+    """Return an exception as a failure; errors about wrong arguments are not retried."""
     cause = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     wrong = (MetricError, ConfigError, SerializationError)
     return Failure(
@@ -158,9 +158,9 @@ class SpecFactory:
 
     Args:
         folder: folder of the experiment.
-        run: the settings.
-        seed_of: function from a trial's index to the seed of its generators, or None.
-        start_from: path of the first checkpoint for trials without their own, or None.
+        run: settings of the run.
+        seed_of: function that receives a trial's index and returns the seed of its generators, or None.
+        start_from: path of a checkpoint from which trials without their own checkpoint start, or None.
         durable: True: trial folders are created beforehand, and checkpoints are flushed to the disk.
     """
 
@@ -256,7 +256,7 @@ class Executor(ABC):
         """
         for action in actions:
             if self._lost and not isinstance(action, _AFTER_A_LOSS):
-                continue  # the process no longer exists; the next events report the loss to the controller
+                continue  # the process has ended; the next events report the loss
             try:
                 ev.carry_out(self, action)
             except NodeDiedError as error:
@@ -286,12 +286,12 @@ class Executor(ABC):
         """True if no trial runs and no event is waiting."""
 
     def waits(self) -> str:
-        """Return what the first trial that has not begun is waiting for, as a clause; "" if unknown."""
+        """Return a clause about what the first trial that has not begun is waiting for; "" if unknown."""
         return ""
 
     @abstractmethod
     def dismiss(self) -> None:
-        """End the idle processes, because no further trial comes."""
+        """End the idle processes, because no further trial will start."""
 
     @property
     def gone(self) -> bool:
@@ -314,7 +314,7 @@ class Executor(ABC):
         """Start using the new session after a loss."""
 
     def _is_lost(self) -> bool:
-        """Check, after a failure in the session, whether it is lost; if it is, report the loss."""
+        """Check, after a failure in the session, if the session is lost; if so, report the loss."""
         loss = None if self._lost or self._session is None else self._session.loss()
         if loss is not None:
             self._lose(loss)
@@ -329,13 +329,13 @@ class Executor(ABC):
         self._at_once.append(ev.SessionLost(self._now(), self._problem, loss.ended_by))
 
     def _taken(self) -> list[ev.Event]:
-        """Return the immediate events and clear their list."""
+        """Return the events that need no waiting, and clear their list."""
         taken, self._at_once = self._at_once, []
         return taken
 
 
 def _lost_words(problem: str, ran: Sequence[Trial]) -> str:
-    """Return a message about the trials that ran, after the controller has processed their reports."""
+    """Return a message about the trials that ran, once the controller has processed their reports."""
     waiting = [trial for trial in ran if trial.status is TrialStatus.PENDING]
     going_on = sum(trial.has_checkpoint() for trial in waiting)
     return (

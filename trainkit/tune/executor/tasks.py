@@ -3,8 +3,8 @@
 Start -> Started at once    Advance -> a task -> Reported    Stop -> Finished at once    Kill -> no process
 
 The worker processes serve only this experiment and end with it, because the next experiment may find other
-modules, variables and folders. A waiting step starts as soon as a process is free, even while the controller
-is busy.
+modules, variables and folders. A waiting step starts as soon as a worker process is free, even while the
+controller is busy.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class _RunningTask:
     """Trial with its current step.
 
     Attributes:
-        spec: specification for its next step.
-        state: state after its last step.
-        refs: refs of the unfinished parts of the step; empty: no step is running.
-        answers: replies of the finished parts of the step.
+        spec: specification for the trial's next step.
+        state: state after the trial's last step.
+        refs: references to the unfinished parallel tasks of the step; empty: no step is running.
+        answers: replies of the finished parallel tasks of the step.
     """
 
     trial: Trial
@@ -57,13 +57,13 @@ class _RunningTask:
 
 
 class _StepExecutor(Executor):
-    """Base class of both executors: it keeps the state of trials between steps.
+    """Base class of both executors; keeps the state of trials between steps.
 
     Args:
         bound: the trainable with its parameters.
         specs: creates the specification of each trial.
         now: function that returns the time for events.
-        session: session as in `Executor`.
+        session: session of the trials; None: trials run in this process only.
         pid: process id to report for the trials.
     """
 
@@ -99,7 +99,7 @@ class _StepExecutor(Executor):
         self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
 
     def release(self, action: ev.Release) -> None:
-        self._running.pop(action.trial_id, None)  # running parts need no end, as they have nothing left to do
+        self._running.pop(action.trial_id, None)  # running tasks are not cancelled, as they end soon
 
     def kill(self, action: ev.Kill) -> None:
         if action.trial_id in self._running:
@@ -124,10 +124,10 @@ class _StepExecutor(Executor):
         return ran
 
     def _begin_again(self) -> None:
-        return  # the shared arguments are kept by this process, not by the lost session
+        return  # this process keeps the shared arguments, not the lost session
 
     def _end(self, running: _RunningTask) -> None:
-        """Cancel the running parts of the current step."""
+        """Cancel the running tasks of the current step."""
 
     def _told(self, running: _RunningTask, answer: Reply) -> ev.Event:
         """Return the event of a finished step, and update the specification for the next step."""
@@ -170,7 +170,7 @@ class TaskExecutor(_StepExecutor):
 
     def advance(self, action: ev.Advance) -> None:
         running = self._running[action.trial_id]
-        if running.refs:  # other parts of the step have not reported yet
+        if running.refs:  # other tasks of the step have not reported yet
             return
         running.answers.clear()
         try:
@@ -192,12 +192,12 @@ class TaskExecutor(_StepExecutor):
         out = self._out()
         if out:
             ready, _ = api.wait(list(out), num_returns=len(out), timeout=0)
-            # One part of a trial at a time, because the controller answers each report.
+            # At most one task of each trial, because the controller answers each report.
             for running, ref in {id(out[ref]): (out[ref], ref) for ref in ready}.values():
                 event = None if self._lost else self._event(running, ref)
                 if event is not None:
                     news.append(event)
-        # The loss comes after everything that was reported before it.
+        # The event of the loss comes last, after all reports from before the loss.
         return news + self._taken() if self._lost else news
 
     def dismiss(self) -> None:

@@ -1,4 +1,4 @@
-"""An experiment, from its settings to its results.
+"""Run of an experiment, from its settings to its results.
 
 Names that a Tuner needs only while it runs are imported on first use; `__init__.pyi` lists them.
 """

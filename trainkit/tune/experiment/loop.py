@@ -1,4 +1,4 @@
-"""The driver's loop: events to the controller, records to the store, actions to the executor."""
+"""Main loop of the driver: events go to the controller, records to the store, actions to the executor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ExperimentLoop:
     """Main loop of an experiment, which runs it to its end.
 
     Args:
-        controller, executor, store, hub, inbox: the parts that it connects.
+        controller, executor, store, hub, inbox: objects that the loop connects.
         now: function that returns the time in seconds, which never decreases.
         refresh_s: function that returns the longest interval between calls of callbacks; None: only at
             events.
@@ -53,10 +53,10 @@ class ExperimentLoop:
         self._refresh_s = refresh_s
 
     def run(self, interrupts: signals.InterruptHandler) -> None:
-        """Return when nothing runs and nothing will run; all trial processes have then ended or are ending.
+        """Run the loop until nothing runs or will run; all trial processes have then ended or are ending.
 
         Raises:
-            StoreError: the experiment can't be written any more.
+            StoreError: the store can't be written any more.
             KeyboardInterrupt: the user pressed Ctrl-C twice.
         """
         try:
@@ -82,7 +82,7 @@ class ExperimentLoop:
                 self._executor.close()
 
     def _callback_news(self) -> list[ev.Event]:
-        """Return, once only, the event of a callback's exception that must end the experiment."""
+        """Return the event for a callback's exception that must end the experiment, only once."""
         if self._hub.raised is None or self._told_of_callback:
             return []
         self._told_of_callback = True
@@ -95,7 +95,7 @@ class ExperimentLoop:
         wait(max(0.0, min(limits)))
 
     def _apply(self, step: ev.Step) -> None:
-        # The commit comes first, so that everything a trial receives is already safe.
+        # The commit comes first, so that a trial only receives what is already stored.
         self._store.commit(step.records)
         self._executor.carry_out(step.actions)
         # Callbacks come last, so that the trials run while callbacks write.

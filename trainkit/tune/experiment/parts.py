@@ -1,4 +1,4 @@
-"""Parts of a running experiment: display, callbacks and executor; and warnings before the start."""
+"""Creation of an experiment's display, callbacks and executor, and warnings before the start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
-    """Warn if population based training can't change any trial: a single trial, or too short trials."""
+    """Warn if population based training can't change any trial: only one trial, or too short trials."""
     population = _population(tune)
     if population is not None and total_samples == 1:
         logger.warning(
@@ -86,7 +86,7 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool
 def make_watch(
     metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
 ) -> Callback:
-    """Return a callback that warns if values are missing that the metric, scheduler or ranking needs."""
+    """Return a callback that warns of missing values that the metric, scheduler or ranking needs."""
     deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # a warning was given at the start
     first = None if told else deciding.first_judgement
     judged_by = deciding.metric if deciding.needs_metric else None
