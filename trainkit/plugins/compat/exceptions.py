@@ -1,8 +1,8 @@
 """Errors of the runtime under the names of `ray.exceptions`.
 
-An error that can occur here is a class of `trainkit.errors`. Two names are the same class if trainkit does
-not distinguish Ray's two errors. An error of a missing part of Ray has its own class, which is never raised.
-Base classes match those of Ray, so that `except` catches the same errors.
+An error that can occur here is a class of `trainkit.errors`. If trainkit does not distinguish two of Ray's
+errors, both names are the same class. An error of a part of Ray that trainkit lacks has its own class, which
+is never raised. Base classes match those in Ray, so that `except` catches the same errors.
 """
 
 from trainkit import errors as _errors
@@ -23,7 +23,7 @@ OwnerDiedError = _errors.OwnerDiedError
 TaskCancelledError = _errors.TaskCancelledError
 WorkerCrashedError = _errors.WorkerDiedError
 OutOfMemoryError = _errors.WorkerDiedError
-"""A worker that exceeds its memory is ended, and its callers receive this error."""
+"""A worker that exceeds its memory limit is killed, and its callers receive this error."""
 OufOfBandObjectRefSerializationException = _errors.SerializationError
 RuntimeEnvSetupError = _errors.ConfigError
 ActorAlreadyExistsError = _errors.ConfigError
@@ -33,19 +33,19 @@ TaskUnschedulableError = _errors.InfeasibleError
 
 
 class ActorPlacementGroupRemoved(ActorDiedError):
-    """Never raised: an actor whose group was removed raises ActorDiedError, which names this reason."""
+    """Never raised: an actor whose group was removed raises ActorDiedError, whose text gives this reason."""
 
 
 class TaskPlacementGroupRemoved(WorkerCrashedError):
-    """Never raised: a task whose group was removed raises WorkerDiedError, which names this reason."""
+    """Never raised: a task whose group was removed raises WorkerDiedError, whose text gives this reason."""
 
 
 class AsyncioActorExit(RayError):
-    """Never raised: `exit_actor` ends actors with `async` methods like all others."""
+    """Never raised: `exit_actor` ends actors with `async` methods like all other actors."""
 
 
 class AuthenticationError(RayError):
-    """Never raised: a session of one machine has no token."""
+    """Never raised: a session on one machine has no token."""
 
 
 class CrossLanguageError(RayError):
@@ -69,7 +69,7 @@ class PendingCallsLimitExceeded(RayError):
 
 
 class PlasmaObjectNotAvailable(RayError):
-    """Never raised: no object store runs apart from the processes."""
+    """Never raised: no separate object store process exists."""
 
 
 class ReferenceCountingAssertionError(ObjectLostError, AssertionError):
@@ -81,7 +81,7 @@ class RpcError(RayError):
 
 
 class RaySystemError(RayError):
-    """Base of errors of Ray's own parts; never raised here."""
+    """Base class of internal errors of Ray; never raised here."""
 
 
 class RayCgraphCapacityExceeded(RaySystemError):

@@ -1,4 +1,4 @@
-"""Import of old paths, by a table of the current module or name for each.
+"""Import of old paths, with a table that maps each old path to a current module or name.
 
 Rows of `ray.txt` and `moved.txt`, with module paths relative to `trainkit.`:
 
@@ -37,10 +37,10 @@ class Row:
     """Row of the table for one old module.
 
     Attributes:
-        homes: modules that have its names, searched in this order.
-        names: by old name, the current module and name; "" means the module itself.
-        gone: by old name, the reason for its removal.
-        children: names of its submodules.
+        homes: current modules that have the old module's names, searched in this order.
+        names: current module and name for each old name; the name "" means the module itself.
+        gone: reason for the removal of each old name that no longer exists.
+        children: names of the old module's submodules.
         refused: text of the error, if the module can't be imported.
     """
 
@@ -54,12 +54,12 @@ class Row:
 
 @functools.cache
 def table() -> dict[str, Row]:
-    """Return the rows by the old module's full path."""
+    """Return the rows by the full path of the old module."""
     return parsed(_lines())
 
 
 def parsed(lines: Iterable[str]) -> dict[str, Row]:
-    """Return the rows that `lines` describe; a package without its own row gets an empty one."""
+    """Parse `lines` into rows; a package without its own row gets an empty row."""
     rows: dict[str, Row] = {}
     for line in lines:
         words = line.partition("#")[0].split()
@@ -102,12 +102,12 @@ else:
 
 
 def find(path: str, others: Iterable[Any], search: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the import spec of a module with a row in the table; None leaves it to the other finders.
+    """Return the import spec of a module that has a row in the table, or None for the other finders.
 
     Args:
-        path: path of the module.
+        path: full path of the module.
         others: other finders in `sys.meta_path`.
-        search: folders of its package.
+        search: folders of the module's package.
     """
     row = table().get(path)
     if row is None:
@@ -133,7 +133,7 @@ class ServedModule(ModuleType):
 
 
 class Served(Loader):
-    """Loader of a module without a file; its names come from the modules in the table."""
+    """Loader of a module without a file; it takes the names from the modules in the table."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -156,7 +156,7 @@ class Served(Loader):
         add_names(module, row)
 
     def get_code(self, path: str) -> CodeType | None:
-        """Return the code for `python -m path`, which is that of the first current module."""
+        """Return the code for `python -m path`: the code of the first current module."""
         for home in self._row.homes[:1]:
             loader: Any = getattr(find_spec(home), "loader", None)
             code: CodeType | None = loader.get_code(home)
@@ -165,7 +165,7 @@ class Served(Loader):
 
 
 class Extended(Loader):
-    """Loader of a module with a file, which adds old names to the module's own."""
+    """Loader of a module with a file; it adds the old names to the module."""
 
     def __init__(self, loader: Any, row: Row) -> None:
         self._loader = loader
@@ -180,7 +180,7 @@ class Extended(Loader):
         """Run the module's code, then add the names."""
         self._loader.exec_module(module)
         if self._row.children and not hasattr(module, "__path__"):
-            module.__path__ = []  # it was a package; Python looks for submodules only in packages
+            module.__path__ = []  # The old path was a package; Python looks for submodules only in packages.
         add_names(module, self._row)
 
     def __getattr__(self, name: str) -> Any:
@@ -226,7 +226,7 @@ def add_names(module: ModuleType, row: Row) -> None:
 
 
 def named(row: Row, name: str) -> Any:
-    """Return the current object or module for an old `name`."""
+    """Return the current object or module for the old name `name`."""
     home, new = row.names[name]
     module = importlib.import_module(home)
     return getattr(module, new) if new else module

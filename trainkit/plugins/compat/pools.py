@@ -17,8 +17,8 @@ class Pool(_Pool):
 
     Args:
         processes, initializer, initargs, maxtasksperchild, context: see `trainkit.plugins.pools.Pool`.
-        ray_address: address for `trainkit.init(address=...)`, if no session is running.
-        ray_remote_args: options of the calls, such as {"num_gpus": 1}.
+        ray_address: address for `trainkit.init(address=...)`, used if no session is running.
+        ray_remote_args: options of each call, such as {"num_gpus": 1}.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Functions under the names of `ray.util`: results as they arrive, serializers, one-time messages."""
+"""Functions under the names of `ray.util`: results in order of arrival, serializers, one-time messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_completed(
         refs: references without duplicates.
         chunk_size: number of results to wait for before the first of them is yielded. Results of one chunk
             are yielded in the order of `refs`.
-        yield_obj_refs: yield done references instead of their values.
+        yield_obj_refs: True: yield the references of finished calls instead of their values.
         **kwargs: further arguments of `trainkit.wait`, such as `timeout`.
 
     Raises:
@@ -52,8 +52,8 @@ def map_unordered(
     """Call `fn` with each of `items`, and yield the results as they arrive.
 
     Args:
-        fn: a remote function.
-        items: its arguments, which are read as calls are made.
+        fn: remote function.
+        items: arguments, one for each call; they are read as calls are made.
         backpressure_size: maximum number of unfinished calls; None means no limit.
         chunk_size: see `as_completed`.
         yield_obj_refs: see `as_completed`.
@@ -70,8 +70,8 @@ def map_unordered(
 class _Arriving:
     """Set of references, some of which are known to be done.
 
-    All references are checked only when no done reference is left. A check for each chunk would take time
-    quadratic in their number.
+    All pending references are checked only when no done reference is left. A check for each chunk would take
+    time quadratic in the number of references.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class _Arriving:
             yield from self._next_chunk()
 
     def _next_chunk(self) -> list[Any]:
-        """Return the next results or references; [] if the timeout came first."""
+        """Return the next results or references; [] if the timeout passed first."""
         if not self._done:
             self._look()
         refs = self._done[: self._chunk_size]
@@ -122,10 +122,10 @@ def _require_size(name: str, value: int) -> None:
 
 
 def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
-    """Return the data of one placement group, or of all.
+    """Return the data of one placement group, or of all groups.
 
     Args:
-        group: the group; None means all groups of the session.
+        group: placement group; None means all groups of the session.
 
     Returns:
         For one group, its entry in `trainkit.list_placement_groups()`, or {} if it was removed; for all
@@ -141,12 +141,12 @@ _serialized: set[type] = set()
 def register_serializer(
     cls: type, *, serializer: Callable[[Any], Any], deserializer: Callable[[Any], Any]
 ) -> None:
-    """Use the user's functions to send instances of exactly `cls` from this process.
+    """Use custom functions to send instances of exactly `cls` from this process.
 
     Args:
-        cls: the class.
+        cls: class of the instances; subclasses are not affected.
         serializer: function that converts an instance to a value that can be pickled.
-        deserializer: function that converts this value to an instance. It is sent with each instance.
+        deserializer: function that converts this value back to an instance. It is sent with each instance.
     """
     serialize.register(cls, lambda _, instance: (deserializer, (serializer(instance),)))
     _serialized.add(cls)
@@ -161,12 +161,12 @@ def deregister_serializer(cls: type) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FailureTuple:
-    """Part of a value that can't be pickled.
+    """A part of a value that can't be pickled.
 
     Attributes:
-        obj: the part.
+        obj: the part itself.
         path: path of the part in the value.
-        parent: the value.
+        parent: the whole value.
     """
 
     obj: Any

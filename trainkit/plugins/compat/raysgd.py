@@ -51,14 +51,14 @@ class AverageMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all values."""
+        """Remove all values."""
         self.val: Any = 0
         self.avg: Any = 0
         self.sum: Any = 0
         self.count: float = 0
 
     def update(self, val: Any, n: float = 1) -> None:
-        """Add the value of `n` samples."""
+        """Add the mean value `val` of `n` samples."""
         self.val = val
         self.sum = self.sum + val * n
         self.count += n
@@ -68,7 +68,7 @@ class AverageMeter:
 class AverageMeterCollection:
     """Means and last values of a loop's metrics, in the form that `train_epoch` and `validate` return.
 
-    The default loops do not need it; they also know how many samples of an uneven last batch count.
+    The default loops do not need it. They also count only the real samples of an uneven last batch.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Resources that change while trials run, on top of any other scheduler.
 
-No log records which resources are free when a trial reports. So the log holds the decision instead: a replay
-does not call the allocation function, and `on_trial_request` reports the resources of each trial.
+No log records which resources are free when a trial reports. So the log contains the decision itself: a
+replay does not call the allocation function, and `on_trial_request` reports each trial's resources.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Asks(Protocol):
-    """The interface of the scheduler for its allocation function."""
+    """The scheduler's interface for its allocation function."""
 
     metric: str | None
     mode: str | None
@@ -47,25 +47,25 @@ class Asks(Protocol):
         ...
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return a trial's reservation, or the one promised for its next start."""
+        """Return a trial's current reservation, or the new one that it gets at its next start."""
         ...
 
 
 class DistributeResources:
-    """Share all resources evenly among the live trials, which keep at least their initial reservation.
+    """Share all resources evenly among the live trials; each keeps at least its initial reservation.
 
-    A trial grows by whole units while resources are free and its share allows it. It shrinks when its
-    share has shrunk, for example because more trials have begun.
+    A trial grows by whole units while resources are free and its share allows it. It shrinks when its share
+    has become smaller, for example because more trials have begun.
 
     Args:
-        add_bundles: True adds a bundle for each unit; False adds to the trial's only bundle.
-        increase_by: a unit, such as {"CPU": 2}. None: 1 GPU if trials begin with GPUs, else 1 CPU; with
-            `add_bundles` the last bundle that trials begin with.
-        increase_by_times: most units for a trial; below 1: no limit. Needs `increase_by`.
-        reserve_resources: resources that trials never get beyond their initial reservation.
+        add_bundles: True adds a bundle for each unit. False adds the unit to the trial's only bundle.
+        increase_by: resources of one unit, such as {"CPU": 2}. None: 1 GPU if trials begin with GPUs, else 1
+            CPU; with `add_bundles`, the last bundle that trials begin with.
+        increase_by_times: largest number of units for a trial; below 1: no limit. Needs `increase_by`.
+        reserve_resources: resources that are never added to a trial's initial reservation.
 
     Raises:
-        ConfigError: an amount is invalid, or `increase_by` has no amounts.
+        ConfigError: a quantity is invalid, or `increase_by` is empty.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class DistributeResources:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments that recreate this function."""
+        """Constructor arguments that recreate this function."""
         names = "add_bundles increase_by_times reserve_resources".split()
         return {**{name: getattr(self, name) for name in names}, "increase_by": self.increase_by or None}
 
     def __call__(
         self, tune_controller: ExperimentView, trial: Trial, result: Mapping[str, Any], scheduler: Asks
     ) -> PlacementGroupFactory | None:
-        """Return the new reservation of `trial`; None: unchanged.
+        """Return the new reservation of `trial`; None leaves it unchanged.
 
         Raises:
             ConfigError: trials begin with several bundles, and `add_bundles` is False.
@@ -135,13 +135,13 @@ class DistributeResources:
 
         Args:
             trial: the trial that has reported.
-            live: all trials that have not ended, including this one.
-            has: units of each trial.
-            free: number of free units; below 0: so many units too many are in use.
+            live: all trials that have not ended, including `trial`.
+            has: number of units of each trial.
+            free: number of free units; below 0: number of units that are used in excess.
             spare: number of units beyond all initial reservations.
             scheduler: the calling scheduler.
         """
-        share = -(-spare // len(live))  # rounded up: some trials get one more while units are free
+        share = -(-spare // len(live))  # rounded up: some trials get one unit more while units are free
         return min(share, has[trial.trial_id] + free)
 
     def _unit(self, base: PlacementGroupFactory) -> dict[str, float]:
@@ -170,14 +170,14 @@ class DistributeResources:
 
 
 class DistributeResourcesToTopJob(DistributeResources):
-    """Give all free resources to the best live trial; every trial keeps what it has.
+    """Give all free resources to the best live trial; every trial keeps its current resources.
 
     The best trial has the best last value of the metric among the trials that may still grow. A trial
-    shrinks only when more is in use than exists.
+    shrinks only when more resources are in use than exist.
 
     Args:
-        add_bundles, increase_by, increase_by_times, reserve_resources: as in `DistributeResources`.
-        metric: reported value to judge by; None: the scheduler's.
+        add_bundles, increase_by, increase_by_times, reserve_resources: see `DistributeResources`.
+        metric: reported value by which trials are compared; None: the scheduler's.
         mode: "min" or "max"; None: the scheduler's.
     """
 
@@ -237,7 +237,7 @@ def _sum(bundles: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _times(unit: Mapping[str, float], amounts: Mapping[str, float]) -> int:
-    """Return how often `unit` fits into `amounts`, rounded down; below 0 if an amount is negative."""
+    """Return how often `unit` fits into `amounts`, rounded down; negative if a value in `amounts` is."""
     return min(math.floor(amounts.get(name, 0.0) / each + 1e-9) for name, each in unit.items() if each)
 
 
@@ -246,7 +246,7 @@ evenly_distribute_cpus_gpus_distributed = DistributeResources(add_bundles=True)
 
 
 Allocation = Callable[..., PlacementGroupFactory | None]
-"""Called with the experiment, a trial, its report and the scheduler; returns the trial's new reservation."""
+"""Function of the experiment, a trial, its report and the scheduler; returns the trial's new reservation."""
 
 _OURS = {cls.__name__: cls for cls in (DistributeResources, DistributeResourcesToTopJob)}
 
@@ -258,21 +258,21 @@ _OURS = {cls.__name__: cls for cls in (DistributeResources, DistributeResourcesT
     "on_trial_change on_trial_again",
 )
 class ResourceChangingScheduler(TrialScheduler):
-    """Change what trials reserve while they run; another scheduler decides about everything else.
+    """Change the resources of trials while they run; another scheduler makes all other decisions.
 
-    At each report after which a trial continues, the function returns its new reservation. If the reservation
-    changes, the trial is paused, and resumes from its checkpoint with the new one before other trials start.
-    Inside a trial, `tune.get_context().get_trial_resources()` returns the current reservation.
+    At each report after which a trial continues, the function returns the trial's new reservation. If the
+    reservation changes, the trial is paused. It resumes from its checkpoint with the new reservation before
+    other trials start. Inside a trial, `tune.get_context().get_trial_resources()` returns the current one.
 
     Args:
-        base_scheduler: the scheduler that decides; None: a FIFOScheduler.
-        resources_allocation_function: called as `f(tune_controller, trial, result, scheduler)` with an
-            `ExperimentView`, which has `existing`, `free` and `get_live_trials()`. It returns a
-            `PlacementGroupFactory` or a dictionary such as {"cpu": 2}; None: unchanged. If the argument
-            itself is None, nothing is ever changed.
+        base_scheduler: scheduler for all other decisions; None: a FIFOScheduler.
+        resources_allocation_function: function called as `f(tune_controller, trial, result, scheduler)`.
+            `tune_controller` is an `ExperimentView`, with `existing`, `free` and `get_live_trials()`. The
+            result is a `PlacementGroupFactory`, a dictionary such as {"cpu": 2}, or None for no change.
+            Without a function (None), reservations never change.
 
     Raises:
-        ConfigError: an argument is not a scheduler, or not a function.
+        ConfigError: `base_scheduler` is not a scheduler, or the other argument is not a function.
     """
 
     needs_metric: ClassVar[bool] = False
@@ -296,29 +296,29 @@ class ResourceChangingScheduler(TrialScheduler):
             )
         super().__init__(base.time_attr, base.metric, base.mode)
         self.base_scheduler = base
-        # The base scheduler judges trials, so this one takes its label and its calls.
+        # The base scheduler judges trials, so this scheduler uses the base's label and calls.
         self.label, self.hears_again = base.label, base.hears_again  # type: ignore[misc]
         self._allocate = allocate
         self._view: ExperimentView | None = None
         self._base: PlacementGroupFactory | None = None
         self._changed: set[str] = set()
-        """Trials whose reservation differs from the initial one."""
+        """Ids of trials whose reservation differs from the initial one."""
         self._promised: dict[str, PlacementGroupFactory] = {}
-        """New requests of trials that are about to be paused for them."""
+        """New reservations of trials that are about to be paused for this change."""
         self._ours: dict[str, None] = {}
-        """Trials that are paused only for other resources, in the order of their pauses."""
+        """Ids of trials that are paused only to change resources, in the order of their pauses."""
         self._theirs: set[str] = set()
-        """Trials that the base scheduler has paused."""
+        """Ids of trials that the base scheduler has paused."""
 
     @property
     def base_trial_resources(self) -> PlacementGroupFactory | None:
-        """The initial reservation of each trial; None before the first report."""
+        """Initial reservation of each trial; None before the first report."""
         return self._base
 
     _base_trial_resources = base_trial_resources  # functions written for Ray read this name
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return a trial's reservation, or the one promised for its next start."""
+        """Return a trial's current reservation, or the new one that it gets at its next start."""
         return self._promised.get(trial.trial_id, trial.request)
 
     @property
@@ -353,7 +353,7 @@ class ResourceChangingScheduler(TrialScheduler):
     def see(self, view: ExperimentView) -> None:
         self._view = view
         self.base_scheduler.see(view)
-        # A kill may have come between a pause and its change; such trials wait for nothing else.
+        # A kill may have happened between a pause and its change; such trials wait for nothing else.
         for trial in view.get_trials():
             if trial.status is TrialStatus.PAUSED and trial.trial_id not in self._theirs:
                 self._ours.setdefault(trial.trial_id)
@@ -386,7 +386,7 @@ class ResourceChangingScheduler(TrialScheduler):
         return self.base_scheduler.decide(trial_id, time, score)
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
-        self._forget(trial_id)  # it reported, so it runs
+        self._forget(trial_id)  # a trial that reports is not paused
         decision = CheckedScheduler(self.base_scheduler).on_result(trial_id, result)
         if decision.verdict is Verdict.PAUSE:
             self._theirs.add(trial_id)
@@ -407,7 +407,7 @@ class ResourceChangingScheduler(TrialScheduler):
     def _wanted(
         self, view: ExperimentView, trial_id: str, result: Mapping[str, Any]
     ) -> PlacementGroupFactory | None:
-        """Return a trial's new reservation; None keeps the present one."""
+        """Return a trial's new reservation; None keeps the current one."""
         trial = view.trial(trial_id)
         if self._base is None:
             self._base = trial.request

@@ -34,13 +34,13 @@ Front = TypeVar("Front", bound=Callable[..., Any])
 
 
 class _RunTuner(Tuner):
-    """Tuner that accepts a metric without a mode, like Ray's `run`; its best result still needs both."""
+    """Tuner that accepts a metric without a mode, like Ray's `run`; `get_best_result` still needs both."""
 
     _needs_both = False
 
 
 class Experiment:
-    """Arguments of `tune.run` as one object: `tune.run(Experiment("name", trainable, config=...))`.
+    """All arguments of one `tune.run`: `tune.run(Experiment("name", trainable, config=...))`.
 
     Args:
         name: name of the experiment.
@@ -55,7 +55,7 @@ class Experiment:
 
     @classmethod
     def from_json(cls, name: str, spec: Mapping[str, Any]) -> Experiment:
-        """Return the experiment that `spec` describes: "run" is the trainable, the rest is for `tune.run`.
+        """Make the experiment that `spec` describes: `"run"` is the trainable, the rest is for `tune.run`.
 
         Raises:
             ConfigError: `spec` names no trainable.
@@ -152,8 +152,8 @@ def run(
     """Run an experiment to its end, as `Tuner(...).fit()` does, with the arguments of `ray.tune.run`.
 
     Args:
-        run_or_experiment: the trainable, its registered name, or an `Experiment`. A list of these is run one
-            after another, with one analysis.
+        run_or_experiment: the trainable, its registered name, or an `Experiment`. The items of a list run one
+            after another, and the result is one analysis of all their trials.
         name: name of the experiment's folder.
         metric: reported value to optimize, or a list of several.
         mode: "min" or "max"; for several metrics, a list with one mode for each.
@@ -178,9 +178,9 @@ def run(
         restore: folder of a checkpoint from which every trial starts.
         resume: True resumes the experiment `name`; "AUTO" resumes it if it exists. A suffix "+ERRORED" or
             "+RESTART_ERRORED" includes failed trials. "ERRORED_ONLY" resumes failed trials only.
-        resume_config: the same choice in more detail.
+        resume_config: same choice as `resume`, in more detail.
         reuse_actors: see `TuneConfig`.
-        raise_on_failed_trial: raise an error after all trials have ended if one is in the state ERROR.
+        raise_on_failed_trial: True: after all trials have ended, raise an error if one is in the state ERROR.
         callbacks: callbacks for every step.
         max_concurrent_trials: maximum number of concurrent trials.
         keep_checkpoints_num: `CheckpointConfig(num_to_keep=)`.
@@ -241,13 +241,13 @@ def run_experiments(
 
     Args:
         experiments: an `Experiment`, a list of them, or {"name": {"run": trainable, "config": ...}, ...}.
-        scheduler: scheduler of each experiment.
-        concurrent: argument of Ray without effect. Each experiment has all resources to itself, so running
-            them in turn takes no longer.
+        scheduler: scheduler for each experiment.
+        concurrent: argument of Ray without effect. Each experiment can use all resources, so running the
+            experiments in turn takes no longer.
         settings: further arguments of `tune.run`, for all experiments.
 
     Raises:
-        ConfigError: an experiment has another form; see also `tune.run`.
+        ConfigError: `experiments` has another form; see also `tune.run`.
     """
     del concurrent
     trials: list[Any] = []
@@ -281,7 +281,7 @@ def _resumed(
     resume: bool | str | None,
     resume_config: Any,
 ) -> Tuner | None:
-    """Return the experiment to resume, or None to begin a new one."""
+    """Return a tuner that resumes the experiment, or None to begin a new experiment."""
     wish = resuming(resume, resume_config)
     if not wish.wanted:
         return None
@@ -343,15 +343,15 @@ OBSOLETE = {
     "_remote": "it was Ray's own",
     "_remote_string_queue": "it was Ray's own",
 }
-"""Arguments of older versions of Ray, and the reason why each has no effect here."""
+"""Arguments of older versions of Ray, with the reason why each has no effect here."""
 
 
 def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
-    """Return text on arguments without effect and their alternatives; '' if there are none.
+    """Return a text on arguments without effect and their alternatives; '' if `given` is empty.
 
     Args:
-        given: names that `tune.run` does not take.
-        known: names that it takes.
+        given: argument names that `tune.run` does not have.
+        known: argument names that it has.
 
     Raises:
         ConfigError: an argument is unknown in all versions of Ray; the message suggests a similar name.
@@ -373,10 +373,10 @@ def checkpoint_settings(
     checkpoint_freq: int,
     checkpoint_at_end: bool,
 ) -> CheckpointConfig:
-    """Return the arguments of Ray 1.x as a CheckpointConfig; "min-loss" means the smallest loss is best.
+    """Return the arguments of Ray 1.x as a CheckpointConfig; "min-loss" means that the smallest loss is best.
 
     Raises:
-        ConfigError: both forms were used.
+        ConfigError: arguments of both forms are given.
     """
     old = {
         "keep_checkpoints_num": keep_checkpoints_num,
@@ -406,8 +406,8 @@ class Resuming:
     """Choice of `tune.run` between resuming an experiment and beginning a new one.
 
     Attributes:
-        wanted: resume the experiment if it exists.
-        required: the experiment must exist.
+        wanted: True: resume the experiment if it exists.
+        required: True: the experiment must exist.
         how: arguments for `Tuner.restore`.
     """
 
@@ -425,7 +425,7 @@ _ERRORED = {
 
 
 def resuming(resume: bool | str | None, resume_config: Any = None) -> Resuming:
-    """Return the choice for `resume`: True, "LOCAL", "REMOTE", "AUTO", "ERRORED_ONLY", "AUTO+ERRORED", ...
+    """Parse `resume`: True, "LOCAL", "REMOTE", "AUTO", "ERRORED_ONLY", "AUTO+ERRORED" and similar values.
 
     Raises:
         ConfigError: `resume` has another value.

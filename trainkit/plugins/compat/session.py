@@ -34,25 +34,25 @@ def get_experiment_name() -> str:
 
 
 def get_world_size() -> int:
-    """Return the number of processes that report in this trial, which is 1."""
+    """Return 1, the number of processes that report in this trial."""
     return get_context().get_world_size()
 
 
 def get_world_rank() -> int:
-    """Return the rank of this process in the trial, which is 0."""
+    """Return 0, the rank of this process in the trial."""
     return get_context().get_world_rank()
 
 
 def get_local_rank() -> int:
-    """Return the rank of this process among the trial's processes on its machine, which is 0."""
+    """Return 0, the rank of this process among the trial's processes on its machine."""
     return get_context().get_local_rank()
 
 
 def get_local_world_size() -> int:
-    """Return the number of processes of this trial that report on this machine, which is 1."""
+    """Return 1, the number of processes of this trial that report on this machine."""
     return get_context().get_local_world_size()
 
 
 def get_node_rank() -> int:
-    """Return the rank of this machine among the trial's machines, which is 0."""
+    """Return 0, the rank of this machine among the trial's machines."""
     return get_context().get_node_rank()

@@ -1,4 +1,4 @@
-"""`ray.tune.utils`: functions on dictionaries, checks of a trainable, and a wait for a GPU."""
+"""Functions under the names of `ray.tune.utils`: dictionaries, checks of a trainable, wait for a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainkit.tune.core.metrics import merge_dicts as merge_dicts
 from trainkit.tune.trial.trainable import Trainable
 
 STEPS = 3
-"""Number of steps that `validate_save_restore` takes before it saves."""
+"""Number of steps that `validate_save_restore` runs before it saves."""
 
 
 def flatten_dict(
@@ -30,16 +30,16 @@ def flatten_dict(
     prevent_delimiter: bool = False,
     flatten_list: bool = False,
 ) -> dict[str, Any]:
-    """Return a nested dictionary as one level, with names such as "a/b"; empty inner ones are left out.
+    """Return a nested dictionary as one level, with names such as "a/b"; empty dictionaries are left out.
 
     Args:
-        dt: the dictionary.
-        delimiter: delimiter between the names.
-        prevent_delimiter: refuse names that contain the delimiter.
-        flatten_list: also flatten lists, with indices as names.
+        dt: nested dictionary.
+        delimiter: text between the names.
+        prevent_delimiter: True: refuse names that contain the delimiter.
+        flatten_list: True: also flatten lists, with indices as names.
 
     Raises:
-        ValueError: a name contains the delimiter although that is refused.
+        ValueError: `prevent_delimiter` is set and a name contains the delimiter.
     """
     flat: dict[str, Any] = {}
     for key, value in dt.items():
@@ -56,7 +56,7 @@ def flatten_dict(
 
 
 def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
-    """Return the nested dictionary of `dt`, the reverse of `flatten_dict`."""
+    """Return the nested dictionary for a flat one, as the reverse of `flatten_dict`."""
     nested: dict[str, Any] = {}
     for path, value in dt.items():
         *outer, last = path.split(delimiter)
@@ -68,13 +68,13 @@ def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any
 
 
 def diagnose_serialization(trainable: Callable[..., Any]) -> bool | set[str]:
-    """Return whether a trainable can be sent to a worker; print the findings.
+    """Check that a trainable can be sent to a worker; print the findings.
 
     Args:
-        trainable: a function or a class.
+        trainable: function or class.
 
     Returns:
-        True, or the names of the variables that can't be sent.
+        True, or the names of variables that can't be sent.
     """
     can, failures = inspect_serializability(trainable)
     if can:
@@ -96,18 +96,19 @@ def wait_for_gpu(
     """Wait until a GPU's memory is free, for example after another trial has ended there.
 
     Args:
-        gpu_id: number or uuid of the GPU; None means the first of `trainkit.get_gpu_ids()`.
-        target_util: share of its memory that may be in use, from 0 to 1.
+        gpu_id: number or UUID of the GPU; None means the first of `trainkit.get_gpu_ids()`.
+        target_util: largest share of the GPU's memory that may be in use, from 0 to 1.
         retry: number of checks.
         delay_s: seconds between checks.
         gpu_memory_limit: no effect, as in Ray.
 
     Returns:
-        True when it is free.
+        True once the GPU is free.
 
     Raises:
-        RuntimeError: it was not free at the last check, no GPU exists here, or this trial requested none.
-        ValueError: the GPU does not exist.
+        RuntimeError: the GPU was not free at the last check, this machine has no GPU, or the trial requested
+            none.
+        ValueError: the GPU `gpu_id` does not exist.
     """
     del gpu_memory_limit
     if gpu_id is None:
@@ -135,7 +136,7 @@ def wait_for_gpu(
 
 
 class NoFreeGPUError(TrainkitError, RuntimeError):
-    """Error that no GPU is free or exists."""
+    """No GPU is free, or none exists."""
 
 
 def _nvidia_smi() -> str:
@@ -153,7 +154,7 @@ def _nvidia_smi() -> str:
 
 
 def _shares_of_memory(table: str) -> dict[str, float]:
-    """Return the share of each GPU's memory that is in use, by number and by uuid."""
+    """Return the used share of each GPU's memory, by the GPU's number and by its UUID."""
     shares: dict[str, float] = {}
     for line in table.splitlines():
         number, uuid, used, total = (cell.strip() for cell in line.split(","))
@@ -164,18 +165,18 @@ def _shares_of_memory(table: str) -> dict[str, float]:
 def validate_save_restore(
     trainable_cls: type[Trainable], config: Mapping[str, Any] | None = None, num_gpus: int = 0
 ) -> bool:
-    """Check, in this process, that a trainable can save and that a second instance can resume from that.
+    """Check, in this process, that a trainable can save and that a second instance can resume from the save.
 
     Args:
-        trainable_cls: the class.
+        trainable_cls: class of the trainable.
         config: configuration of the trial.
         num_gpus: argument of Ray without effect; the trainable sees the GPUs of this process.
 
     Returns:
-        True. Errors of the class are raised.
+        True. Errors raised by the class are passed on.
 
     Raises:
-        AssertionError: the second instance does not continue the saved count of iterations.
+        AssertionError: the second instance does not continue the saved iteration count.
     """
     del num_gpus
     first, second = (trainable_cls(config=dict(config or {})) for _ in range(2))

@@ -20,16 +20,16 @@ from trainkit.runtime.session import ENGINES
 F = TypeVar("F", bound=Callable[..., Any])
 
 api: Any = trainkit
-"""Public functions without their types, because tests call functions and methods of any signature."""
+"""trainkit's public functions without types, because tests call functions and methods of any signature."""
 
 
 def needs(*promises: str) -> Callable[[F], F]:
-    """Mark a test for engines that keep all these promises."""
+    """Mark a test for engines that keep all these promises; it is removed for others."""
     return _depending("needs", promises)
 
 
 def lacks(*promises: str) -> Callable[[F], F]:
-    """Mark a test for engines that keep none of these promises."""
+    """Mark a test for engines that keep none of these promises; it is removed for others."""
     return _depending("lacks", promises)
 
 
@@ -46,11 +46,11 @@ def _depending(how: str, promises: tuple[str, ...]) -> Callable[[F], F]:
 
 
 class Suite:
-    """Base class of suites. A subclass names the engine, whose session lasts for the whole class.
+    """Base class of suites. A subclass names an engine, whose session lasts for the whole class.
 
     Attributes:
-        engine: name of the engine, whose promises select the tests; "" for a suite that is only a base.
-        settings: arguments of `init`.
+        engine: name of the engine, whose promises select the tests; "" for an abstract suite.
+        settings: arguments of `trainkit.init`.
     """
 
     engine: ClassVar[str] = ""
@@ -75,7 +75,7 @@ class Suite:
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Return whether `condition` becomes true within `seconds`."""
+    """Return True if `condition` becomes true within `seconds`."""
     clock = SystemClock()
     deadline = clock.monotonic() + seconds
     while not condition():

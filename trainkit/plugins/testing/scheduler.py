@@ -24,7 +24,7 @@ Make = Callable[[], TrialScheduler]
 
 
 def objective(config: Mapping[str, Any], training_iteration: int, rng: Generator) -> dict[str, Any]:
-    """Return a report of a noisy, falling learning curve that ends at the twelfth report."""
+    """Return a report on a noisy, falling learning curve that ends with the twelfth report."""
     loss = config["x"] / training_iteration + 0.05 * rng.normal()
     return {"loss": loss, "time_this_iter_s": config["cost"], "done": training_iteration == 12}
 
@@ -48,7 +48,7 @@ def simulated(scheduler: TrialScheduler, *, samples: int = 14, stop: Any = None,
 
 
 class Ticking(tune.Stopper):
-    """Stopper that stops nothing but requests frequent wake-ups."""
+    """Stopper that never stops a trial but requests frequent wake-ups."""
 
     def __init__(self) -> None:
         self._next = 0.37
@@ -65,7 +65,7 @@ class Ticking(tune.Stopper):
 
 
 def remade(scheduler: TrialScheduler) -> TrialScheduler:
-    """Return a new scheduler with the arguments of another, like a restore."""
+    """Return a new scheduler with the arguments of `scheduler`, like a restore."""
     arguments: dict[str, Any] = {
         name: remade(value) if isinstance(value, TrialScheduler) else value
         for name, value in scheduler.arguments.items()
@@ -74,7 +74,7 @@ def remade(scheduler: TrialScheduler) -> TrialScheduler:
 
 
 class Rebuilt(TrialScheduler):
-    """Scheduler that is replaced, before call number `at`, by a new one that replays all earlier calls."""
+    """Scheduler that is replaced before call number `at` by a new one that replays all earlier calls."""
 
     needs_metric = False
 
@@ -148,7 +148,7 @@ for _name in ("completed_space", "why_not_chosen", "verdicts", "choose_trial_to_
 
 
 def attempts(results: tune.Simulation) -> Iterator[tuple[Any, Any, Any, list[Mapping[str, Any]]]]:
-    """Yield each attempt with its span and its own reports."""
+    """Yield each attempt with its span and the reports made in it."""
     made: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for record in results._store.records:
         if isinstance(record, ResultAdded):
@@ -164,7 +164,7 @@ class SchedulerSuite:
     """Tests that every scheduler must pass. A subclass defines how to make the scheduler."""
 
     def make_scheduler(self) -> TrialScheduler:
-        """Return a new scheduler for the metric `loss`, over 12 reports with a `training_iteration`."""
+        """Return a new scheduler that minimizes `loss`, over 12 reports with a `training_iteration`."""
         raise NotImplementedError(f"{type(self).__name__} says by `make_scheduler` how its scheduler is made")
 
     @pytest.fixture
@@ -208,8 +208,8 @@ class SchedulerSuite:
         idle += sum(results.ended_s - free_since[worker] for worker in range(results.workers))
         assert results.busy_s + idle == pytest.approx(results.workers * results.ended_s)
 
-        # The iterations of an attempt fill its time, except for a part that failed or was cut before its
-        # report.
+        # The iterations of an attempt fill its time, except for a last part without a report, because the
+        # attempt failed or was cut off.
         reports = 0
         for result, attempt, span, made in attempts(results):
             reports += len(made)

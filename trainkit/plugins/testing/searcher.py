@@ -1,4 +1,4 @@
-"""Conformance suite of searchers: points come first, values stay in the space, seeds and replays repeat."""
+"""Conformance suite of searchers: given points first, values in the space, repeatable seeds and replays."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainkit.tune.store.restore import with_objects
 
 @dataclass(frozen=True)
 class Row:
-    """One searcher to run the suite on.
+    """A searcher that the suite tests.
 
     Attributes:
         name: name of the row.
         make: function that makes a new searcher; it accepts `points_to_evaluate`.
         takes_points: True if the searcher supports `points_to_evaluate`.
-        repeat: number of trials of each configuration.
+        repeat: number of trials for each configuration.
         covers: True if the searcher eventually suggests every configuration of a small space.
     """
 
@@ -70,11 +70,11 @@ def loss_of(config: dict[str, Any]) -> float:
 
 @dataclass
 class Search:
-    """Searcher with the history of its calls.
+    """Searcher with a log of its calls.
 
     Attributes:
         log: calls in order, for a replay.
-        configs: configurations by trial.
+        configs: configuration of each trial.
     """
 
     row: Row
@@ -123,7 +123,7 @@ class Search:
             self.source.on_trial_complete(trial_id, result, error=what == "error")
 
     def run(self, number: int | None = None) -> list[dict[str, Any]]:
-        """Run trials one after another, at most `number` of them; return all configurations so far."""
+        """Run trials one after another, at most `number` of them; return the configurations of all trials."""
         before = len(self.configs)
         while number is None or len(self.configs) < before + number:
             if (config := self.next()) is None:
@@ -133,7 +133,7 @@ class Search:
         return list(self.configs.values())
 
     def restored(self) -> Search:
-        """Return a new search that has replayed the log of this search."""
+        """Return a new search that has replayed this search's log."""
         other = Search(
             self.row, self.space, self.num_samples, self.seed, self.arguments, self.allow_duplicates
         )

@@ -1,4 +1,4 @@
-"""Conformance suite of strategies: results of a plain loop, complete state, interchangeable checkpoints."""
+"""Conformance suite of strategies: same results as a plain loop, complete state, compatible checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLES = 200
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """One configuration of the suite.
+    """A configuration that the suite tests.
 
     Attributes:
         strategy: name or spec of the strategy.
@@ -68,7 +68,7 @@ def make_loaders(dtype: torch.dtype, batch_size: int) -> tuple[DataLoader[Any], 
 
 
 class Promised(TrainingOperator):
-    """Operator that records loss and sample count of each step whose loss this worker knows."""
+    """Operator that records loss and sample count of each step whose loss is known on this worker."""
 
     def setup(self, config: dict[str, Any]) -> None:
         dtype = config["dtype"]
@@ -81,7 +81,7 @@ class Promised(TrainingOperator):
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
         metrics = super().train_batch(batch, batch_info)
         if "train_loss" in metrics:
-            # A dummy sample, which only lets the worker take part in the step, is not counted.
+            # A dummy sample is not counted, because it only lets the worker take part in the step.
             counted = metrics["num_samples"] if self._train_feed.weight else 0  # type: ignore[union-attr]
             self.steps.append((float(metrics["train_loss"]), counted))
         return metrics
@@ -134,7 +134,7 @@ def make_trainer(row: StrategyRow, dtype: torch.dtype) -> TorchTrainer:
 
 
 def losses_of(trainer: TorchTrainer) -> list[float]:
-    """Return the mean loss of each step over all workers that know it."""
+    """Return the mean loss of each step over all workers on which it is known."""
     held = trainer.apply_all_operators(lambda operator: operator.steps)  # type: ignore[attr-defined]
     return [
         math.fsum(loss * count for loss, count in step) / sum(count for _, count in step)
@@ -185,7 +185,7 @@ class StrategySuite:
     def check_that_one_worker_goes_on_with_it(
         self, trainer: TorchTrainer, folder: Path, tolerance: float
     ) -> None:
-        """Check that checkpoints and state load into a single worker, and its checkpoints load here."""
+        """Check that a single worker can load checkpoints and state, and that its checkpoints load here."""
         state = trainer.state_dict()
         trainer.save(folder)
         with make_trainer(StrategyRow("single", 1), torch.float64) as alone:

@@ -1,1 +1,1 @@
-"""Names of Ray Core that the runtime itself does not have."""
+"""Functions and classes of Ray Core that trainkit's runtime does not have itself."""

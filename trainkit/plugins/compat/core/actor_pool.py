@@ -1,4 +1,4 @@
-"""Pool of actors, each of which receives the next value once it is free."""
+"""Pool of actors that gives each value to the next free actor."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _Result: TypeAlias = "ObjectRef[Any] | list[ObjectRef[Any]]"
 class ActorPool(Generic[A]):
     """Pool of actors that gives each value to a free actor and collects the results.
 
-    An actor is free again when its call has ended, even by an error. Waiting calls are sent whenever the pool
-    is used. A pool must be used by one thread only.
+    An actor is free again when its call ends, also by an error. Queued calls are sent whenever a method of
+    the pool is called. Only one thread may use a pool.
 
     Args:
         actors: handles of the actors.
@@ -31,9 +31,9 @@ class ActorPool(Generic[A]):
     def __init__(self, actors: Iterable[A]) -> None:
         self._idle: deque[A] = deque(actors)
         self._waiting: deque[tuple[int, Callable[[A, Any], _Result], Any]] = deque()
-        # The key is the last reference of each call, which is done last.
+        # The key is the last of a call's references, because it is done last.
         self._running: dict[ObjectRef[Any], tuple[int, A, _Result]] = {}
-        # Expected results by number of submission, and arrived results in the order of arrival.
+        # Keys are submission numbers; arrived results are in the order of arrival.
         self._owed: dict[int, None] = {}
         self._arrived: dict[int, _Result | Exception] = {}
         self._submitted = 0
@@ -45,8 +45,8 @@ class ActorPool(Generic[A]):
     def map(self, fn: Callable[[A, V], Any], values: Iterable[V]) -> Iterator[Any]:
         """Submit all `values`; return an iterator over their results, in order.
 
-        Earlier results that were not read are dropped. An error of a call is raised at its place, and the
-        iterator can continue after it.
+        Results of earlier calls that were not read are dropped. An error of a call is raised at its position,
+        and the iterator can continue after it.
         """
         self._submit_all(fn, values)
         return _Results(self, self.get_next)
@@ -58,17 +58,17 @@ class ActorPool(Generic[A]):
         self, fn: Callable[[A, V], list[ObjectRef[Any]]], values: Iterable[V]
     ) -> Iterator[Any]: ...
     def map_unordered(self, fn: Callable[[A, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """Apply `fn` to all values; yield the results in the order in which they arrive."""
+        """Apply `fn` to all values; return an iterator over the results in the order of arrival."""
         self._submit_all(fn, values)
         return _Results(self, self.get_next_unordered)
 
     def submit(self, fn: Callable[[A, V], _Result], value: V) -> None:
-        """Start `fn(actor, value)` on a free actor, or wait for one.
+        """Start `fn(actor, value)` on a free actor, or queue it.
 
         Args:
             fn: function that calls a method of the actor and returns its reference, such as `lambda a, v:
-                a.double.remote(v)`. For a method with several returns, it returns their list, and the result
-                is a list too.
+                a.double.remote(v)`. For a method with several returns, it returns a list of references, and
+                the result is a list too.
             value: second argument of `fn`.
         """
         self._collect(0)
@@ -80,11 +80,11 @@ class ActorPool(Generic[A]):
         self._submitted += 1
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Return the result of the earliest submission whose result was not returned yet.
+        """Return the result of the earliest submission whose result has not been returned.
 
         Args:
-            timeout: seconds; None means no limit.
-            ignore_if_timedout: drop this result after the timeout; its actor is free when the call is done.
+            timeout: longest wait in seconds; None means no limit.
+            ignore_if_timedout: True: after a timeout, drop this result; its actor is free when the call ends.
 
         Raises:
             StopIteration: no result is expected.
@@ -96,7 +96,7 @@ class ActorPool(Generic[A]):
         return self._hand_out(first)
 
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Return the result that arrived first; the arguments are those of `get_next`."""
+        """Return the result that arrived first; see `get_next` for the arguments."""
         first = next(iter(self._owed), None)
         if first is not None:
             self._await(lambda: bool(self._arrived), timeout, first if ignore_if_timedout else None)
@@ -116,7 +116,7 @@ class ActorPool(Generic[A]):
         return self._idle.popleft() if self.has_free() else None
 
     def push(self, actor: A) -> None:
-        """Add an actor.
+        """Add an actor to the pool.
 
         Raises:
             ConfigError: the actor is already in the pool.
@@ -151,7 +151,7 @@ class ActorPool(Generic[A]):
                 self._arrived[index] = error
 
     def _collect(self, timeout: float | None) -> None:
-        """Free the actors whose calls have ended, after waiting up to `timeout` seconds for one."""
+        """Free the actors whose calls have ended; wait up to `timeout` seconds for the first such actor."""
         if self._running:
             done = wait(list(self._running), timeout=timeout)[0]
             if done:  # find all other done calls too

@@ -1,4 +1,4 @@
-"""Collective operations among actors, under the names of `ray.util.collective`, on gloo of torch.distributed.
+"""Collective operations among actors, under the names of `ray.util.collective`, with torch's gloo backend.
 
 Tensors are PyTorch tensors on the CPU or NumPy arrays. They are changed in place.
 """
@@ -68,7 +68,7 @@ _lock = threading.Lock()
 
 
 class RendezvousActor:
-    """Actor that gives the ranks of a group their rendezvous address; it ends with the last of them."""
+    """Actor that gives the members of a group their rendezvous address; it ends with the last member."""
 
     def __init__(self) -> None:
         self._token = uuid.uuid4().hex
@@ -76,16 +76,16 @@ class RendezvousActor:
         self._place = ""
 
     async def token(self) -> str:
-        """Return a name that is unique to this group."""
+        """Return a name that is unique to the group."""
         return self._token
 
     async def tell(self, place: str) -> None:
-        """Receive the address from rank 0."""
+        """Store the address that rank 0 sends."""
         self._place = place
         self._is_told.set()
 
     async def place(self) -> str:
-        """Return the address, once rank 0 has set it."""
+        """Return the address, after waiting until rank 0 has sent it."""
         await self._is_told.wait()
         return self._place
 
@@ -97,12 +97,12 @@ def init_collective_group(
     group_name: str = DEFAULT,
     gloo_timeout: int = 30_000,
 ) -> None:
-    """Join a group. Each member calls this in its actor or task, and waits for the others.
+    """Join a group. Each member calls this in its actor or task, and waits for the other members.
 
     Args:
         world_size: number of members.
         rank: rank of this member, from 0.
-        backend: "gloo"; for GPUs, `trainkit.train` has NCCL.
+        backend: must be "gloo"; for NCCL on GPUs, use `trainkit.train`.
         group_name: name of the group, equal for all members.
         gloo_timeout: timeout of one operation in milliseconds.
 
@@ -117,7 +117,7 @@ def init_collective_group(
             "this engine runs all actors in one process, where they can't wait for each other: "
             "use the local engine for collective groups"
         )
-    with _lock:  # not held while waiting for others, which may need other groups of this process
+    with _lock:  # released before waiting for other members, which may need other groups of this process
         if group_name in _groups or group_name in _joining:
             raise ConfigError(f"this process is in the group {group_name!r} already: destroy it first")
         _joining.add(group_name)
@@ -149,7 +149,7 @@ def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     group = gloo(store, rank, size, options)
-    group.barrier().wait()  # now all members hold the actor
+    group.barrier().wait()  # after this, all members hold a handle of the actor
     return _Group(rank, size, group, [*held, store])
 
 
@@ -164,9 +164,9 @@ def create_collective_group(
     """Let actors join a group, from a program with their handles; return when all have joined.
 
     Args:
-        actors: the members.
+        actors: handles of the members.
         world_size: number of members.
-        ranks: rank of each member.
+        ranks: rank of each member, in the order of `actors`.
         backend: see `init_collective_group`.
         group_name: see `init_collective_group`.
         gloo_timeout: see `init_collective_group`.
@@ -198,29 +198,29 @@ def destroy_collective_group(group_name: str = DEFAULT) -> None:
 
 
 def is_group_initialized(group_name: str) -> bool:
-    """Return whether this process is in the group."""
+    """Return True if this process is in the group."""
     return group_name in _groups
 
 
 def get_rank(group_name: str = DEFAULT) -> int:
-    """Return the rank of this process in the group; -1 if it is not in it."""
+    """Return the rank of this process in the group; -1 if the process is not a member."""
     group = _groups.get(group_name)
     return -1 if group is None else group.rank
 
 
 def get_collective_group_size(group_name: str = DEFAULT) -> int:
-    """Return the number of members of the group; -1 if this process is not in it."""
+    """Return the number of members of the group; -1 if this process is not a member."""
     group = _groups.get(group_name)
     return -1 if group is None else group.size
 
 
 def allreduce(tensor: Any, group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM) -> None:
-    """Replace the tensor of each member by the reduction of all members' tensors by `op`."""
+    """Replace each member's tensor by the reduction of all members' tensors with `op`."""
     _done(_group(group_name).process_group.allreduce([_tensor(tensor)], _reducing(op, "Allreduce")))
 
 
 def reduce(tensor: Any, dst_rank: int = 0, group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM) -> None:
-    """Replace the tensor of rank `dst_rank` by the reduction of all members' tensors; no other changes."""
+    """Replace only the tensor of rank `dst_rank` by the reduction of all members' tensors with `op`."""
     group = _group(group_name)
     options = _reducing(op, "Reduce")
     options.rootRank = _checked(dst_rank, group, "dst_rank")
@@ -252,7 +252,7 @@ def reducescatter(
     group = _group(group_name)
     _require_length(tensor_list, group)
     parts = [_tensor(each).clone() for each in tensor_list]
-    for rank, part in enumerate(parts):  # gloo has no such operation
+    for rank, part in enumerate(parts):  # gloo has no reduce-scatter, so each part is reduced by itself
         options = _reducing(op, "Reduce")
         options.rootRank = rank
         _done(group.process_group.reduce([part], options))
@@ -271,7 +271,7 @@ def send(tensor: Any, dst_rank: int, group_name: str = DEFAULT) -> None:
 
 
 def recv(tensor: Any, src_rank: int, group_name: str = DEFAULT) -> None:
-    """Receive a tensor from another member into `tensor`, which must have its shape and type."""
+    """Receive a tensor from another member into `tensor`, which must have the same shape and type."""
     group = _group(group_name)
     _done(group.process_group.recv([_tensor(tensor)], _other(src_rank, group, "src_rank"), 0))
 

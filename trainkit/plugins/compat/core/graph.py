@@ -1,4 +1,4 @@
-"""Graphs of calls, made by `bind` and executed for each input.
+"""Graphs of calls, built with `bind` and executed for each input.
 
     with InputNode() as inp:
         graph = second.work.bind(first.work.bind(inp))
@@ -42,12 +42,12 @@ class GraphInput(NamedTuple):
 
 
 class DAGNode(ABC):
-    """Node of a graph. It also represents the graph of all nodes that it needs.
+    """Node of a graph. The node also represents the graph of all nodes that it needs.
 
     Args:
-        args: positional arguments of the call. Nodes in them, also within lists, tuples and dictionaries, are
-            replaced by their results.
-        kwargs: keyword arguments, in which nodes are replaced too.
+        args: positional arguments of the call. Nodes among them, also inside lists, tuples and dictionaries,
+            are replaced by their results.
+        kwargs: keyword arguments of the call; nodes among them are replaced in the same way.
     """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
@@ -56,14 +56,14 @@ class DAGNode(ABC):
         self._kwargs = dict(kwargs or {})
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the calls of the graph; return this node's reference or references at once.
+        """Make the calls of the graph; return this node's reference or references without waiting.
 
         Args:
-            *args: input of the graph.
-            **kwargs: named parts of the input.
+            *args: positional inputs of the graph.
+            **kwargs: keyword inputs of the graph.
 
         Raises:
-            ConfigError: the graph needs other inputs.
+            ConfigError: the graph needs different inputs.
         """
         return _executed(_ordered(self), GraphInput(args, kwargs))[self]
 
@@ -108,10 +108,10 @@ _BUFFERS = frozenset(
 
 
 class InputNode(DAGNode):
-    """Input of a graph: the argument of `execute`. `node["key"]` and `node.name` are parts of it.
+    """Input of a graph: the argument of `execute`. `node["key"]` and `node.name` select a part of it.
 
-    With several arguments, `node[0]` is the first, `node["name"]` or `node.name` is a keyword argument, and
-    the node itself is a `GraphInput` of all arguments.
+    If `execute` receives several arguments, `node[0]` is the first one, `node["name"]` or `node.name` is a
+    keyword argument, and the node itself is a `GraphInput` of all arguments.
     """
 
     def __enter__(self) -> Self:
@@ -158,7 +158,7 @@ class _CallNode(DAGNode):
     """Call of a remote function or class.
 
     Args:
-        called: a `RemoteFunction`, or an `ActorClass`.
+        called: a `RemoteFunction` or an `ActorClass`.
         args: see `DAGNode`.
         kwargs: see `DAGNode`.
     """
@@ -176,10 +176,10 @@ class FunctionNode(_CallNode):
 
 
 class ClassNode(_CallNode):
-    """Actor that is made by each execution of the graph; its methods have a `bind`.
+    """Actor that each execution of the graph creates; its methods have a `bind`.
 
-    The actor ends with the calls of that execution. If the graph needs one of its methods, all its methods
-    that were bound earlier are called too.
+    The actor ends when the calls of the execution have ended. If the graph needs one of the actor's methods,
+    all its methods that were bound earlier are called too.
 
     Args:
         called: an `ActorClass`.
@@ -198,7 +198,7 @@ class ClassNode(_CallNode):
 
 
 class _UnboundMethod:
-    """Method of an actor that has not been made yet."""
+    """Method of an actor that does not exist yet."""
 
     def __init__(self, owner: ClassNode, name: str) -> None:
         self._owner = owner
@@ -228,12 +228,12 @@ class ClassMethodNode(DAGNode):
     """Call of an actor's method.
 
     Args:
-        method: function that returns the `ActorMethod`, given the results of needed nodes.
+        method: function that returns the `ActorMethod`, given the results of the nodes that are needed.
         args: see `DAGNode`.
         kwargs: see `DAGNode`.
         label: name of the method, for pictures.
         actor: actor of the method, if it exists before the execution.
-        behind: further nodes that must come first.
+        behind: additional nodes whose calls must come first.
     """
 
     def __init__(
@@ -265,10 +265,10 @@ class ClassMethodNode(DAGNode):
 
 
 class MultiOutputNode(DAGNode):
-    """Several nodes as one graph. Its result is the list of their results.
+    """Several nodes as one graph. Its result is the list of the nodes' results.
 
     Args:
-        args: the nodes.
+        args: nodes of the graph.
     """
 
     def __init__(self, args: Sequence[DAGNode]) -> None:
@@ -283,9 +283,9 @@ class MultiOutputNode(DAGNode):
 class CompiledDAG:
     """Graph of actors' methods whose calls are sorted once, for many executions.
 
-    Each execution sends its calls at once, even while others are running. An actor runs calls in the order
-    sent, so it works on one execution after the other. Different actors can work on different executions at
-    the same time.
+    Each execution sends its calls immediately, even while others are running. An actor runs calls in the
+    order in which they were sent, so it works on one execution after another. Different actors can work on
+    different executions at the same time.
 
     Args:
         root: node whose result is the graph's result.
@@ -311,7 +311,7 @@ class CompiledDAG:
             raise ConfigError("a graph without an InputNode can't be compiled: bind one to its first calls")
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the calls; return the reference of the graph's result, or a list of references, at once.
+        """Make the calls; return the reference or references of the graph's result without waiting.
 
         Raises:
             ConfigError: the graph was torn down, or compiled with `enable_asyncio=True`.
@@ -339,10 +339,10 @@ class CompiledDAG:
             return result
 
     def teardown(self, kill_actors: bool = False) -> None:
-        """Wait for the last execution, and accept no more. The actors continue to run and can be used.
+        """Wait for the last execution, and refuse further ones. The actors keep running.
 
         Args:
-            kill_actors: also end the actors.
+            kill_actors: True: also kill the actors.
         """
         with self._calling:
             self._is_open = False
@@ -379,7 +379,7 @@ class CompiledDAG:
 
 
 def _ordered(root: DAGNode) -> list[DAGNode]:
-    """Return `root` and the nodes that it needs: inputs first, then the others as they were bound."""
+    """Return `root` and the nodes that it needs: inputs first, then the others in the order of binding."""
     found = {root}
     left = [root]
     while left:

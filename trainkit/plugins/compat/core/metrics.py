@@ -1,8 +1,8 @@
 """Metrics of a session: counters, gauges and histograms, with the interface of `ray.util.metrics`.
 
-Each process stores its values in its own files in the session's folder, with Prometheus' own library. A
-reader of the session's metrics combines the files of all its processes, also of those that have ended.
-Without a running session, nothing is stored.
+Each process stores its values in its own files in the session's folder, with Prometheus' Python library. A
+reader combines the files of all processes of the session, including processes that have ended. If no session
+is running, nothing is stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainkit.runtime import session
 from trainkit.runtime.engine import Engine
 
 FOLDER = "metrics"
-"""Subfolder of the session's folder for the files."""
+"""Subfolder of the session's folder for the metrics files."""
 _VALID = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _VALID_TAG = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _PAGE = 4096
@@ -44,11 +44,11 @@ def _file_class() -> Any:
     base = _library("mmap_dict").MmapedDict
 
     class File(base):  # type: ignore[misc, valid-type]
-        """Memory-mapped file of values by key, with reserved space, as a failed write kills the process."""
+        """Memory-mapped file of values by key. Space is reserved, as a failed write kills the process."""
 
         def _init_value(self, key: str) -> None:
             size = self._capacity
-            while self._used + len(key.encode()) + 32 > size:  # length and padding, the value and its time
+            while self._used + len(key.encode()) + 32 > size:  # 32 bytes for length, padding, value and time
                 size *= 2
             if size > self._capacity:
                 _allocate(self._f.fileno(), self._capacity, size)
@@ -58,10 +58,10 @@ def _file_class() -> Any:
 
 
 def _allocate(file: int, begin: int, end: int) -> None:
-    """Extend a file to `end`, with disk space reserved from `begin` on.
+    """Extend a file to `end`, and reserve disk space from `begin`.
 
     Raises:
-        OSError: the disk has no space.
+        OSError: the disk is full.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, begin, end - begin)
@@ -74,11 +74,11 @@ class _Values:
 
     def __init__(self) -> None:
         self._forget()
-        os.register_at_fork(after_in_child=self._forget)  # the files belong to the parent
+        os.register_at_fork(after_in_child=self._forget)  # a forked child must not use the parent's files
 
     def _forget(self) -> None:
-        # A signal handler or a `__del__` may record a value during a write of this thread. Its value is
-        # queued.
+        # During a write, a signal handler or a `__del__` in this thread may record a value too. That value
+        # is queued.
         self._lock = threading.RLock()
         self._asked: list[tuple[Metric, float, dict[str, str], bool]] = []
         self._writes = False
@@ -89,7 +89,7 @@ class _Values:
     def write(
         self, engine: Engine, metric: Metric, value: float, labels: dict[str, str], *, adds: bool
     ) -> None:
-        """Write a value of a metric, or add it to the current value."""
+        """Set a value of a metric, or add to the current value."""
         with self._lock:
             self._asked.append((metric, value, labels, adds))
             while self._asked and not self._writes:
@@ -119,7 +119,7 @@ class _Values:
             self._writes = False
 
     def close(self) -> None:
-        """Close the files after the session has ended."""
+        """Close the files when the session has ended."""
         with self._lock:
             files, self._files, self._is_full = self._files, {}, False
             for file in files.values():
@@ -128,7 +128,7 @@ class _Values:
     def _opened(self, folder: Path, kind: str) -> Any:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"{kind}_{os.getpid()}.db"
-        if not path.exists():  # else, an earlier process with this pid made it, and its counts are continued
+        if not path.exists():  # otherwise an earlier process with this pid made it, and its counts continue
             begun = path.with_suffix(".begun")  # readers must not see an unfinished file
             try:
                 with open(begun, "wb") as file:
@@ -147,10 +147,10 @@ def prometheus_text(folder: Path | None = None) -> str:
     """Return the metrics of a session in Prometheus' text format.
 
     Counters and histograms are summed over all processes of the session, including ended ones. A gauge has
-    the value that was set last. The dashboard serves the same text at `/api/sessions/SESSION/metrics`.
+    its most recently set value. The dashboard serves this text at `/api/sessions/SESSION/metrics`.
 
     Args:
-        folder: folder with the files of the session's processes; None means the running session.
+        folder: folder with the metrics files of a session; None means the running session.
 
     Raises:
         ConfigError: the session runs on Ray, which serves its metrics itself.
@@ -177,14 +177,14 @@ class Metric:
     """Base class of metrics.
 
     Args:
-        name: name of letters, digits, "_" and ":", without a digit first. A metric with another name warns
+        name: letters, digits, "_" and ":", not beginning with a digit. With any other name, the metric warns
             and stores nothing.
         description: description shown with the metric.
-        tag_keys: names of the tags of each value, of letters, digits and "_", without a digit first.
+        tag_keys: names of the tags of each value: letters, digits and "_", not beginning with a digit.
 
     Raises:
         TypeError: `tag_keys` is not a tuple of strings.
-        ValueError: the name is empty, a tag's name is invalid, or a metric of another kind has this name.
+        ValueError: the name is empty, a tag's name is invalid, or another kind of metric has this name.
     """
 
     _kind = ""
@@ -221,7 +221,7 @@ class Metric:
             raise ValueError(f"there is a metric {name!r} of another kind: take another name")
 
     def set_default_tags(self, default_tags: dict[str, str]) -> Self:
-        """Set default tags for values given without tags; return this metric.
+        """Set tags for values that are recorded without them; return this metric.
 
         Raises:
             ValueError: a key is not among `tag_keys`.
@@ -261,7 +261,7 @@ class Metric:
         return {key: given[key] for key in self._tag_keys}
 
     def _key(self, suffix: str, labels: Mapping[str, str]) -> str:
-        """Return the key of one number with these labels in the file."""
+        """Return the key under which the file stores a number with these labels."""
         known = suffix, *labels.values()
         key = self._keys.get(known)
         if key is None:
@@ -274,7 +274,7 @@ class Metric:
         return key
 
     def _record(self, verb: str, value: float, tags: Mapping[str, str] | None) -> None:
-        """Store a value; on Ray, pass it to Ray's method `verb`."""
+        """Store a value; in a session on Ray, pass it to the method `verb` of Ray's metric."""
         if not isinstance(value, int | float):
             raise TypeError(f"the value of a metric is a number, not {value!r}")
         labels = self._labels(tags)
@@ -295,7 +295,7 @@ class Metric:
         return getattr(ray_metrics, type(self).__name__)(self._name, self._description, self._tag_keys)
 
     def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:
-        """Return the keys and numbers that a value adds to the file."""
+        """Return the keys and numbers to store for a value."""
         return [(self._key("", labels), value)]
 
 
@@ -308,7 +308,7 @@ class Counter(Metric):
         """Increase the counter.
 
         Raises:
-            ValueError: `value` is not above 0, or `tags` are not those of the metric.
+            ValueError: `value` is not above 0, or `tags` do not match the metric's tags.
             TypeError: `value` is not a number, or a tag is not a string.
         """
         if isinstance(value, int | float) and value <= 0:
@@ -326,10 +326,10 @@ class Gauge(Metric):
     _reserved = "pid"
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """Set the value for the whole session, replacing values of all its processes; None changes nothing.
+        """Set the gauge for the whole session, replacing the values of all processes; None changes nothing.
 
         Raises:
-            ValueError: `tags` are not those of the metric.
+            ValueError: `tags` do not match the metric's tags.
             TypeError: `value` is not a number, or a tag is not a string.
         """
         if value is not None:
@@ -337,12 +337,12 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """Metric that counts values between boundaries, and adds them up.
+    """Metric that counts values between boundaries, and sums the values.
 
     Args:
         name, description, tag_keys: see `Metric`.
-        boundaries: upper ends of the buckets, above 0 and increasing; the last bucket, to infinity, is
-            implied.
+        boundaries: upper limits of the buckets, above 0 and increasing. A last bucket, up to infinity, is
+            added.
 
     Raises:
         ValueError: the boundaries are missing, or not above 0 and increasing.
@@ -369,7 +369,7 @@ class Histogram(Metric):
         """Record a value.
 
         Raises:
-            ValueError: `tags` are not those of the metric.
+            ValueError: `tags` do not match the metric's tags.
             TypeError: `value` is not a number, or a tag is not a string.
         """
         self._record("observe", value, tags)

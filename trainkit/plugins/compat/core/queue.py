@@ -16,22 +16,22 @@ __all__ = ["Empty", "Full", "Queue"]
 
 
 class Empty(queue.Empty):
-    """Error that the queue was empty for the whole wait."""
+    """The queue was empty for the whole wait."""
 
 
 class Full(queue.Full):
-    """Error that the queue was full for the whole wait."""
+    """The queue was full for the whole wait."""
 
 
 class Queue:
     """Queue in an actor. It can be passed to tasks and actors as an argument.
 
-    Waiting callers are served in the order in which they came. The actor ends with the last process that
-    holds the queue, or by `shutdown`.
+    Waiting callers are served in the order of their calls. The actor ends with the last process that holds
+    the queue, or by `shutdown`.
 
     Args:
-        maxsize: number of items at which `put` waits; 0 means no limit.
-        actor_options: options of the actor, such as {"num_cpus": 1}; see `Options`.
+        maxsize: number of items from which on `put` waits; 0 means no limit.
+        actor_options: options of the queue's actor, such as {"num_cpus": 1}; see `Options`.
     """
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
@@ -62,12 +62,12 @@ class Queue:
         return 0 < self.maxsize <= self.qsize()
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Add `item` at the end.
+        """Add `item` at the end of the queue.
 
         Args:
             item: any value that can be sent; a reference is replaced by its value.
-            block: wait for space.
-            timeout: seconds to wait; None means no limit.
+            block: True: wait for space.
+            timeout: longest wait in seconds; None means no limit.
 
         Raises:
             Full: the queue is full, or stayed full for `timeout` seconds.
@@ -79,8 +79,8 @@ class Queue:
         """Remove and return the first item.
 
         Args:
-            block: wait for an item.
-            timeout: seconds to wait; None means no limit.
+            block: True: wait for an item.
+            timeout: longest wait in seconds; None means no limit.
 
         Raises:
             Empty: the queue is empty, or stayed empty for `timeout` seconds.
@@ -120,7 +120,7 @@ class Queue:
         return taken
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
-        """End the queue. Its items are lost, and waiting calls fail with ActorDiedError.
+        """End the queue's actor. Its items are lost, and waiting calls fail with ActorDiedError.
 
         Args:
             force: argument of Ray without effect, because the actor has no work to finish.
@@ -131,10 +131,10 @@ class Queue:
 
 
 class QueueActor:
-    """Actor of a queue. Its methods run on one event loop, so no method sees another's partial changes.
+    """Actor of a queue. Its methods run on one event loop, so no method sees partial changes of another.
 
-    `get` calls wait only while no item exists, and `put` calls only while the queue is full. A new item goes
-    to the first waiting `get`.
+    Calls of `get` wait only while the queue is empty, and calls of `put` only while it is full. A new item
+    goes to the first waiting `get`.
     """
 
     def __init__(self, maxsize: int) -> None:
@@ -147,7 +147,7 @@ class QueueActor:
         return len(self._items)
 
     async def put(self, item: Any, timeout: float | None) -> bool:
-        """Put an item; return False if the queue is full for `timeout` seconds; None means no limit."""
+        """Put an item; return False if the queue stays full for `timeout` seconds (None: no limit)."""
         if self._room() > 0:
             self._add([item])
             return True
@@ -163,7 +163,7 @@ class QueueActor:
                 self._givers.remove((turn, item))
 
     async def get(self, timeout: float | None) -> tuple[Any, ...]:
-        """Return a tuple of the first item, or an empty tuple if no item came within `timeout` seconds."""
+        """Return a tuple of the first item, or an empty tuple if none arrives within `timeout` seconds."""
         if self._items:
             return tuple(self._take(1))
         if timeout == 0:
@@ -174,7 +174,7 @@ class QueueActor:
             await asyncio.wait((turn,), timeout=timeout)
             return (turn.result(),) if turn.done() else ()
         except asyncio.CancelledError:
-            if turn.done():  # the item arrived, but its caller is gone
+            if turn.done():  # an item arrived, but the caller no longer waits
                 self._give_back(turn.result())
             raise
         finally:

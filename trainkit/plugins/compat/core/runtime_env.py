@@ -1,4 +1,4 @@
-"""Additions to the environment of workers, under the name of `ray.runtime_env`."""
+"""Environment settings of workers, under the name of `ray.runtime_env`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["RuntimeEnv"]
 class RuntimeEnv(dict[str, Any]):
     """Dictionary for `runtime_env=`, made from keyword arguments.
 
-    The function that uses it checks it: `init` and `.options()` accept `env_vars` and `working_dir`. They
-    refuse entries that install packages, because workers run with the program's own packages.
+    The function that receives the dictionary checks it: `init` and `.options()` accept `env_vars` and
+    `working_dir`. They refuse entries that install packages, because workers use the program's own packages.
 
     Args:
         env_vars: environment variables of the workers.
-        working_dir: folder in which they run.
-        **kwargs: further entries; entries that are None are left out.
+        working_dir: folder in which the workers run.
+        **kwargs: further entries; entries whose value is None are left out.
     """
 
     def __init__(

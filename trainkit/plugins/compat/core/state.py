@@ -1,8 +1,8 @@
 """Listings of a session, under the names of `ray.util.state`.
 
 The rows of a listing are dictionaries; `row.state` equals `row["state"]`. A row has trainkit's columns, and
-those of Ray's columns that apply here. Finished tasks and freed objects are not recorded, so they are not
-listed.
+those columns of Ray that apply here. Finished tasks and freed objects are not listed, because they are not
+recorded.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def list_actors(
     raise_on_missing_output: bool = True,
     _explain: bool = False,
 ) -> list[State]:
-    """List the session's actors, living and dead.
+    """List the session's actors, including dead ones.
 
     Args:
-        address: no effect: the session is that of this program.
+        address: no effect: the listing is of this program's session.
         filters: conditions that must all hold, such as [("state", "=", "ALIVE"), ("name", "!=", "a")].
             Strings are compared without regard to case.
         limit: maximum number of rows, up to 10,000.
@@ -111,28 +111,28 @@ list_workers = _listing(list_actors, "workers", "List the living processes of th
 def get_actor(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of the actor with that id; None if it does not exist."""
+    """Return the row of the actor with this id; None if it does not exist."""
     return _only(_rows("actors"), "actor_id", id)
 
 
 def get_node(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of the machine with that id; None if it does not exist."""
+    """Return the row of the machine with this id; None if it does not exist."""
     return _only(_rows("nodes"), "node_id", id)
 
 
 def get_worker(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of the process with that id; None if it does not exist."""
+    """Return the row of the process with this id; None if it does not exist."""
     return _only(_rows("workers"), "worker_id", id)
 
 
 def get_placement_group(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of the placement group with that id; None if it does not exist."""
+    """Return the row of the placement group with this id; None if it does not exist."""
     return _only(_rows("placement_groups"), "placement_group_id", id)
 
 
@@ -146,7 +146,7 @@ def get_objects(
 def get_task(
     id: str | ObjectRef[Any], address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of a task that this process started; None if it has ended or is unknown here.
+    """Return the row of a task that this process started; None if the task has ended or is unknown here.
 
     Args:
         id: id of the task from `get_runtime_context().get_task_id()`, or the reference to its first result.
@@ -154,7 +154,7 @@ def get_task(
         timeout: see `list_actors`.
         _explain: see `list_actors`.
     """
-    # On Ray, a reference's id begins with the id of its task; on other engines, the two are equal.
+    # On Ray, a reference's id begins with the id of its task; on other engines, both ids are equal.
     wanted = id.hex() if isinstance(id, ObjectRef) else id
     return next((row for row in _rows("tasks") if row["task_id"] and wanted.startswith(row["task_id"])), None)
 
@@ -166,7 +166,7 @@ def list_logs(
     glob_filter: str | None = None,
     timeout: float = 30,
 ) -> dict[str, list[str]]:
-    """List the files with the output of workers, by "worker_out" and "worker_err".
+    """List the files with the output of workers, under the keys `"worker_out"` and `"worker_err"`.
 
     Args:
         address: see `list_actors`.
@@ -201,29 +201,30 @@ def get_log(
     _interval: float | None = None,
     filter_ansi_code: bool = False,
 ) -> Iterator[str]:
-    """Yield the output of a worker, in pieces.
+    """Yield the output of a worker, in chunks.
 
     Args:
         address: see `list_actors`.
         node_id: see `list_logs`.
         node_ip: see `list_logs`.
-        filename: name of the file, from `list_logs`. Otherwise, one of the next three selects the worker:
+        filename: name of the file, from `list_logs`. Otherwise, one of the next three arguments selects the
+            worker:
         actor_id: id of an actor.
         task_id: id of a running task.
         pid: id of a process.
-        follow: continue with later output until the process has ended.
-        tail: number of last lines; -1 means all lines.
+        follow: True: continue with later output until the process ends.
+        tail: number of last lines to return; -1 means all lines.
         timeout: see `list_actors`.
         suffix: "out" for standard output, "err" for standard error.
         encoding: encoding of the output; None means UTF-8.
         errors: error handling as for `bytes.decode`; None means "strict".
-        submission_id: refused, because submitted jobs do not exist here.
+        submission_id: refused, because trainkit has no submitted jobs.
         attempt_number: no effect.
-        _interval: seconds between two reads with `follow`.
-        filter_ansi_code: refused, because the output is not changed.
+        _interval: seconds between two reads, if `follow` is True.
+        filter_ansi_code: refused, because the output is never changed.
 
     Raises:
-        ConfigError: no worker is selected, or it has no output.
+        ConfigError: no worker is selected, or the worker has no output.
     """
     if submission_id is not None or filter_ansi_code:
         raise ConfigError("get_log() has no submission_id and no filter_ansi_code here")
@@ -239,7 +240,7 @@ def get_log(
     if not matching:
         whose = filename or f"the process {pid}"
         raise ConfigError(f"there is no log of {whose}: it has printed nothing, or is not of this session")
-    # A rotated file, "name.out.1", has the earlier output.
+    # A rotated file, "name.out.1", contains the earlier output.
     paths = sorted(matching, key=lambda path: not path.name.endswith(".1"))
     return _printed(paths, follow, tail, encoding or "utf-8", errors or "strict", _interval or _FOLLOW_S)
 
@@ -282,7 +283,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     """List the names of the session's living actors.
 
     Args:
-        all_namespaces: list actors of all namespaces, each as {"name": ..., "namespace": ...}.
+        all_namespaces: True: list actors of all namespaces, each as {"name": ..., "namespace": ...}.
     """
     rows = [row for row in engine().state("actors") if row["name"] and row["state"] != "DEAD"]
     if all_namespaces:
@@ -299,9 +300,9 @@ class _Columns(NamedTuple):
 
     Attributes:
         own: columns of the engine that filters accept.
-        twice: Ray's names for such columns, with the engine's names.
+        twice: Ray's names of such columns, mapped to the engine's names.
         more: further columns of Ray that filters accept.
-        added: function that returns a row's further columns.
+        added: function that returns additional columns of a row.
     """
 
     own: str

@@ -1,4 +1,4 @@
-"""Timeline of a session: when its calls ran, by the name of `ray.timeline`."""
+"""Timeline of a session: when its calls ran, under the name of `ray.timeline`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def timeline(filename: None = None) -> list[dict[str, Any]]: ...
 @overload
 def timeline(filename: str | os.PathLike[str]) -> None: ...
 def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, Any]] | None:
-    """Return when the session's tasks and methods ran, as the events of a Chrome trace.
+    """Return the times at which the session's tasks and methods ran, as events of a Chrome trace.
 
-    https://ui.perfetto.dev and chrome://tracing show the file. A call is there a moment after its result,
-    also when its process has ended since; one that was killed with its process is not. Of each process the
-    first 100,000 calls are kept. With engine="inline" each step of a stream is an event. On Ray, this is what
-    `ray.timeline` tells.
+    https://ui.perfetto.dev and chrome://tracing show the file. A call appears shortly after its result, also
+    if its process has ended since. A call that was killed with its process does not appear. The first 100,000
+    calls of each process are kept. With engine="inline", each step of a stream is an event. On Ray, the
+    result is that of `ray.timeline`.
 
     Args:
-        filename: where to write the events as JSON; None returns them.
+        filename: path of a JSON file for the events; None returns the events.
 
     Raises:
-        ConfigError: calls are not recorded, as TRAINKIT_TIMELINE is not set.
+        ConfigError: calls are not recorded, because TRAINKIT_TIMELINE is not set.
     """
     engine = session.engine()
     if engine.name == "ray":
@@ -52,17 +52,17 @@ def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, A
 def _recorded(folder: Path) -> Iterator[RecordedCall]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("]\n"):  # else it is being written, or the disk was full
+            if line.endswith("]\n"):  # an incomplete line is still being written, or the disk was full
                 yield RecordedCall(*json.loads(line))
 
 
 def trace_events(calls: Iterable[RecordedCall]) -> list[dict[str, Any]]:
-    """Return calls as the events of a Chrome trace, in the order in which they began.
+    """Return calls as events of a Chrome trace, in the order of their starts.
 
-    A process has as many rows (`tid`) as calls ran in it at once.
+    A process has as many rows (`tid`) as calls that ran in it at the same time.
     """
     events: list[dict[str, Any]] = []
-    ends: dict[int, list[float]] = {}  # by process, of the last call in each row
+    ends: dict[int, list[float]] = {}  # for each process, end of the last call in each row
     names: dict[int, str] = {}
     for call in sorted(calls, key=lambda call: call.start_s):
         names[call.pid] = f"worker:{call.worker_id}"
