@@ -1,6 +1,6 @@
 """Base classes of searchers, and results that were evaluated elsewhere.
 
-A searcher keeps no file: a restore rebuilds it by replaying its suggestions and the results that it received.
+A searcher keeps no file. A restore rebuilds it by replaying its suggestions and the results that it received.
 Suggestion n draws from its own generator, made from the seed and n. So the number of known results can change
 what a model proposes, but not the random draws.
 """
@@ -54,10 +54,10 @@ class Evaluated:
 
     Attributes:
         parameters: the configuration.
-        value: of the metric; None is accepted if `error` or `pruned`, and becomes NaN.
-        error: True if it failed.
-        pruned: True if it was stopped early.
-        intermediate_values: of the metric, by iteration from 0.
+        value: final value of the metric; None becomes NaN, and is accepted only with `error` or `pruned`.
+        error: True if the trial failed.
+        pruned: True if the trial was stopped early.
+        intermediate_values: values of the metric, by iteration from 0.
 
     Raises:
         ConfigError: the value is not a number.
@@ -81,7 +81,7 @@ class Evaluated:
 
 
 def evaluated_of(trials: Iterable[FinishedTrial], metric: str) -> list[Evaluated]:
-    """Return the results of another experiment's trials; trials that never reported `metric` are left out.
+    """Return the results of another experiment's trials, without trials that never reported `metric`.
 
     Raises:
         ConfigError: no trial reported `metric` as a number.
@@ -108,24 +108,24 @@ class FromExperiment(NamedTuple):
 class Searcher(ABC):
     """Base of all searchers; extend it to write your own.
 
-    A subclass need not call this constructor, and may have attributes of any name: an experiment reads the
-    properties of this class.
+    A subclass need not call this constructor. Its attributes may have any names, because an experiment reads
+    the properties of this class.
 
-    `suggest` must be overridden; `on_trial_result` and `on_trial_complete` may be. `set_search_properties`
-    receives the search space for a searcher without its own. A restore repeats all of these calls. So a
-    searcher resumes unchanged if its suggestions follow only from its arguments, `self.seed` and the results
-    that it received.
+    `suggest` must be overridden; `on_trial_result` and `on_trial_complete` may be. A searcher without its own
+    search space receives one by `set_search_properties`. A restore repeats all of these calls. So a searcher
+    resumes unchanged if its suggestions follow only from its arguments, `self.seed` and the results that it
+    received.
 
     Args:
-        metric: reported value to optimise; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
+        metric: reported value to optimise; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
     """
 
     FINISHED: ClassVar[str] = "FINISHED"
     several: ClassVar[bool] = False
     """True for searchers that accept several objectives."""
     in_units: ClassVar[bool] = False
-    """True for searchers whose trials belong together, so that no trial can replace another."""
+    """True for searchers whose trials form units, so that no trial can replace a different one."""
     _metric: str | None = None
     _mode: str | None = None
     _from_experiment = FromExperiment(Space.of(None))
@@ -142,7 +142,7 @@ class Searcher(ABC):
 
     @free
     def space(self) -> Space:
-        """The experiment's search space, once the experiment has begun."""
+        """The experiment's search space, available once the experiment has begun."""
         return self._from_experiment.space
 
     @free
@@ -157,14 +157,14 @@ class Searcher(ABC):
 
     @free
     def objectives(self) -> tuple[Objective, ...]:
-        """The objectives if there are several; `metric` and `mode` are then None."""
+        """The objectives, if there are several; `metric` and `mode` are then None."""
         return self._from_experiment.objectives
 
     def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
         """Receive several objectives, before `begin`.
 
         Raises:
-            ConfigError: the searcher optimises one objective, or has others of its own.
+            ConfigError: the searcher optimises one objective, or has different objectives of its own.
         """
         if not self.several:
             names = [each.metric for each in objectives]
@@ -190,7 +190,7 @@ class Searcher(ABC):
 
     @free
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments that recreate this searcher; for searchers of trainkit."""
+        """The constructor's arguments that recreate this searcher; used for searchers of trainkit."""
         return {}
 
     def begin(
@@ -223,41 +223,41 @@ class Searcher(ABC):
         """Receive the search space; called once, before the first suggestion. Subclasses may override it.
 
         Args:
-            metric: what to optimise: the searcher's own, or else the TuneConfig's.
+            metric: metric to optimise: the searcher's own, or else the TuneConfig's.
             mode: "min" or "max": the searcher's own, or else the TuneConfig's.
-            config: `param_space`, with domains such as `tune.uniform(0, 1)` in it; don't change it.
+            config: `param_space`, which contains domains such as `tune.uniform(0, 1)`; don't change it.
             spec: `num_samples` and `seed`; later versions may add more.
 
         Returns:
-            False if the searcher has a space already, so that `config` may hold constants only.
+            False if the searcher already has a space, so that `config` may contain only constants.
         """
         return True
 
     @free
     def total_samples(self) -> int | None:
-        """Upper limit of the number of suggestions; None: unlimited."""
+        """Upper limit on the number of suggestions; None: unlimited."""
         number = self._from_experiment.num_samples
         return None if number == -1 else number
 
     @free
     def whole(self) -> bool:
-        """True if suggestions are whole configurations; False: constants of `param_space` are added."""
+        """True if suggestions are complete configurations; False: constants of `param_space` are added."""
         return False
 
     @abstractmethod
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the next configuration; None: wait for more results; FINISHED: no more will come."""
+        """Return the next configuration; None: wait for more results; FINISHED: no further suggestions."""
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Handle a report of a trial; the metric may be missing, or NaN."""
+        """Handle a report of a trial; the metric may be missing or NaN."""
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Handle the end of a trial with this last report, or its final failure."""
+        """Handle the end of a trial, with its last report, or its final failure."""
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
-        """Handle the scheduler's decision, of any kind but with a reason, on the report just received."""
+        """Handle the scheduler's decision on the last report; called only if the decision has a reason."""
 
     def on_pause(self, trial_id: str) -> None:
         """Handle the pause of a trial by the scheduler; the trial may resume later."""
@@ -267,24 +267,24 @@ class Searcher(ABC):
 
     @free
     def hears_again(self) -> bool:
-        """True to be notified if a trial that a restore runs again ends once more."""
+        """True to be notified again when a trial that a restore runs again ends for the second time."""
         return False
 
     # --- repetitions and replays ------------------------------------------------------------------
 
     def is_drawn(self, trial_id: str) -> bool:
-        """Return True if the suggestion just made was drawn, so that a repeated one may be replaced.
+        """Return True if the last suggestion was drawn, so that it may be replaced if it is a repetition.
 
-        Return False for what the user has asked for explicitly: points, a grid.
+        Return False for configurations that the user requested explicitly, by points or a grid.
         """
         return True
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        """Handle the rejection of the suggestion just made; `suggest` is called again, with another id.
+        """Handle the rejection of the last suggestion; `suggest` is then called again with a different id.
 
         Args:
-            trial_id: id that the suggestion was made for.
-            result: last report of the trial that had the same configuration; None: no trial had it, or the
+            trial_id: id for which the suggestion was made.
+            result: last report of the trial with the same configuration; None: no trial had it, or the
                 configuration is forbidden.
         """
         called(self).on_trial_complete(trial_id, result, error=result is None)
@@ -292,7 +292,8 @@ class Searcher(ABC):
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
         """Return configurations to try after repeated rejections of suggestions for `trial_id`.
 
-        The iterator ends when no others exist. None: the searcher has none, and `suggest` is called again.
+        The iterator ends when no others exist. None: the searcher has no alternatives, and `suggest` is
+        called again.
         """
         return None
 
@@ -300,26 +301,29 @@ class Searcher(ABC):
         """Use `config`, one of the alternatives, as the suggestion for `trial_id`.
 
         Returns:
-            False if the searcher can't use it.
+            False if the searcher can't use the configuration.
         """
         return False
 
     def give_up(self, trial_id: str) -> bool:
-        """Skip a place that no suggestion fits; return True if calling `suggest` again is worthwhile."""
+        """Skip a suggestion for which no configuration fits; return True if `suggest` may be called again."""
         return False
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        """Reach, in a restore, the state after `suggest(trial_id)` returned `config`, without the work.
+        """Bring the searcher, in a restore, into its state after `suggest(trial_id)` returned `config`.
+
+        This needs less work than the suggestion itself.
 
         Args:
-            trial_id: of the trial.
+            trial_id: id of the trial.
             config: the trial's configuration.
-            same_space: False: the configuration comes from another space than `self.space`.
+            same_space: False: the configuration comes from a different space than `self.space`.
 
         Returns:
-            `config`, with the objects that the store holds only by name; None: call `suggest` again.
+            `config`, with the objects that the store keeps only by name; None: `suggest` must be called
+            again.
         """
         if same_space:
             return None
@@ -327,23 +331,23 @@ class Searcher(ABC):
         return config
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """Accept a trial with a configuration that a user has added, as if it were a suggestion.
+        """Accept a trial with a configuration that a user added, as if it were a suggestion.
 
         Returns:
-            False if the searcher can't; then it receives nothing about this trial.
+            False if the searcher can't; it is then not notified about this trial.
         """
         return False
 
     def knows(self, config: dict[str, Any]) -> bool:
-        """Return True if a configuration that a user adds belongs to the searcher's own space."""
+        """Return True if a configuration that a user added belongs to the searcher's own space."""
         return True
 
     def resize(self, num_samples: int) -> None:
-        """Change the number of samples, including those already suggested; -1: unlimited."""
+        """Change the number of samples, which includes those already suggested; -1: unlimited."""
         self._keep(num_samples=num_samples)
 
     def rehearsal(self) -> Searcher:
-        """Return a copy that can be asked in advance, without effects outside of the copy."""
+        """Return a copy that can make suggestions in advance without changing this searcher."""
         return copy.deepcopy(self)
 
     # --- results from elsewhere -------------------------------------------------------------------
@@ -356,17 +360,17 @@ class Searcher(ABC):
         pruned: bool = False,
         intermediate_values: list[float] | None = None,
     ) -> None:
-        """Add a configuration that was evaluated elsewhere; call it before the searcher is used.
+        """Add a configuration that was evaluated elsewhere; call this before the searcher is used.
 
         Args:
             parameters: the configuration.
-            value: of the metric.
-            error: True if it failed.
-            pruned: True if it was stopped early.
-            intermediate_values: of the metric, by iteration from 0.
+            value: final value of the metric.
+            error: True if the trial failed.
+            pruned: True if the trial was stopped early.
+            intermediate_values: values of the metric, by iteration from 0.
 
         Raises:
-            NotImplementedError: this searcher does not learn.
+            NotImplementedError: this searcher does not learn from results.
         """
         raise NotImplementedError(f"{type(self).__name__} learns nothing from points evaluated elsewhere")
 
@@ -377,7 +381,7 @@ class Searcher(ABC):
 
         Raises:
             ConfigError: no trial reported `metric` as a number.
-            NotImplementedError: this searcher does not learn.
+            NotImplementedError: this searcher does not learn from results.
         """
         for each in evaluated_of(trials, metric):
             self.add_evaluated_point(each.parameters, each.value, error=each.error)
@@ -387,8 +391,8 @@ class Searcher(ABC):
     def save(self, checkpoint_path: str) -> None:
         """Write this object's state to a file.
 
-        A Tuner searches with a copy, so this object does not learn from an experiment. To continue, use
-        `Tuner.restore`, or pass the results to another searcher by `add_evaluated_trials`.
+        A Tuner searches with a copy, so this object does not learn from an experiment. To continue a search,
+        use `Tuner.restore`, or pass the results to a new searcher by `add_evaluated_trials`.
         """
         Path(checkpoint_path).write_bytes(pickle.dumps(vars(self)))
 
@@ -397,7 +401,7 @@ class Searcher(ABC):
         vars(self).update(pickle.loads(Path(checkpoint_path).read_bytes()))
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
-        """Limit concurrent trials for an outer `ConcurrencyLimiter`; return False to leave that to it."""
+        """Limit concurrent trials for an outer `ConcurrencyLimiter`; return False if the limiter must."""
         return False
 
 
@@ -405,11 +409,11 @@ _MEANT = frozenset(
     "metric mode set_search_properties suggest on_trial_result add_evaluated_point add_evaluated_trials save "
     "restore set_max_concurrency on_trial_decision on_pause on_unpause is_drawn".split()
 )
-"""Names of Ray's Searcher and of the documented interface, which mean the same in every subclass."""
+"""Names of Ray's Searcher and of the documented interface, which have the same meaning in every subclass."""
 
 
 class _Called:
-    """A searcher's interface for an experiment, which ignores unrelated attributes with the same names."""
+    """A searcher's methods for an experiment; unrelated attributes of a subclass are ignored."""
 
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
@@ -442,7 +446,7 @@ class _Called:
 
 
 def called(searcher: Searcher) -> Searcher:
-    """Return a searcher's interface for an experiment; unrelated attributes of a subclass are ignored."""
+    """Return a searcher's methods for an experiment; unrelated attributes of a subclass are ignored."""
     return cast("Searcher", _Called(searcher))
 
 

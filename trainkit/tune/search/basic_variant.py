@@ -17,18 +17,18 @@ from trainkit.tune.space.search_space import Path, Space
 from trainkit.tune.space.serialization import holds_opaque
 
 CONSTANT_DRAWS = 1000
-"""Number of draws for a whole grid before the space counts as used up."""
+"""Number of draws for a whole grid after which the space counts as exhausted."""
 
 
 class BasicVariantGenerator(Searcher):
     """Suggest grid and random configurations.
 
     Args:
-        points_to_evaluate: configurations, or parts of them, to try first; each counts as one of
+        points_to_evaluate: complete or partial configurations to try first; each counts as one of
             `num_samples`. Missing values are drawn, or tried in all combinations of the grid.
-        max_concurrent: number of concurrent trials; 0: as many as fit.
-        constant_grid_search: True draws once for all combinations of the grid, instead of once for each.
-        random_state: seed for the draws; None: the TuneConfig's.
+        max_concurrent: number of concurrent trials; 0: as many as the resources allow.
+        constant_grid_search: True draws once for all combinations of the grid, False once for each.
+        random_state: seed for the draws; None: the TuneConfig's seed.
 
     Raises:
         ConfigError: `points_to_evaluate` is not a list of dictionaries, or a number is out of range.
@@ -58,11 +58,11 @@ class BasicVariantGenerator(Searcher):
         """Number of rejected attempts at draw `_draw`."""
         self._drawn = False
         self._spent: set[int] = set()
-        """Combinations of the grid for which every draw was tried."""
+        """Combinations of the grid whose possible draws were all tried."""
         self._covered: Counter[int] = Counter()
-        """Number of earlier trials, found by a restore, for each combination of the grid."""
+        """Number of earlier trials with each combination of the grid, counted by a restore."""
         self._foreign = 0
-        """Number of earlier trials that do not belong to the grid, after a change of the space."""
+        """Number of earlier trials that are not in the grid, because the space has changed."""
         self._ranks: dict[bytes, int] | None = None
         self._live: set[str] = set()
 
@@ -86,7 +86,7 @@ class BasicVariantGenerator(Searcher):
         self._combinations = space.grid_size()
         self._presets = [space.preset(point) for point in self.points_to_evaluate]
         self._leaves_open = [leaves_open(space, preset) for preset in self._presets]
-        # Start index of each point's configurations; the last entry is the start of the free ones.
+        # Start index of each point's configurations; the last entry is the start of the configurations after.
         self._starts = list(itertools.accumulate(map(space.grid_size, self._presets), initial=0))
 
     @property
@@ -129,7 +129,7 @@ class BasicVariantGenerator(Searcher):
         self._redraws += 1
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        if self.constant_grid_search:  # the other combinations must be able to repeat the draw
+        if self.constant_grid_search:  # the remaining combinations must be able to repeat the draw
             for _ in range(CONSTANT_DRAWS):
                 self._redraws += 1
                 yield self.configuration(self._next, self._redraws)
@@ -146,7 +146,7 @@ class BasicVariantGenerator(Searcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # The rest of a grid repeats its constant draw, so the number of redraws must be known.
+        # The rest of a grid repeats its constant draw, so a replay must count the redraws.
         if same_space and (self._presets or self.constant_grid_search or holds_opaque(config)):
             return None
         if self.space.axes and not self._presets:
@@ -157,7 +157,7 @@ class BasicVariantGenerator(Searcher):
         return config
 
     def _cover(self, config: dict[str, Any]) -> None:
-        """Count `config` for its combination of the grid, wherever that now is in the order."""
+        """Count `config` for its combination of the grid, whatever index the combination now has."""
         if self._ranks is None:
             sizes = range(self.space.grid_size())
             self._ranks = {self._axes_of(self.space.grid_values(rank)): rank for rank in sizes}
@@ -190,13 +190,13 @@ class BasicVariantGenerator(Searcher):
         self._live.discard(trial_id)
 
     def configuration(self, index: int, redraw: int = 0) -> dict[str, Any]:
-        """Return suggestion `index`; it depends only on the arguments, the space, the points and the seed."""
+        """Return suggestion `index`, which depends only on arguments, space, points and seed."""
         sample, combination, preset = self._place(index)
         rng = suggestion_generator(self.seed, sample if self.constant_grid_search else index, redraw)
         return self.space.configuration(combination, rng, preset)
 
     def _place(self, index: int) -> tuple[int, int, dict[Path, Any]]:
-        """Return sample, combination of the grid and preset values of suggestion `index`."""
+        """Return the sample, the combination of the grid and the preset values of suggestion `index`."""
         for sample, preset in enumerate(self._presets):
             if index < self._starts[sample + 1]:
                 return sample, index - self._starts[sample], preset

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from trainkit.tune.search.bohb_model import Column, Floats
 
 Enough = Callable[[int, int], bool]
-"""Returns True if so many observations, and so many finite ones, are enough for a model."""
+"""Function of the numbers of observations and of finite ones: True if these are enough for a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The loss of a trial: smaller is better, infinite is worst."""
+    """The loss of a trial: smaller is better, infinity is worst."""
 
     trial_id: str
     loss: float
@@ -39,7 +39,7 @@ class Observation:
 def budget_of(reason: Mapping[str, Any]) -> float | None:
     """Return the budget of a scheduler's decision from its reason; None: the reason has no budget.
 
-    This is the level's index among the levels of all brackets if the reason has it, otherwise the level.
+    The budget is the level's index among the levels of all brackets, or else the level itself.
     """
     for name in ("budget", "rung", "max_t"):
         if name in reason:
@@ -51,9 +51,9 @@ class Observations:
     """A collection of losses by budget.
 
     A trial is observed at each budget where a scheduler judges it. If the scheduler judges no trial, as FIFO,
-    each trial is observed at its end, with its last training iteration as the budget, and is compared with
-    all trials that were trained at least as long. A failed trial counts as worst on every budget that it has
-    not reached. A configuration evaluated elsewhere counts on the largest budget.
+    each trial is observed at its end. Its budget is then its last training iteration, and it is compared with
+    all trials that were trained at least as long. A failed trial counts as worst on every budget that it did
+    not reach. A configuration evaluated elsewhere counts on the largest budget.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Observations:
         self._failed: dict[str, None] = {}
         self._evaluated: dict[str, float] = {}
         self.version = 0
-        """Grows with every change."""
+        """Counter that grows with every change."""
 
     def judge(self, trial_id: str, budget: float, loss: float) -> None:
         """Record a trial's loss at a budget, unless it already has one there."""
@@ -76,7 +76,7 @@ class Observations:
             self.version += 1
 
     def end(self, trial_id: str, iteration: float, loss: float) -> None:
-        """Record the end of a trial with this loss; it replaces an earlier end of the trial."""
+        """Record the end of a trial with this loss, in place of an earlier end of the trial."""
         if self._ended.get(trial_id) != (iteration, loss):
             self._ended[trial_id] = (iteration, loss)
             self.version += 1
@@ -100,7 +100,7 @@ class Observations:
         self.version += 1
 
     def basis(self, enough: Enough) -> list[Observation] | None:
-        """Return the observations on the largest budget with enough, in order of arrival; None: none has."""
+        """Return the observations on the largest budget with enough, in order of arrival; None: too few."""
         budgets = sorted(self._judged, reverse=True)
         for budget in budgets:
             losses = dict(self._evaluated) if budget == budgets[0] else {}
@@ -133,13 +133,13 @@ def _counts(losses: Mapping[str, float]) -> tuple[int, int]:
 
 
 class Knowledge:
-    """The model of the current observations, which is built only on request: a replay never needs it.
+    """The model of the current observations, built only on request, because a replay never needs it.
 
     Args:
-        columns: of the space.
-        config: the model's numbers.
-        seed: for draws that replace inactive parameters.
-        observations: of the trials.
+        columns: columns of the encoded space.
+        config: settings of the model.
+        seed: seed for values that replace inactive parameters.
+        observations: observations of all trials.
 
     Attributes:
         rows: encoded configuration of each trial.
@@ -157,7 +157,7 @@ class Knowledge:
         """The last model, and the version of the observations that it was built from."""
 
     def model(self) -> Model | None:
-        """Return the model of the largest budget with enough observations; None: no budget has enough."""
+        """Return the model of the largest budget with enough observations; None: too few on every budget."""
         version, model = self._made
         if version != self._observations.version:
             model = self._model()
@@ -176,7 +176,8 @@ class Knowledge:
         if sizes is None:
             return None
         rows = np.stack([self.rows[each.trial_id] for each in found])
-        # Seeded by the number of observations, not of suggestions: a restore rebuilds the same model.
+        # The seed uses the number of observations, not of suggestions, so that a restore builds the same
+        # model.
         rng = model_generator(self._seed, len(losses))
         return Model(rows, losses, self._columns, config, sizes, rng)
 
@@ -184,11 +185,10 @@ class Knowledge:
 class TuneBOHB(ModelBasedSearcher[Encoding]):
     """Search with BOHB's model, built from the results on the largest budget with enough of them.
 
-    With probability 1/3 a configuration is random. Otherwise the model takes the largest budget that has
-    at least d + 3 observations, for d parameters. It splits them into the best 15 %, at least d + 1, and the
-    others, and estimates a kernel density for either part. It suggests the one of 64 candidates near good
-    configurations with the largest ratio of good to bad density.
-
+    With probability 1/3 a configuration is random. Otherwise the model uses the largest budget that has at
+    least d + 3 observations, for d parameters. It splits these into the best 15 %, at least d + 1, and the
+    rest, and estimates a kernel density for each group. Among 64 candidates near good configurations, it
+    suggests the candidate with the largest ratio of good to bad density.
     A budget is a level at which the scheduler judges trials. Every result at a level counts once, whatever
     the decision on the trial. `HyperBandForBOHB` is made for this searcher; `ASHAScheduler` also works. If
     the scheduler judges at no level, as FIFO, trials are observed at their end. NaN, infinite values and
@@ -198,18 +198,18 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
     2018, arXiv:1807.01774, Algorithm 2.
 
     Args:
-        space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may only
-            hold constants, which every configuration gets.
-        bohb_config: the model's numbers, by HpBandSter's names: `min_points_in_model` (None, d + 1),
+        space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may contain
+            only constants, which are added to every configuration.
+        bohb_config: settings of the model, with HpBandSter's names: `min_points_in_model` (None, d + 1),
             `top_n_percent` (15), `num_samples` (64), `random_fraction` (1/3), `bandwidth_factor` (3),
             `min_bandwidth` (0.05; HpBandSter has 1e-3, which narrows a search too early); and
             `split`, "paper" or "hpbandster".
-        metric: what to optimise; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`, and
-            missing values are drawn.
-        seed: None: the TuneConfig's.
-        max_concurrent: number of concurrent trials, paused ones not counted; 0: as many as fit.
+        metric: metric to optimise; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
+        points_to_evaluate: complete or partial configurations to try first; they count toward `num_samples`,
+            and missing values are drawn.
+        seed: seed of all draws; None: the TuneConfig's seed.
+        max_concurrent: number of concurrent trials, without paused ones; 0: as many as the resources allow.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -280,7 +280,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         self._running.add(trial_id)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # The trial that already had this configuration also has its result.
+        # The result belongs to the earlier trial with this configuration, so it is not recorded again.
         del self._known.rows[trial_id]
         self._running.discard(trial_id)
 
@@ -289,7 +289,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
     ) -> dict[str, Any] | None:
         replayed = super().replay(trial_id, config, same_space=same_space)
         if replayed is not None:
-            self._running.add(trial_id)  # also for a trial from another space
+            self._running.add(trial_id)  # a trial from a different space also counts as running
         return replayed
 
     # --- results ----------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
             self._observations.end(trial_id, time, loss)
 
     def _loss(self, result: Mapping[str, Any]) -> float | None:
-        """Return the loss, smaller is better: infinite for NaN and infinities, None for a missing metric."""
+        """Return the loss, smaller is better: infinity for NaN and infinities, None for a missing metric."""
         value = lookup(result, self.metric or "")
         return -score_of(value, self.mode) if is_number(value) else None
 
@@ -327,7 +327,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         self._running.add(trial_id)
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
-        self._max_concurrent = 0  # the outer limiter limits instead, as in Ray
+        self._max_concurrent = 0  # as in Ray, only the outer limiter limits
         return False
 
     # --- results from elsewhere -------------------------------------------------------------------

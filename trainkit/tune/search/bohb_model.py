@@ -1,8 +1,8 @@
-"""Kernel densities of good and bad configurations: BOHB's model of one budget, and its encoding.
+"""Kernel densities of good and bad configurations: BOHB's model of one budget, and the encoding of the space.
 
 Each row is the centre of a product of kernels, one kernel per column. The kernel of a number is a normal
 distribution, truncated to the column's bounds and normalised there. The kernel of a category, by Aitchison
-and Aitken, keeps the category with probability 1 - h and takes each of the c - 1 others with h / (c - 1).
+and Aitken, keeps the category with probability 1 - h, and takes each of the c - 1 others with h / (c - 1).
 
 Bandwidths follow the "normal reference" rule 1.06 * spread * n**(-1 / (4 + d)), which BOHB takes from
 statsmodels. Labels of categories have no order, so the spread of a category with shares p is
@@ -47,7 +47,7 @@ FAR = 9.0
 
 _NORMAL = NormalDist()
 _CLOSEST = 2.0**-53
-"""Smallest distance to 0 and to 1 of a probability whose normal quantile is computed."""
+"""Smallest distance to 0 and to 1 of a probability for which a normal quantile is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Column:
     """One dimension of the encoding.
 
     Attributes:
-        categories: number of categories; values are their indices, from 0. None: values are numbers.
+        categories: number of categories, whose values are indices from 0. None: the column has numbers.
         lower: lower bound of the numbers; may be infinite.
         upper: upper bound of the numbers; may be infinite.
     """
@@ -74,7 +74,7 @@ def bandwidths(data: Floats, columns: Sequence[Column], least: float = 0.0) -> F
         least: smallest bandwidth.
 
     Returns:
-        Of shape (d,). For c categories at most (c - 1) / c, where the kernel no longer distinguishes them.
+        Bandwidths, shape (d,); for c categories at most (c - 1) / c, where the kernel is uniform.
     """
     number, dimensions = data.shape
     scale = 1.06 * float(number) ** (-1.0 / (4 + dimensions))
@@ -89,7 +89,7 @@ def bandwidths(data: Floats, columns: Sequence[Column], least: float = 0.0) -> F
 
 
 class KernelDensity:
-    """A density with a kernel at each row.
+    """A density: the average of one kernel at each row.
 
     Args:
         data: rows without NaN, of shape (n, d), n at least 1.
@@ -97,7 +97,7 @@ class KernelDensity:
         least: smallest bandwidth; above 0.
 
     Attributes:
-        bandwidths: of shape (d,).
+        bandwidths: bandwidth of each column, shape (d,).
     """
 
     def __init__(self, data: Floats, columns: Sequence[Column], least: float = 1e-3) -> None:
@@ -106,7 +106,7 @@ class KernelDensity:
         self.bandwidths = bandwidths(data, columns, least)
         self._numeric = [place for place, column in enumerate(columns) if column.categories is None]
         self._scaled = self._in_widths(data)
-        # Parts of each kernel's logarithm that do not depend on the point: its square and its normalisation.
+        # Terms of each kernel's logarithm that do not depend on the point: its square and its normalisation.
         self._logs = -0.5 * (self._scaled**2).sum(axis=1)
         for place in self._numeric:
             width = self.bandwidths[place]
@@ -122,8 +122,8 @@ class KernelDensity:
         return scaled
 
     def pdf(self, points: Floats) -> Floats:
-        """Return the density at each of `points`, of shape (m, d), which must be inside the bounds."""
-        # Expanding the squared difference gives one matrix product, which is ten times as fast.
+        """Return the density at each of `points`, shape (m, d); the points must be inside the bounds."""
+        # Expanding the squared difference gives a single matrix product, which is ten times as fast.
         scaled = self._in_widths(points)
         logs = scaled @ self._scaled.T + self._logs - 0.5 * (scaled**2).sum(axis=1)[:, None]
         for place, column in enumerate(self._columns):
@@ -141,8 +141,8 @@ class KernelDensity:
         Args:
             rng: source of all randomness.
             number: number of rows.
-            factor: factor on the bandwidths of numbers. The bandwidths of categories stay: a category is
-                kept with probability 1 - h, and otherwise drawn uniformly from all.
+            factor: factor on the bandwidths of numbers. The bandwidths of categories stay unchanged: a
+                category is kept with probability 1 - h, and otherwise drawn uniformly from all categories.
         """
         drawn = self._data[rng.integers(len(self._data), size=number)]
         for place, column in enumerate(self._columns):
@@ -166,7 +166,7 @@ def _near(centres: Floats, column: Column, width: float, rng: Generator) -> Floa
 
 
 def _cut_off(centres: Floats, column: Column, width: float) -> tuple[Any, Any]:
-    """Return the probabilities below the lower and below the upper bound, of normals around `centres`."""
+    """Return the probabilities below the lower and below the upper bound of normals around `centres`."""
     return _shares_below((column.lower - centres) / width), _shares_below((column.upper - centres) / width)
 
 
@@ -185,21 +185,21 @@ LEAST_DENSITY = 1e-32
 
 @dataclass(frozen=True)
 class BOHBConfig:
-    """Options of `bohb_config`: HpBandSter's names, and the paper's defaults except for `min_bandwidth`.
+    """Options of `bohb_config` with HpBandSter's names and the paper's defaults, except for `min_bandwidth`.
 
     Attributes:
         min_points_in_model: least number of good configurations, and of bad ones. None and smaller numbers
             mean d + 1 for d parameters, because fewer points do not determine d dimensions.
-        top_n_percent: percentage of good observations, above 0 and below 100.
+        top_n_percent: percentage of observations that count as good, above 0 and below 100.
         num_samples: number of candidates, of which the best is suggested.
         random_fraction: probability of a random configuration instead, from 0 to 1.
-        bandwidth_factor: factor on the bandwidth for candidates of numbers around good ones.
-        min_bandwidth: smallest bandwidth, in units of a parameter's whole range. HpBandSter's is
-            1e-3: once the few best configurations are close together, so are the candidates around them, and
-            the search stays there. With 0.05 most measurements came out better; a long search for a narrow
-            optimum needs less (docs/tuning/bohb.md).
+        bandwidth_factor: factor on the bandwidths of numbers when candidates are drawn.
+        min_bandwidth: smallest bandwidth, in units of a parameter's whole range. HpBandSter uses 1e-3. Once
+            the few best configurations are close together, so are the candidates around them, and the search
+            stays there. With 0.05 most measurements came out better; a long search for a narrow optimum needs
+            a smaller value (docs/tuning/bohb.md).
         split: "paper": few observations may be both good and bad, so the first model needs d + 3 of them.
-            "hpbandster": the parts don't overlap, so the first model needs 2 (d + 1).
+            "hpbandster": the groups don't overlap, so the first model needs 2 (d + 1).
     """
 
     min_points_in_model: int | None = None
@@ -228,7 +228,7 @@ class BOHBConfig:
         """Check a user's `bohb_config`.
 
         Raises:
-            ConfigError: it is not a dictionary, has an unknown name, or a value out of range.
+            ConfigError: `given` is not a dictionary, or has an unknown name or a value out of range.
         """
         names = [each.name for each in fields(cls)]
         if given is not None and not (isinstance(given, Mapping) and set(given) <= set(names)):
@@ -242,8 +242,9 @@ class BOHBConfig:
     def split_sizes(self, number: int, finite: int, dimensions: int) -> tuple[int, int] | None:
         """Return the numbers of good and bad observations among `number`; `finite` have a finite loss.
 
-        None: too few for a model. Observations without a finite loss count for the percentage of good ones,
-        but are never good themselves.
+        None: too few for a model. Observations without a finite loss count when the percentage is applied,
+            but
+        are never good themselves.
         """
         least = self.least(dimensions)
         good = min(finite, max(least, math.floor(self.top_n_percent * number / 100)))
@@ -258,11 +259,11 @@ class Model:
 
     Args:
         rows: the configurations, of shape (n, d); NaN for inactive parameters.
-        losses: loss of each; smaller is better, infinite is worst; equal losses rank in order of arrival.
+        losses: loss of each row; smaller is better, infinity is worst; equal losses rank in order of arrival.
         columns: the d columns.
-        config: the model's numbers.
-        sizes: sizes of the good and the bad part, from `BOHBConfig.split_sizes`.
-        rng: for draws that replace inactive parameters.
+        config: settings of the model.
+        sizes: numbers of good and of bad configurations, from `BOHBConfig.split_sizes`.
+        rng: random generator for values that replace inactive parameters.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class Model:
         return self.good.sample(rng, self._config.num_samples, self._config.bandwidth_factor)
 
     def ranked(self, candidates: Floats) -> Floats:
-        """Return `candidates` by their ratio of good to bad density, the best first."""
+        """Return `candidates` sorted by their ratio of good to bad density, the largest first."""
         ratios = np.maximum(self.good.pdf(candidates), LEAST_DENSITY) / np.maximum(
             self.bad.pdf(candidates), LEAST_DENSITY
         )
@@ -295,8 +296,9 @@ class Model:
 def imputed(rows: Floats, columns: Sequence[Column], rng: Generator) -> Floats:
     """Return `rows` with a value for every NaN, because a density needs values for inactive parameters.
 
-    If another row has the column, all missing values are copied from a random such row, so that
-    parameters that occur together stay together. If no row has it, the value is drawn from the whole range.
+    If other rows have a value in the column, all missing values of the row are copied from one of them, drawn
+    at random. So parameters that occur together stay together. Otherwise the value is drawn from the whole
+    range.
     """
     filled = rows.copy()
     for place, column in enumerate(columns):
@@ -321,14 +323,14 @@ def _code_of(name: str, domain: Domain) -> Code:
 
 
 class Encoding(Declared[Code]):
-    """The encoding of a space: rows with a column for each parameter, NaN if the parameter is inactive.
+    """The encoding of a space: rows with a column for each parameter, and NaN for inactive parameters.
 
     Args:
         space: a space without a grid.
-        own: True if configurations may also have constants of `param_space`.
+        own: True if configurations may also contain constants of `param_space`.
 
     Attributes:
-        columns: in the order of the space's parameters.
+        columns: columns in the order of the space's parameters.
 
     Raises:
         ConfigError: the space has a grid, or an unsupported domain.
@@ -358,7 +360,7 @@ class Encoding(Declared[Code]):
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Floats | None:
         try:
             return self.row(config)
-        except SpaceError:  # from another space, or with an object that the store has not kept
+        except SpaceError:  # from a different space, or with an object that the store did not keep
             return None
 
     def row(self, config: Mapping[str, Any]) -> Floats:
@@ -376,8 +378,8 @@ class Encoding(Declared[Code]):
         """Return the configuration of a row; columns of inactive parameters are ignored.
 
         Args:
-            row: without NaN for active parameters.
-            rng: for the draws of `sample_from` functions.
+            row: row without NaN for active parameters.
+            rng: random generator for `sample_from` functions.
         """
 
         def ask(name: str, domain: Domain) -> Any:
@@ -387,7 +389,7 @@ class Encoding(Declared[Code]):
         return self.declared.walk(ask, rng)
 
     def snapped(self, rows: Floats) -> Floats:
-        """Return `rows` with each number moved to the encoding of its value."""
+        """Return `rows` with each number moved to the exact encoding of the value that it represents."""
         moved = rows.copy()
         for place, code in enumerate(self.codes.values()):
             if isinstance(code, NumberCode):

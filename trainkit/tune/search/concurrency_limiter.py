@@ -1,4 +1,4 @@
-"""A searcher with a limit of concurrent trials."""
+"""A searcher with a limit on concurrent trials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ConcurrencyLimiter(SearcherWrapper):
     """A wrapper that lets at most `max_concurrent` trials of a searcher run at once.
 
     Args:
-        searcher: to limit.
+        searcher: searcher whose trials are limited.
         max_concurrent: number of concurrent trials, 1 or more.
         batch: True starts new trials only once the whole previous batch has ended. The searcher then receives
             the results together, in the order in which the trials ended.
@@ -29,7 +29,7 @@ class ConcurrencyLimiter(SearcherWrapper):
         self._running: set[str] = set()
         self._paused: set[str] = set()
         self._held: dict[str, tuple[dict[str, Any] | None, bool]] = {}
-        """Results of ended trials, in order, which are held back while the rest of the batch runs."""
+        """Results of ended trials, in order of arrival, withheld while the rest of the batch runs."""
         self._limits_itself = searcher.set_max_concurrency(self.max_concurrent)
 
     @property
@@ -54,7 +54,7 @@ class ConcurrencyLimiter(SearcherWrapper):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         self._paused.discard(trial_id)
-        if trial_id not in self._running or not self.batch:  # missing if an ended trial was run again
+        if trial_id not in self._running or not self.batch:  # not running if an ended trial was run again
             self._running.discard(trial_id)
             self._inner.on_trial_complete(trial_id, result, error=error)
             return
@@ -85,7 +85,7 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self._inner.note(trial_id, config)
-        if known:  # an unknown trial's end is never reported, so it would block a place forever
+        if known:  # an unknown trial's end is never reported, so it would count as running forever
             self._running.add(trial_id)
         return known
 

@@ -1,4 +1,4 @@
-"""Encoding of configurations for models, and alternatives that were not tried yet."""
+"""Encoding of configurations for models, and alternatives that have not been tried yet."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 DRAWS = 100
-"""Random draws before the space is listed; enough for a model that repeats a small part of it."""
+"""Random draws before the space is enumerated; enough for a model that repeats a small part of the space."""
 
 MAX_LISTED = 10_000
-"""Largest number of configurations in a space that is listed completely."""
+"""Largest number of configurations in a space that is enumerated completely."""
 
 
 def alternatives(
@@ -26,11 +26,11 @@ def alternatives(
 ) -> Iterator[dict[str, Any]]:
     """Yield configurations drawn at random, then all configurations of a small space in random order.
 
-    So no new configuration is found only in an exhausted small space, or in a large space whose
-    draws are so uneven, or which is so nearly exhausted, that DRAWS draws found none.
+    So the search finds no new configuration only in two cases: a small space is exhausted, or DRAWS draws
+    from a large space repeat known ones, because the draws are very uneven or the space is nearly exhausted.
 
     Args:
-        space: to draw from.
+        space: space to draw from.
         rng: source of all randomness.
         combination: combination of the grid to keep.
         preset: values to keep, by path.
@@ -68,35 +68,35 @@ class Form(Protocol):
     """A space in the form that a searcher uses.
 
     Attributes:
-        space: the space as domains of tune; None if it is in another package's form.
+        space: the space as domains of tune; None if the space is in another package's form.
     """
 
     space: Space | None
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[Any, bool]:
-        """Return the part of a user's point that the model knows, and True if other parameters stay open.
+        """Return the model's encoding of a user's point, and True if the point leaves parameters open.
 
         Raises:
             ConfigError: the point does not fit the space.
         """
 
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
-        """Encode `config` for the model; None if its encoding can't be determined.
+        """Encode `config` for the model; None if the encoding can't be determined.
 
         Args:
-            config: may be outside of the space.
+            config: configuration, which may be outside of the space.
             exactly: require that no other suggestion gives the same configuration.
         """
 
     def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
-        """Yield random configurations, each with its encoding if that is available.
+        """Yield random configurations, each with its encoding, or with None if that is not available.
 
-        A small space ends when all configurations were yielded, a large one after a fixed number.
+        For a small space the iterator ends after all configurations, for a large one after a fixed number.
         """
 
 
 class Encoder(Protocol):
-    """An encoder of one parameter."""
+    """An encoder for the values of one parameter."""
 
     def encode(self, value: Any) -> Any:
         """Encode a value of the domain for the model."""
@@ -112,10 +112,10 @@ class Declared(Generic[C]):
         space: the space.
         code_of: returns the encoder of a parameter from its name and domain.
         searcher: the searcher's name, for messages.
-        own: True if configurations may also have constants of `param_space`.
+        own: True if configurations may also contain constants of `param_space`.
 
     Attributes:
-        codes: by the parameter's name, in the order of the space.
+        codes: encoders by the parameter's name, in the order of the space.
 
     Raises:
         ConfigError: the space has a grid, or an unsupported domain.
@@ -156,7 +156,7 @@ class Declared(Generic[C]):
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
         try:
             return self.encoded(self.choices(config))
-        except SpaceError:  # a value outside of the domains, or an object that the store has not kept
+        except SpaceError:  # a value outside of the domains, or an object that the store did not keep
             return None
 
 

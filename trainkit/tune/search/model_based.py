@@ -28,16 +28,16 @@ F = TypeVar("F", bound=Form)
 class ModelBasedSearcher(Searcher, Generic[F]):
     """Base of searchers with a model of the results; a subclass provides the model.
 
-    A searcher without a Tuner begins with its first suggestion, on its own space or on the one from
+    A searcher without a Tuner begins with its first suggestion. It searches its own space or the space from
     `set_search_properties`, and its suggestions are unlimited.
 
     Args:
-        space: to search, in the subclass's form; None: the experiment's. With a space here,
-            `param_space` may only hold constants, which every configuration gets.
-        metric: what to optimise; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        points_to_evaluate: configurations, or parts of them, to try first.
-        seed: for all draws; None: the TuneConfig's.
+        space: space to search, in the subclass's form; None: the experiment's space. With a space here,
+            `param_space` may contain only constants, which are added to every configuration.
+        metric: metric to optimise; None: the TuneConfig's metric.
+        mode: "min" or "max"; None: the TuneConfig's mode.
+        points_to_evaluate: complete or partial configurations to try first.
+        seed: seed of all draws; None: the TuneConfig's seed.
         seed_name: the subclass's name of the argument `seed`.
 
     Raises:
@@ -65,16 +65,16 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         self._evaluated: list[Evaluated] = []
         self._to_run: list[tuple[Any, bool]] = []
         self._base = 0
-        """Seed of all draws: the searcher's own, or the experiment's."""
+        """Seed of all draws: the searcher's own seed, or else the experiment's."""
         self._number = 0
         """Number of the next suggestion."""
         self._rejected = (-1, 0)
-        """Number of a suggestion, and how many attempts at it were rejected."""
+        """Number of a suggestion, and the number of its rejected attempts."""
         self._drawn = True
         self._offered: tuple[dict[str, Any], Any | None] = {}, None
         """The last alternative, and its encoding in the model."""
         self._left_out: set[str] = set()
-        """Earlier trials outside of the space, after a change of the space."""
+        """Earlier trials that are outside of the space, because the space has changed."""
         self._given: tuple[str | None, str | None, dict[str, Any]] = None, None, {}
         """The last arguments of `set_search_properties`, before the searcher has begun."""
         self._begun = self._alone = False
@@ -86,8 +86,9 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         """Return the encoding of configurations for the model.
 
         Args:
-            space: the constructor's, or the experiment's.
-            own: True for the constructor's space: configurations may also have constants of `param_space`.
+            space: the constructor's space, or the experiment's space.
+            own: True for the constructor's space; configurations may then also contain constants of
+                `param_space`.
 
         Raises:
             ConfigError: the space can't be searched.
@@ -95,30 +96,30 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     @abstractmethod
     def _begin_model(self, form: F) -> None:
-        """Create the model; metric, mode and `_base` are set by now."""
+        """Create the model; metric, mode and `_base` are already set."""
 
     @abstractmethod
     def _suggested(self, trial_id: str, fixed: Any) -> dict[str, Any] | str:
-        """Suggest a configuration and count it as running; FINISHED: no more will come.
+        """Suggest a configuration and count it as running; FINISHED: no further suggestions.
 
-        The draws follow from `_base`, `_number` and `_redraws`.
+        The draws depend only on `_base`, `_number` and `_redraws`.
 
         Args:
-            trial_id: its id in the model.
+            trial_id: id of the configuration in the model.
             fixed: values fixed by a point, encoded by the form; None: no values are fixed.
         """
 
     @abstractmethod
     def _note(self, trial_id: str, known: Any) -> None:
-        """Add a running configuration that the model has not suggested; `known` is its encoding."""
+        """Add a running configuration that the model did not suggest; `known` is its encoding."""
 
     @abstractmethod
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        """Remove the suggestion just made, which will not run; its earlier duplicate had this `result`."""
+        """Remove the last suggestion, which will not run; `result` belongs to its earlier duplicate."""
 
     @abstractmethod
     def _learn(self, name: str, known: Any, evaluated: Evaluated) -> None:
-        """Learn from a configuration that was evaluated elsewhere; `name` replaces a trial's id."""
+        """Learn from a configuration evaluated elsewhere; `name` is used like a trial's id."""
 
     # --- the search space -------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     @property
     def evaluated(self) -> list[Evaluated]:
-        """The points from `add_evaluated_point`, to be stored."""
+        """The points from `add_evaluated_point`, which the experiment stores."""
         return self._evaluated
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelBasedSearcher[F]:
@@ -267,7 +268,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self.form.known_by(config)
-        if known is not None:  # inserted at its own place, so that waiting points keep theirs
+        if known is not None:  # inserted at its own index, so that waiting points keep their order
             self._to_run.insert(self._number, (None, True))
         return self._took(trial_id, known)
 
@@ -298,7 +299,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
 
 class LastReportSearcher(ModelBasedSearcher[F]):
-    """Base of searchers that judge a trial by its last report, when it ends and while it is paused."""
+    """Base of searchers that judge a trial by its last report, at its end and while it is paused."""
 
     _last: dict[str, float]
     """Last reported metric of each trial that has not ended."""
@@ -311,7 +312,7 @@ class LastReportSearcher(ModelBasedSearcher[F]):
 
     @abstractmethod
     def _tell(self, trial_id: str, value: float | None) -> None:
-        """Record a trial's `value`, which may be NaN or infinite; None: it failed, or never reported one."""
+        """Record a trial's `value`, which may be NaN or infinite; None: failed, or never reported a value."""
 
     @abstractmethod
     def _runs(self, trial_id: str) -> None:
@@ -345,13 +346,13 @@ class LastReportSearcher(ModelBasedSearcher[F]):
 
 
 class RefittedSearcher(LastReportSearcher[F]):
-    """Base of searchers that rebuild their model for each suggestion, from all results known then.
+    """Base of searchers that build their model again for each suggestion, from all results known then.
 
-    So nothing is carried over from one suggestion to the next, and a restore needs no state of a package.
+    Nothing is carried over between suggestions, so a restore needs no internal state of a package.
     """
 
     _known: dict[str, tuple[Any, float | None]]
-    """Encoding and loss of each trial. Loss None: it runs; NaN: it has no usable result."""
+    """Encoding and loss of each trial. Loss None: the trial is running; NaN: it has no usable result."""
 
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
@@ -360,13 +361,13 @@ class RefittedSearcher(LastReportSearcher[F]):
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
 
     def _losses(self) -> list[tuple[Any, float]]:
-        """Return encodings and losses of trials with a usable result."""
+        """Return the encodings and losses of trials with a usable result."""
         return [
             (known, loss) for known, loss in self._known.values() if loss is not None and not math.isnan(loss)
         ]
 
     def _running(self) -> list[Any]:
-        """Return encodings of running trials."""
+        """Return the encodings of running trials."""
         return [known for known, loss in self._known.values() if loss is None]
 
     def _note(self, trial_id: str, known: Any) -> None:

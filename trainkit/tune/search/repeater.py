@@ -1,4 +1,4 @@
-"""Several trials of one configuration as one unit: folds of a cross-validation, or seeds.
+"""Several trials of one configuration as a unit, for example folds of a cross-validation, or seeds.
 
 searcher.suggest -> unit -> trial with __trial_index__ 0, 1, ... repeat - 1
     searcher.on_trial_complete(mean) <- all trials of the unit have ended
@@ -23,18 +23,18 @@ from trainkit.tune.space.configurations import copied, fingerprint
 from trainkit.tune.space.search_space import Space
 
 TRIAL_INDEX = "__trial_index__"
-"""Key in a configuration for the trial's index in its unit, from 0."""
+"""Key of a configuration for the trial's index in its unit, from 0."""
 
 
 @dataclass(frozen=True)
 class RepeatedResult:
-    """The trials of one configuration.
+    """The results of all trials of one configuration.
 
     Attributes:
         config: the configuration without the index.
-        results: of its trials, in the order of the index.
+        results: results of the trials, in the order of the index.
         values: metric of the trials that reported it.
-        mean: of `values`; NaN without any.
+        mean: mean of `values`; NaN without values.
         std: sample standard deviation of `values`; 0 for a single value.
     """
 
@@ -48,11 +48,11 @@ class RepeatedResult:
 def by_unit(results: Iterable[Any], metric: str) -> list[RepeatedResult]:
     """Return the trials of an experiment grouped by configuration, in the order of first occurrence.
 
-    The best configuration is the one with the best mean, which `min` or `max` finds:
+    The best configuration has the best mean, which `min` or `max` finds:
 
         best = min(by_unit(grid, "loss"), key=lambda unit: unit.mean)
 
-    A unit with fewer values than the best one has was cut short by `skip` or by failures.
+    A unit with fewer values than the best unit was cut short by `skip` or by failures.
 
     Args:
         results: a `ResultGrid`, or a list of `Result`s.
@@ -101,12 +101,12 @@ class _Unit:
     """One configuration and its trials.
 
     Attributes:
-        primary: id of its first trial, which identifies the unit for the searcher.
+        primary: id of the first trial, which identifies the unit for the searcher.
         config: the configuration without the index.
-        folds: ids of its trials, by index.
-        results: of trials that ended; None for a failed trial.
-        lost: True once its other folds are skipped.
-        told: True once the searcher has received the result.
+        folds: ids of the trials, by index.
+        results: results of trials that ended; None for a failed trial.
+        lost: True once the remaining trials are skipped.
+        told: True once the searcher has received the unit's result.
     """
 
     primary: str
@@ -121,19 +121,19 @@ class Repeater(SearcherWrapper):
     """A wrapper that runs each configuration of a searcher several times, and reports the mean once.
 
     `num_samples` counts all trials, as in Ray: 15 with `repeat=5` are three configurations. A remainder is
-    not run. With a `BasicVariantGenerator` these are `num_samples // repeat` draws, or grids.
+    not run. With a `BasicVariantGenerator`, the grid is drawn and tried `num_samples // repeat` times.
 
     The searcher receives the metric's mean over the trials of a unit, with `repeat_std`, the sample standard
-    deviation, and `repeat_count`. Failed trials are left out; a unit fails if all of its trials do.
+    deviation, and `repeat_count`. Failed trials are left out; a unit fails if all of its trials fail.
 
     Args:
         searcher: source of the configurations.
         repeat: number of trials of each configuration, 1 or more.
         set_index: store the trial's index in its unit, from 0, in `config["__trial_index__"]`, to select
             a fold or a seed.
-        skip: rule for skipping the other trials of a unit. None: never. "forgiving": the mean so far is
+        skip: rule for skipping the remaining trials of a unit. None: never. "forgiving": the mean so far is
             worse than the worst single trial of the best unit. "aggressive": the mean so far is worse than
-            the best unit's mean. The best unit is one of those in which every trial reported.
+            the best unit's mean. Only units in which every trial reported can be the best unit.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -151,7 +151,7 @@ class Repeater(SearcherWrapper):
         self._unit_of: dict[str, _Unit] = {}
         self._units = 0
         self._open: _Unit | None = None
-        """The unit with trials still to be started."""
+        """The unit with trials that have not started yet."""
         self._best: list[float] = []
         """Values of the best complete unit's trials."""
 
@@ -182,7 +182,7 @@ class Repeater(SearcherWrapper):
         )
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """Return False: the trial runs once, but the searcher learns only from units."""
+        """Return False: the trial runs only once, but the searcher learns only from units."""
         return False
 
     def resize(self, num_samples: int) -> None:
@@ -201,7 +201,7 @@ class Repeater(SearcherWrapper):
         if unit is not None:
             return self._hand_out(unit, trial_id)
         units = self._inner.total_samples
-        if units is not None and self._units >= units:  # skipped trials do not make room for other units
+        if units is not None and self._units >= units:  # skipped trials do not make room for more units
             return self.FINISHED
         suggestion = self._inner.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
@@ -216,7 +216,7 @@ class Repeater(SearcherWrapper):
         return None if replayed is None else self._begin_unit(trial_id, replayed)
 
     def is_drawn(self, trial_id: str) -> bool:
-        """Return True only for a unit's first trial, because the other trials repeat it on purpose."""
+        """Return True only for a unit's first trial, because later trials repeat it on purpose."""
         return self._unit_of[trial_id].primary == trial_id and self._inner.is_drawn(trial_id)
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
@@ -224,7 +224,7 @@ class Repeater(SearcherWrapper):
         self._units -= 1
         self._open = None
         first = self._unit_of.get(result.get("trial_id", "")) if result else None
-        if first is not None and self._ended(first):  # report the whole unit's result, not a single trial's
+        if first is not None and self._ended(first):  # report the unit's result, not that of a single trial
             result = self._summary(first)
         self._inner.on_rejected(unit.primary, result)
 
@@ -270,7 +270,7 @@ class Repeater(SearcherWrapper):
         return True
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """Ignore the report: the searcher only knows units, for which a single report says little."""
+        """Ignore the report: the searcher only knows units, and one report says little about a unit."""
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
         """Ignore the decision: the searcher only knows units."""
@@ -325,7 +325,7 @@ class Repeater(SearcherWrapper):
         }
 
     def _values(self, unit: _Unit) -> list[float]:
-        """Return the metric of the unit's trials that reported it, in the order of their indexes."""
+        """Return the metric of the unit's trials that reported it, in the order of the index."""
         found = [lookup(unit.results.get(fold) or {}, self.metric or "") for fold in unit.folds]
         return [float(value) for value in found if is_number(value)]
 

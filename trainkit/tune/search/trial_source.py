@@ -1,12 +1,12 @@
-"""New trials from suggestions: complete configurations, neither forbidden nor repeated; names, resources.
+"""Trials made from suggestions: complete, allowed, new configurations, with names and resources.
 
     searcher.suggest -> whole configuration -> forbidden, or drawn before? -> on_rejected, and once more
                                             -> otherwise a trial
 
-Only drawn values are drawn again: a grid, constants and points that the user repeats are repeated. After
-TRIES rejections in a row the searcher must provide alternatives, which end when a finite space is exhausted.
-So a search over two values ends after two trials, and reports that. A restore takes the same steps, so it
-makes the same choices.
+Only drawn values are drawn again. Repetitions that come from a grid, constants or the user's points are kept.
+After TRIES rejections in a row the searcher must provide alternatives, which end when a finite space is
+exhausted. So a search over two values ends after two trials, and reports why. A restore takes the same steps,
+so it makes the same choices.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from trainkit.tune.space.tree import in_config, spell
 ONE_CPU = PlacementGroupFactory([{"CPU": 1}])
 
 TRIES = 20
-"""Suggestions rejected in a row before the searcher is asked for alternatives."""
+"""Consecutive rejected suggestions before the searcher is asked for alternatives."""
 
 PATIENCE = 200
-"""Suggestions rejected in a row before the search ends, if the searcher has no alternatives."""
+"""Consecutive rejected suggestions before the search ends, if the searcher has no alternatives."""
 
 
 @dataclass(slots=True)
@@ -44,9 +44,9 @@ class Additions:
     """Configurations that users add to a running experiment.
 
     Attributes:
-        waiting: configurations without a trial yet, oldest first, each with how many were added before it.
-        number: number of configurations added in all.
-        left_out: number of those that get no trial.
+        waiting: configurations without a trial yet, oldest first, each with the number of earlier additions.
+        number: number of all added configurations.
+        left_out: number of added configurations that get no trial.
     """
 
     waiting: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque)
@@ -64,34 +64,34 @@ class Additions:
         self.number -= 1
 
     def leave_out(self, number: int) -> None:
-        """Leave out the configuration before which `number` others were added."""
+        """Leave out the configuration that was added after `number` others."""
         self.waiting = deque(each for each in self.waiting if each[0] != number)
         self.left_out += 1
 
     def take(self) -> None:
-        """Remove the first configuration, which has a trial now."""
+        """Remove the first configuration, which now has a trial."""
         self.waiting.popleft()
 
 
 class TrialSource:
-    """Source of trials between an experiment and its searcher: it creates trials, and passes results on.
+    """Source of trials between an experiment and its searcher: it creates trials and passes results on.
 
     Args:
         searcher: a searcher that has begun.
-        space: space of the experiment.
+        space: search space of the experiment.
         seed: seed of the experiment.
         allow_duplicates: True: a drawn configuration may be tried again.
         prefix: common prefix of all trial ids of the experiment.
-        trainable_name: name for trials and folders.
-        request_of: returns the resources of a trial with this configuration; may be the user's function;
-            None: one CPU.
-        namer: gives trials the user's names.
+        trainable_name: name of the trainable, used for trials and folders.
+        request_of: function, possibly the user's, that returns the resources of a trial from its
+            configuration; None: one CPU.
+        namer: object that gives trials the user's names.
 
     Attributes:
         name: class name of the searcher, for messages.
         space: space of the experiment.
         experiment_path: path of the experiment's folder; '' without a folder.
-        hears_results, hears_decisions: True if the searcher overrides the method for these.
+        hears_results, hears_decisions: True if the searcher overrides the method for results or decisions.
         created: number of existing trials.
         added: configurations that users have added.
     """
@@ -131,17 +131,17 @@ class TrialSource:
         """First trial with each configuration, by the configuration's fingerprint."""
         self._results: dict[str, dict[str, Any] | None] = {}
         self._unknown: set[str] = set()
-        """Trials that the searcher does not know, so that it receives no results of them."""
+        """Trials that the searcher does not know; it does not receive their results."""
         self.corrected = 0
-        """Number of trials for which a restored searcher suggested something else than before."""
+        """Number of trials for which a restored searcher made a different suggestion than before."""
         self._ahead: dict[str, dict[str, Any] | str] = {}
         self._gave_up = False
         self.reason = ""
-        """Reason why fewer trials than requested exist, once no more will come."""
+        """Reason why fewer trials than requested exist, set once no more will come."""
 
     @property
     def num_samples(self) -> int:
-        """Number of samples that the searcher makes; -1: unlimited."""
+        """Number of samples of the searcher; -1: unlimited."""
         return self._searcher.num_samples
 
     @property
@@ -151,31 +151,31 @@ class TrialSource:
 
     @property
     def total(self) -> int | None:
-        """Upper limit of the number of trials; None: unlimited.
+        """Upper limit on the number of trials; None: unlimited.
 
         An added configuration usually counts as one of the samples, like a point to evaluate. It is an extra
-        trial beside a grid, which is always tried whole, and after all samples were suggested.
+        trial beside a grid, which is always tried completely, and after all samples were suggested.
         """
         total = self._suggested
         return None if total is None else max(total, self._enough)
 
     @property
     def _suggested(self) -> int | None:
-        """Number of trials from the searcher, and of extra trials beside it; None: unlimited."""
+        """Number of trials from the searcher, and of added configurations beside them; None: unlimited."""
         total = self._searcher.total_samples
-        # A searcher that ends although num_samples is -1 suggests a fixed list.
+        # A searcher that ends although `num_samples` is -1 suggests a fixed list.
         beside = self.space.axes or self._searcher.in_units or self.num_samples == -1
         added = self.added.number - self.added.left_out if beside else 0
         return None if total is None else total + added
 
     @property
     def _enough(self) -> int:
-        """Number of existing trials and of waiting added configurations."""
+        """Number of existing trials, plus waiting added configurations."""
         return self.created + len(self.added.waiting)
 
     @property
     def to_come(self) -> int | None:
-        """Upper limit of the number of trials still to come; None: unlimited."""
+        """Upper limit on the number of trials still to come; None: unlimited."""
         total = self.total
         if self._finished:
             return len(self.added.waiting)
@@ -187,10 +187,10 @@ class TrialSource:
         return self._searcher.hears_again
 
     def next_trial(self) -> Trial | None:
-        """Return the next trial; None if no more come, or not yet.
+        """Return the next trial; None if no more trials come, or none yet.
 
         Raises:
-            ConfigError: the searcher raised, or returned something else than a configuration.
+            ConfigError: the searcher raised, or returned something other than a configuration.
         """
         if self.exhausted:
             return None
@@ -211,7 +211,7 @@ class TrialSource:
         return trial
 
     def request(self, trial: Trial) -> PlacementGroupFactory:
-        """Return the resource request of `trial`, from a function of the user's that may raise."""
+        """Return the resource request of `trial`; the user's function may raise an error."""
         return ONE_CPU if self._request_of is None else self._request_of(trial.config)
 
     def go_on_after(self, trials: Sequence[Trial]) -> None:
@@ -220,10 +220,10 @@ class TrialSource:
         self._namer.reserve(trial.dirname for trial in trials)
 
     def propose(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the configuration of a new trial; None: wait for results; FINISHED: no more will come.
+        """Return the configuration of a new trial; None: wait for results; FINISHED: no more trials.
 
         Raises:
-            ConfigError: the searcher raised, or returned something else than a configuration; or it repeats
+            ConfigError: the searcher raised, returned something other than a configuration, or repeats
                 forbidden configurations.
         """
         if trial_id in self._ahead:
@@ -276,7 +276,7 @@ class TrialSource:
         """Add a configuration to be tried next; return it with missing values drawn.
 
         Raises:
-            ConfigError: it does not belong to the space.
+            ConfigError: the configuration does not belong to the space.
         """
         config = self.completed(given, self.added.number)
         self.added.add(config)
@@ -287,10 +287,10 @@ class TrialSource:
 
         Args:
             given: hyperparameters, by name or nested.
-            number: how many configurations were added before it.
+            number: number of configurations that were added earlier.
 
         Raises:
-            ConfigError: it does not belong to the space.
+            ConfigError: the configuration does not belong to the space.
         """
         if not self._searcher.whole and not self.space.parameters:  # the space is the searcher's own
             config = self._whole(dict(given))
@@ -313,7 +313,7 @@ class TrialSource:
         """Change the searcher's number of samples, including those already suggested.
 
         Raises:
-            ConfigError: more trials than that exist or wait, or the number of trials would not change.
+            ConfigError: more trials exist or wait, or the number of trials would not change.
         """
         before, total_before, enough = self.num_samples, self._suggested, self._enough
         self._resize_searcher(num_samples)
@@ -345,7 +345,7 @@ class TrialSource:
             ) from error
 
     def note(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Start a trial with an added configuration; the searcher learns from it if it can."""
+        """Start a trial with an added configuration; the searcher learns from the trial if it can."""
         if not self._tell("note", trial_id, config):
             self._unknown.add(trial_id)
         return self._accept(trial_id, config)
@@ -356,30 +356,30 @@ class TrialSource:
         """Rebuild the searcher's state after it suggested `stored`.
 
         Args:
-            trial_id: of the trial.
-            stored: its configuration.
-            same_space: False: it was drawn from another space than the current one.
+            trial_id: id of the trial.
+            stored: configuration of the trial.
+            same_space: False: the configuration was drawn from a different space than the current one.
 
         Returns:
-            The suggestion, with the objects that the store holds only by name; None: the searcher has ended.
+            The suggestion, with the objects that the store keeps only by name; None: the searcher has ended.
         """
         config = self._searcher.replay(trial_id, stored, same_space=same_space)
         if config is not None:
             return self._accept(trial_id, config)
         proposed = self.propose(trial_id)
         if proposed is None:
-            # The searcher waits for the end of a trial, which it missed because that trial resumes.
+            # The searcher waits for the end of a trial. It was not notified, because that trial resumes.
             self._unknown.add(trial_id)
             return self._accept(trial_id, stored)
         if isinstance(proposed, str):
             return None
-        # An object that text can't hold is stored by its name only, so it can't be compared.
+        # An object without a text form is stored only by its name, so it can't be compared.
         if holds_opaque(stored) or encode_config(proposed) == encode_config(stored):
             return proposed
         return self._corrected(trial_id, stored, proposed)
 
     def _corrected(self, trial_id: str, stored: dict[str, Any], proposed: dict[str, Any]) -> dict[str, Any]:
-        """Accept `stored` although the searcher, changed or unseeded, now suggests something else."""
+        """Accept `stored` although the searcher, changed or unseeded, now makes a different suggestion."""
         self.corrected += 1
         if self._searcher.is_drawn(trial_id):
             self._tell("on_rejected", trial_id, None)
@@ -387,7 +387,7 @@ class TrialSource:
                 self._unknown.add(trial_id)
         if self._first.get(fingerprint(proposed)) == trial_id:
             del self._first[fingerprint(proposed)]
-        self._proposed -= 1  # both suggestions are for one trial
+        self._proposed -= 1  # both suggestions are for the same trial
         return self._accept(trial_id, stored)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -399,7 +399,7 @@ class TrialSource:
         self._tell("on_trial_result", trial_id, result)
 
     def on_trial_decision(self, trial_id: str, result: dict[str, Any], decision: Decision) -> None:
-        """Notify the searcher of the scheduler's decision on the last report, if it had a reason.
+        """Notify the searcher of the scheduler's decision on the last report, if the decision had a reason.
 
         Raises:
             ConfigError: the searcher raised.
@@ -425,7 +425,7 @@ class TrialSource:
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Notify the searcher of a trial's end with this last report, or of its final failure.
+        """Notify the searcher of a trial's end, with its last report, or of its final failure.
 
         Raises:
             ConfigError: the searcher raised.
@@ -436,7 +436,7 @@ class TrialSource:
             self._tell("on_trial_complete", trial_id, result, error)
 
     def _tell(self, verb: str, trial_id: str, *news: Any) -> Any:
-        """Call a method of the searcher, unless it does not know the trial."""
+        """Call a method of the searcher, unless the searcher does not know the trial."""
         if trial_id in self._unknown:
             return None
         try:
@@ -466,7 +466,7 @@ class TrialSource:
         )
 
     def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
-        """Return the configuration of a suggestion: with nested keys a/b, and the constants of the space."""
+        """Return a suggestion with keys such as a/b nested, and with the constants of the space."""
         config = merged(copied(self._constants), nested(suggestion))
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
@@ -520,7 +520,7 @@ def _reaches(config: Any, path: tuple[Any, ...]) -> bool:
 def make_trial(
     trial_id: str, index: int, config: dict[str, Any], trainable_name: str, varied: set[str]
 ) -> Trial:
-    """Return a trial that has not run."""
+    """Return a trial that has not run yet."""
     evaluated = evaluated_of(config, varied)
     tag = experiment_tag(index, evaluated)
     return Trial(
@@ -536,5 +536,5 @@ def make_trial(
 
 
 def evaluated_of(config: Mapping[str, Any], varied: Collection[str]) -> dict[str, Any]:
-    """Return the hyperparameters of `config` that are `varied`, by flat name."""
+    """Return the hyperparameters of `config` that are in `varied`, by flat name."""
     return {name: value for name, value in flatten(config).items() if name in varied}

@@ -1,4 +1,4 @@
-"""Functions that make the leaves of a search space."""
+"""Functions that make the leaves of a search space: domains, grid axes, conditions and rules."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def quniform(lower: float, upper: float, q: float) -> Float:
     decimal notation: steps of 0.1 give 0.3, not 0.30000000000000004.
 
     Raises:
-        SpaceError: as for `uniform`; `q` is not above 0, or larger than the range, or no multiple is inside.
+        SpaceError: as for `uniform`; or `q` is not above 0 or exceeds the range, or no multiple is inside.
     """
     return Float(lower, upper, q=q)
 
@@ -77,8 +77,8 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
     """Return the domain of real numbers in [lower, upper) whose logarithm is uniform.
 
     Args:
-        lower: above 0.
-        upper: above `lower`.
+        lower: lower bound, above 0.
+        upper: upper bound, above `lower`.
         base: accepted for compatibility with Ray; every base gives the same distribution.
 
     Raises:
@@ -88,7 +88,7 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
-    """Return the domain of the multiples of `q` in [lower, upper], as log-uniform numbers rounded to them.
+    """Return the domain of the multiples of `q` in [lower, upper]: log-uniform numbers, rounded to multiples.
 
     Raises:
         SpaceError: as for `loguniform` and `quniform`.
@@ -109,7 +109,7 @@ def qrandn(mean: float, sd: float, q: float) -> Normal:
     """Return the normal distribution, rounded to multiples of `q`.
 
     Raises:
-        SpaceError: as for `randn`; `q` is not above 0.
+        SpaceError: as for `randn`; or `q` is not above 0.
     """
     return Normal(mean, sd, q)
 
@@ -129,10 +129,10 @@ def randint(lower: int, upper: int) -> Integer:
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
     """Return the domain of the multiples of `q` in [lower, upper], uniformly distributed.
 
-    As in Ray, `upper` is included unless `q` is 1; then this is `randint`.
+    As in Ray, `upper` is included unless `q` is 1; with q=1 this is `randint`.
 
     Raises:
-        SpaceError: as for `randint`; `q` is not above 0, or larger than the range, or no multiple is inside.
+        SpaceError: as for `randint`; or `q` is not above 0 or exceeds the range, or no multiple is inside.
     """
     return Integer(lower, upper, q=q)
 
@@ -141,8 +141,8 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
     """Return the domain of whole numbers from `lower` to `upper` - 1, log-uniform numbers rounded down.
 
     Args:
-        lower: 1 or more.
-        upper: above `lower`; excluded.
+        lower: lower bound, 1 or more.
+        upper: upper bound, above `lower`; excluded.
         base: accepted for compatibility with Ray; every base gives the same distribution.
 
     Raises:
@@ -154,7 +154,7 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
     """Return the domain of the multiples of `q` in [lower, upper]; k * q has weight log(k + 1) - log(k).
 
-    As in Ray, `upper` is included unless `q` is 1; then this is `lograndint`.
+    As in Ray, `upper` is included unless `q` is 1; with q=1 this is `lograndint`.
 
     Raises:
         SpaceError: as for `lograndint` and `qrandint`.
@@ -168,7 +168,8 @@ def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
 def choice(categories: Iterable[Any]) -> Categorical:
     """Return the domain of the listed values, all equally likely.
 
-    A category that is a dictionary with domains is a branch: its domains exist only if it is chosen.
+    A category that is a dictionary with domains is a branch: its domains exist only if the category is
+    chosen.
 
     Raises:
         SpaceError: `categories` is empty or not a list.
@@ -204,13 +205,14 @@ def sample_from(func: Callable[..., Any]) -> SampleFrom:
 def when(conditions: Mapping[str, Any], content: Any) -> When:
     """Return a part of the space that exists only if all of `conditions` hold.
 
-    Otherwise its key is absent from the configuration, the tag, the searcher's table and the logs.
+    If a condition fails, the key is absent from the configuration, the tag, the searcher's table and the
+    logs.
 
         {"optimizer": choice(["sgd", "adam"]), "momentum": when({"optimizer": "sgd"}, uniform(0.5, 0.99))}
 
     Args:
         conditions: maps a name to a value, a list of alternative values, or a domain that must contain the
-            value. A name refers to a sibling, or is a path from there or from the root: "net/kind".
+            value. A name is a key beside this one, or a path from there or from the root: "net/kind".
         content: a domain, a grid's axis, a constant, or a dictionary of these.
 
     Raises:
@@ -224,18 +226,18 @@ def when(conditions: Mapping[str, Any], content: Any) -> When:
 
 
 def forbid(*clauses: Mapping[str, Any] | Callable[[dict[str, Any]], bool]) -> Forbid:
-    """Return a rule that every proposed configuration keeps; its key in the space disappears.
+    """Return a rule that forbids configurations; the rule's key does not appear in configurations.
 
         {"optimizer": choice(["sgd", "adam"]), "lr": choice([0.001, 1.0]),
          "rules": forbid({"optimizer": "adam", "lr": 1.0})}
 
     Args:
-        clauses: each a dictionary or a function. A dictionary forbids configurations in which all of its
-            names (as in `when`) have the given value, one of the given list, or one of the given domain. A
-            function returns True for a forbidden configuration.
+        clauses: each clause is a dictionary or a function. A dictionary forbids configurations in which each
+            of its names (as in `when`) has the given value, a value of the given list, or a value of the
+            given domain. A function returns True for a forbidden configuration.
 
     Raises:
-        SpaceError: a clause is neither.
+        SpaceError: a clause is neither a dictionary nor a function.
     """
     return Forbid(clauses)
 
@@ -259,4 +261,4 @@ SPELLINGS: dict[str, Callable[..., Spelled]] = {
         forbid,
     )
 }
-"""The functions that an experiment's file may name."""
+"""The functions by which an experiment's file may describe the leaves of a space."""

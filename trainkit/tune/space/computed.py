@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def compute(config: dict[str, Any], rng: Generator) -> None:
-    """Compute the `sample_from` values in `config`, each after the values that it reads.
+    """Compute the `sample_from` values in `config`, each value after the values that its function reads.
 
 
     Raises:
@@ -28,7 +28,7 @@ def compute(config: dict[str, Any], rng: Generator) -> None:
 
 
 class _Computation:
-    """A computation of the `sample_from` leaves, each after the leaves that it reads."""
+    """A computation of the `sample_from` leaves, each leaf after the leaves that its function reads."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
@@ -43,11 +43,11 @@ class _Computation:
                 self._finish(node[key])
 
     def value(self, node: Any, key: Any) -> Any:
-        """Return the value at `key` of `node`, computed first if necessary."""
+        """Return the value at `key` of `node`; compute it first if necessary."""
         leaf = node[key]
         if not isinstance(leaf, SampleFrom):
             return leaf
-        place = (id(node), key)  # keys are ambiguous: {"a": {"lr": ...}, "b": {"lr": ...}}
+        place = (id(node), key)  # keys alone are ambiguous: {"a": {"lr": ...}, "b": {"lr": ...}}
         if place in self._busy:
             names = [*self._busy.values(), str(key)]
             raise SpaceError(f"{' -> '.join(names)}: these sample_from need each other")
@@ -70,7 +70,7 @@ class _Computation:
         return node[key]
 
     def seen(self, node: Any, key: Any) -> Any:
-        """Return a node for a `sample_from` function: as a view if it may have uncomputed leaves."""
+        """Return a value for a `sample_from` function: a view if the value may contain uncomputed leaves."""
         value = self.value(node, key)
         if isinstance(value, dict):
             return _View(self, value)
@@ -80,7 +80,7 @@ class _Computation:
 
 
 class _View(Mapping[str, Any]):
-    """A dictionary of the configuration for `sample_from` functions: d.key and d["key"]."""
+    """A dictionary of the configuration for `sample_from` functions, with access by d.key and d["key"]."""
 
     def __init__(self, computation: _Computation, node: dict[str, Any]) -> None:
         self._computation = computation
@@ -107,7 +107,7 @@ class _View(Mapping[str, Any]):
 
 
 class _ListView(Sequence[Any]):
-    """A list of the configuration, with dictionaries or uncomputed leaves, for `sample_from` functions."""
+    """A list with dictionaries or uncomputed leaves from the configuration, for `sample_from` functions."""
 
     def __init__(self, computation: _Computation, node: list[Any]) -> None:
         self._computation = computation
@@ -123,7 +123,7 @@ class _ListView(Sequence[Any]):
 
 
 class _Spec(_View):
-    """Argument of a `sample_from` function: spec.config.x, or spec.x for short."""
+    """The argument of a `sample_from` function: spec.config.x, or spec.x for short."""
 
     def __getitem__(self, key: str) -> Any:
         if key == "config" and key not in self._node:
@@ -146,7 +146,7 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     seed = int(rng.integers(2**32))
     before, numpy_before, state_before = random.getstate(), legacy.get_bit_generator(), np.random.get_state()
     random.seed(seed)
-    # Replaced by another generator, because seeding the program's own would mark it as seeded for good.
+    # NumPy's generator is replaced, because seeding the program's own would permanently mark it as seeded.
     legacy.set_bit_generator(np.random.MT19937())
     np.random.seed(seed)
     try:
@@ -154,4 +154,4 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     finally:
         random.setstate(before)
         legacy.set_bit_generator(numpy_before)
-        np.random.set_state(state_before)  # also restores the cached second number of a normal pair
+        np.random.set_state(state_before)  # also restores NumPy's cached second number of a normal pair

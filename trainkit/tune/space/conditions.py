@@ -1,4 +1,4 @@
-"""Conditions and rules of a space, with the parameters that they name."""
+"""Conditions and rules of a space, and the lookup of the parameters that they name."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition that a parameter has one of some values.
+    """Condition that a parameter has one of several values.
 
     Attributes:
-        name: of the parameter, from the root.
-        path: of the parameter in the configuration.
-        values: alternatives; a domain stands for all of its values.
+        name: full name of the parameter, from the root.
+        path: path of the parameter in the configuration.
+        values: allowed values; a domain allows all of its values.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """A forbidden combination: conditions that must not all hold, or a function that must not be true."""
+    """A forbidden combination: conditions that must not all hold, or a function that must not return True."""
 
     conditions: tuple[Condition, ...] = ()
     function: Callable[[Any], Any] | None = None
 
     def is_broken_by(self, config: Mapping[str, Any]) -> bool:
-        """Return True if `config` is forbidden; exceptions of the rule's function pass through."""
+        """Return True if `config` is forbidden; errors of the rule's function are not caught."""
         if self.function is not None:
             return bool(self.function(config))
         return all(condition.holds(config) for condition in self.conditions)
@@ -58,7 +58,7 @@ class Rule:
 
 
 def look_up(config: Any, path: Path) -> Any:
-    """Return the value at `path`, or a marker if it is absent."""
+    """Return the value at `path`, or a marker object if the path does not exist."""
     for part in path:
         inside = part in config if isinstance(config, dict) else isinstance(config, list)
         if not inside or (isinstance(config, list) and part not in range(len(config))):
@@ -82,7 +82,7 @@ class Names:
                 self._by_name.setdefault(spell(site.path), []).append(site)
 
     def sites(self, name: str) -> Sequence[Site]:
-        """Return the leaves with this name: a single leaf, or one in each branch."""
+        """Return the leaves with this name: a single leaf, or one leaf in each branch."""
         return self._by_name[name]
 
     def conditions(

@@ -1,4 +1,4 @@
-"""Configurations made from choices: single ones, all of a finite space, their number and equality."""
+"""Configurations made from choices: single ones, all of a finite space, their count and their equality."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from trainkit.tune.space.tree import Branch, Path, everything, in_config, is_own
 def fingerprint(config: Mapping[str, Any]) -> bytes:
     """Return a hash that is equal for equal configurations, whatever the order of their keys.
 
-    Objects without a text form are compared by identity, because several may have the same name. Identities
-    stay valid while the objects live, and the trials keep them for the whole experiment.
+    Objects without a text form are compared by identity, because several objects may have the same name.
+    Identities stay valid for the whole experiment, because the trials keep the objects.
     """
     return blake2b(repr(_comparable(config)).encode(), digest_size=16).digest()
 
@@ -64,7 +64,7 @@ def _comparable(value: Any) -> Any:
 
 
 def constants(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constants of every configuration of a space; `sample_from` leaves stay uncomputed."""
+    """Return the constants that every configuration of a space has; `sample_from` leaves stay uncomputed."""
     return {key: value for key, child in tree.items() if (value := _constant(child)) is not _ABSENT}
 
 
@@ -81,7 +81,7 @@ def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:
     """Return a suggestion with keys such as 'net/width' as {"net": {"width": ...}}.
 
     Raises:
-        ConfigError: a key gives a value inside of what another key gives.
+        ConfigError: one key gives a value, and another key gives a value inside it.
     """
     config: dict[str, Any] = {}
     for key, value in suggestion.items():
@@ -108,7 +108,7 @@ def merged(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def copied(node: Any) -> Any:
-    """Copy containers but not their leaves, so that a trial can change its configuration alone."""
+    """Copy containers but not their leaves, so that a trial can change its own configuration only."""
     if type(node) is dict:
         return {key: copied(value) for key, value in node.items()}
     if type(node) is list:
@@ -121,7 +121,7 @@ Choose = Callable[[Path, Any], Any]
 
 
 class Undrawn:
-    """A placeholder for a value that has not been chosen; equal to no value, and in no domain."""
+    """A placeholder for a value that has not been drawn; it equals no value, and no domain contains it."""
 
 
 UNDRAWN = Undrawn()
@@ -133,8 +133,9 @@ def grow(
 ) -> dict[str, Any]:
     """Return the configuration in which every active domain and axis has the value from `choose`.
 
-    `choose` is called in the order of the space, but for leaves under a condition after those that the
-    condition reads. `sample_from` leaves stay uncomputed. No container is shared with the tree.
+    `choose` is called in the order of the space, except that leaves under a condition come after the leaves
+    that the condition reads. `sample_from` leaves stay uncomputed. The result shares no container with
+    `tree`.
     """
     pending: list[tuple[Any, Any, When, Path]] = []
     config: dict[str, Any] = _grow(tree, (), choose, pending)
@@ -174,7 +175,7 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
         value = choose(path, node)
         if type(value) not in _PLAIN_TYPES and isinstance(value, (dict, list, Domain, GridSearch)):
             place = place_of(value, options_of(node))
-            # A value that is no option comes from the user, and is copied too.
+            # A value that is not an option comes from the user, and is copied too.
             inner = (*path, Branch(place)) if place is not None else path
             option = options_of(node)[place] if place is not None else value
             return _grow(option, inner, choose, pending)
@@ -183,10 +184,10 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
 
 
 Options = Callable[[Path, Any], "Sequence[Any] | None"]
-"""Returns the values to enumerate at a leaf; None: leave it undrawn."""
+"""Returns the values to enumerate at a leaf; None leaves the leaf undrawn."""
 
 MAX_LISTED = 100_000
-"""Limit of combinations that are enumerated one by one if conditions or rules require this."""
+"""Largest number of combinations that are enumerated one by one, if conditions or rules require this."""
 
 
 def combinations(
@@ -228,12 +229,12 @@ def combinations(
 
 
 def surely_broken(rule: Rule, config: Mapping[str, Any]) -> bool:
-    """Return True if `rule` forbids `config` for all values of its undrawn leaves."""
+    """Return True if `rule` forbids `config` whatever values its undrawn leaves get."""
     if rule.function is None:
         return rule.is_broken_by(config)  # a condition on an undrawn value does not hold
     try:
         return rule.is_broken_by(_Guarded(config) if is_undrawn(config) else config)
-    except Exception:  # the function may have read an undrawn value; an error will recur once all are drawn
+    except Exception:  # the function may have read an undrawn value; a real error recurs once all are drawn
         return False
 
 
@@ -251,9 +252,9 @@ class _NotDrawnError(Exception):
 
 
 class _Guarded(Mapping[str, Any]):
-    """A partly drawn configuration that raises on undrawn values and on missing keys.
+    """A partly drawn configuration that raises an error on undrawn values and on missing keys.
 
-    A missing key may appear once the values of its conditions are drawn.
+    A missing key may appear once the values that its conditions read are drawn.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -290,10 +291,10 @@ Conditions = Mapping[Path, tuple[Condition, ...]]
 
 
 class _Watch:
-    """The options for counting: enumerates leaves that conditions or rules read, and branches; counts others.
+    """The options for counting: leaves that conditions or rules read, and branches, are enumerated.
 
     Attributes:
-        sizes: sizes of the leaves that were left undrawn; None: infinite.
+        sizes: numbers of values of the leaves that were not enumerated; None: infinite.
     """
 
     def __init__(self, conditions: Conditions, rules: Sequence[Rule]) -> None:
@@ -337,9 +338,9 @@ def leaves_nothing(
     given: Mapping[Path, Any],
     limit: int,
 ) -> bool:
-    """Return True if `rules` surely forbid every configuration with the values `given`.
+    """Return True if `rules` certainly forbid every configuration with the values `given`.
 
-    After `limit` enumerated combinations the answer is unknown, and False is returned.
+    After `limit` enumerated combinations the answer is unknown, and the function returns False.
     """
     watch = _Watch(conditions, rules)
     for seen, (_, config) in enumerate(combinations(tree, conditions, watch.options, given)):

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Spelled(ABC):
-    """A leaf of a space that can be written as a call: the name of a public function, and its arguments."""
+    """A leaf of a space that can be written as a call of a public function with arguments."""
 
     @property
     @abstractmethod
     def spelling(self) -> tuple[str, list[Any]]:
-        """The public function and the arguments that recreate this leaf."""
+        """The public function's name, and the arguments that recreate this leaf."""
 
     def __str__(self) -> str:
         name, arguments = self.spelling
@@ -34,14 +34,14 @@ class Spelled(ABC):
 
 
 def _written(value: Any) -> str:
-    """Return an argument in the notation of a space's author."""
+    """Return an argument in the notation that the author of a space uses."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_written(each)}" for key, each in value.items()) + "}"
     return str(value) if isinstance(value, Spelled) else repr(value)
 
 
 class Domain(Spelled):
-    """A set of values with a distribution; immutable, so it may be used at several keys."""
+    """A set of values with a distribution; immutable, so that several keys may share it."""
 
     @abstractmethod
     def draw(self, rng: Generator) -> Any:
@@ -66,10 +66,10 @@ class Domain(Spelled):
         size: int = 1,
         random_state: Generator | int | None = None,
     ) -> Any:
-        """Draw outside an experiment, as Ray's domains do: one value, or a list of `size` of them.
+        """Draw outside of an experiment, as Ray's domains do: one value, or a list of `size` values.
 
         Args:
-            config: accepted for Ray's sake; no domain looks at it.
+            config: ignored; accepted for compatibility with Ray.
             size: number of values.
             random_state: a seed or a NumPy generator; None: different values each time.
         """
@@ -90,13 +90,13 @@ def same(one: Any, other: Any) -> bool:
         if type(answer) is not bool and hasattr(answer, "all"):  # arrays compare to an array of booleans
             return getattr(one, "shape", None) == getattr(other, "shape", None) and bool(answer.all())
         return bool(answer) or (one != one and other != other and type(one) is type(other))
-    except (TypeError, ValueError):  # shapes or types that can't be compared are not the same
+    except (TypeError, ValueError):  # values whose shapes or types can't be compared are not the same
         return False
 
 
 @dataclass(frozen=True)
 class SampleFrom:
-    """A value computed from the rest of the configuration."""
+    """A value computed from the remaining values of the configuration."""
 
     function: Callable[..., Any]
 
@@ -111,7 +111,7 @@ class SampleFrom:
         return f"sample_from({name_of(self.function)})"
 
     def compute(self, spec: Any) -> Any:
-        """Call the function, with `spec` if it takes an argument."""
+        """Call the function, with `spec` if the function takes an argument."""
         return self.function(spec) if self._takes_one else self.function()
 
 
@@ -134,10 +134,10 @@ class When(Spelled):
 
 @dataclass(frozen=True)
 class Forbid(Spelled):
-    """Combinations that are never proposed; no configuration has its key.
+    """A rule that forbids combinations; its key does not appear in configurations.
 
     Attributes:
-        clauses: names with their values, or functions of the configuration; none of them may hold.
+        clauses: dictionaries of names and values, or functions of the configuration; none may match.
     """
 
     clauses: tuple[Any, ...]
@@ -170,10 +170,10 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class Categorical(Domain):
-    """One of a list of values, all equally likely.
+    """A list of values, all equally likely.
 
-    A category that is a dictionary with domains is a branch: its domains are drawn only if it is chosen,
-    and are absent from the configuration otherwise.
+    A category that is a dictionary with domains is a branch: its domains are drawn only if the category is
+    chosen, and are otherwise absent from the configuration.
     """
 
     categories: tuple[Any, ...]
@@ -207,7 +207,7 @@ class Categorical(Domain):
     # --- modifiers, as in Ray ---------------------------------------------------------------------
 
     def uniform(self) -> Categorical:
-        """Return this domain: its categories are equally likely already."""
+        """Return this domain, because its categories are already equally likely."""
         return self
 
     def grid(self) -> GridSearch:
@@ -217,7 +217,7 @@ class Categorical(Domain):
 
 @dataclass(frozen=True)
 class GridSearch(Spelled):
-    """An axis of the grid, not a distribution: all of its values are tried."""
+    """An axis of the grid: all of its values are tried, none is drawn at random."""
 
     values: tuple[Any, ...]
 
@@ -244,7 +244,7 @@ def listed(spelling: str, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def place_of(value: Any, values: Sequence[Any]) -> int | None:
-    """Return the index of `value`: of itself, else of an equal value of its type, else of an equal value."""
+    """Return the index of `value` itself, or else of an equal value, preferably of the same type."""
     for place, each in enumerate(values):
         if each is value:
             return place
@@ -262,9 +262,9 @@ _MAX_STEPS = 2**62
 
 
 class Steps:
-    """The multiples k * q from the `first` k to the `last`, exact for q in decimal notation.
+    """The multiples k * q for k from `first` to `last`, exact for a q in decimal notation.
 
-    So steps of 0.1 give 0.3, while 3 * 0.1 in floats is larger. Multiples of a whole q are whole numbers.
+    So steps of 0.1 give 0.3, although 3 * 0.1 in floats is larger. Multiples of a whole q are whole numbers.
     """
 
     first: int
@@ -284,7 +284,7 @@ class Steps:
         return round(Fraction(value) / self.q)
 
     def holds(self, value: float) -> bool:
-        """Return True for a multiple inside the range; rounding errors such as 3 * 0.1 are tolerated."""
+        """Return True for a multiple inside the range; rounding errors, as in 3 * 0.1, are tolerated."""
         if not math.isfinite(value):
             return False
         k = self.count(value)
@@ -297,8 +297,9 @@ class Steps:
 class Float(Domain):
     """Real numbers in [lower, upper), uniform in the value or, with `log`, in its logarithm.
 
-    With `q`: the multiples of q in [lower, upper], including bounds that are multiples. They are equally
-    likely; with `log` each has the probability of the log-uniform numbers that round to it.
+    With `q`, the values are the multiples of q in [lower, upper], including bounds that are multiples. They
+    are equally likely. With `log`, each multiple has the probability of the log-uniform numbers that round to
+    it.
     """
 
     lower: float
@@ -321,7 +322,7 @@ class Float(Domain):
 
     @cached_property
     def steps(self) -> Steps:
-        """The values, if the domain has a q."""
+        """The values of the domain, if it has a q."""
         q, lower, upper = (Fraction(repr(number)) for number in (self.q, self.lower, self.upper))
         return Steps(self.q or 0.0, math.ceil(lower / q), math.floor(upper / q))
 
@@ -329,7 +330,8 @@ class Float(Domain):
     def _logs(self) -> tuple[float, float]:
         if self.q is None:
             return math.log(self.lower), math.log(self.upper)
-        # Half a step beyond the bounds, so that the first and last value are as likely as their neighbours.
+        # Half a step beyond the bounds, so that the first and the last value are as likely as their
+        # neighbours.
         return math.log(self.steps.first - 0.5), math.log(self.steps.last + 0.5)
 
     @cached_property
@@ -343,7 +345,7 @@ class Float(Domain):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The smallest and the largest value; without q the upper bound itself is excluded."""
+        """The smallest and the largest value; without q the upper bound is excluded."""
         if self.q is None:
             return self.lower, self.upper
         return self.steps.value(self.steps.first), self.steps.value(self.steps.last)
@@ -360,7 +362,7 @@ class Float(Domain):
             return self.steps.value(self._index(rng))
         share = rng.random()
         if not self.log:
-            # A weighted mean, because upper - lower may overflow.
+            # A weighted mean, because `upper - lower` may overflow.
             return min(self.lower * (1 - share) + self.upper * share, self._last)
         low, high = self._logs
         value = math.exp(low + share * (high - low))
@@ -389,7 +391,7 @@ class Float(Domain):
         return dataclasses.replace(self, log=False)
 
     def loguniform(self, base: float = 10) -> Self:
-        """Return a domain with the same bounds, uniform in the logarithm; `base` makes no difference."""
+        """Return a domain with the same bounds, uniform in the logarithm; `base` has no effect."""
         return dataclasses.replace(self, log=True)
 
     def quantized(self, q: float) -> Self:
@@ -401,7 +403,8 @@ class Float(Domain):
 class Integer(Domain):
     """Whole numbers in [lower, upper), uniform; with `log`, n has weight log(n + 1) - log(n).
 
-    With `q` above 1: the multiples of q in [lower, upper], including bounds that are multiples.
+    With `q` above 1, the values are the multiples of q in [lower, upper], including bounds that are
+    multiples.
     """
 
     lower: int
@@ -471,7 +474,7 @@ class Integer(Domain):
         return dataclasses.replace(self, log=False)
 
     def loguniform(self, base: float = 10) -> Self:
-        """Return a domain with the same bounds, uniform in the logarithm; `base` makes no difference."""
+        """Return a domain with the same bounds, uniform in the logarithm; `base` has no effect."""
         return dataclasses.replace(self, log=True)
 
     def quantized(self, q: int) -> Self:
@@ -481,7 +484,7 @@ class Integer(Domain):
 
 @dataclass(frozen=True)
 class Normal(Domain):
-    """Real numbers around `mean` with standard deviation `sd`; with `q`, rounded to its multiples."""
+    """Real numbers around `mean` with standard deviation `sd`; with `q`, rounded to multiples of q."""
 
     mean: float = 0.0
     sd: float = 1.0
@@ -508,7 +511,7 @@ class Normal(Domain):
 
     @cached_property
     def steps(self) -> Steps:
-        """The values, if the domain has a q."""
+        """The values of the domain, if it has a q."""
         return Steps(self.q or 0.0)
 
     def draw(self, rng: Generator) -> float:
@@ -546,8 +549,8 @@ def _step(domain: Domain, q: Any) -> float:
 
 
 def _require_room(domain: Float | Integer, q: float) -> None:
-    # Decimal notation counts: a step of 0.2 fits between 0.1 and 0.3. A range with room for a step has a
-    # multiple in it.
+    # The comparison uses decimal notation: a step of 0.2 fits between 0.1 and 0.3. A range at least as long
+    # as a step contains a multiple.
     if Fraction(repr(domain.upper)) - Fraction(repr(domain.lower)) < Fraction(repr(q)):
         raise SpaceError(
             f"{domain}: steps of q={q!r} are larger than the range of {domain.upper - domain.lower!r}"

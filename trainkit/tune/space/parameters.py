@@ -1,4 +1,4 @@
-"""The parameters of a space in order, and the grid of its axes."""
+"""The parameters of a space in order, and the combinations of its grid."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Parameter:
     """A domain or axis with its name and conditions.
 
     Attributes:
-        name: unique, such as "net/width". If two branches of a choice have different parameters at the same
-            path, the later one is named "optimizer[1]/lr".
-        domain: its domain; for a grid's axis, the choice of its values.
+        name: unique name, such as "net/width". If two branches of a choice have different parameters at the
+            same path, the later parameter is named "optimizer[1]/lr".
+        domain: domain of the parameter; for a grid's axis, the choice of its values.
         conditions: conditions that must all hold for the parameter to be active.
-        branches: the choices around it with the required category: (("optimizer", 1),).
+        branches: the enclosing choices with the required category: (("optimizer", 1),).
         is_axis: True for an axis of the grid.
         path: path of the leaf in the space.
     """
@@ -51,7 +51,7 @@ class Parameter:
 def parameters(
     leaves: Sequence[Site], conditions: Mapping[Path, tuple[Condition, ...]]
 ) -> dict[Path, Parameter]:
-    """Return all parameters by path; those under a condition come after those that the condition reads.
+    """Return all parameters by path; parameters under a condition follow those that the condition reads.
 
     Raises:
         SpaceError: two parameters have the same name.
@@ -85,11 +85,11 @@ def parameters(
 
 
 class Grid:
-    """The combinations of axes whose values a point does not give.
+    """The combinations of those axes whose values are not given.
 
     Args:
-        axes: by path, in the order of the space; the last axis varies fastest.
-        given: values of a point, by path.
+        axes: axes by path, in the order of the space; the last axis varies fastest.
+        given: given values, by path.
         listed: the combinations; None: all combinations of all values.
     """
 
@@ -122,7 +122,7 @@ class Grid:
 def listing(
     tree: Mapping[str, Any], conditions: Conditions, rules: Sequence[Rule], given: Mapping[Path, Any]
 ) -> Iterator[dict[Path, Any]]:
-    """Yield the allowed combinations of the axes; inactive axes do not multiply them.
+    """Yield the allowed combinations of the axes; inactive axes do not multiply the combinations.
 
     Raises:
         SpaceError: the number of combinations exceeds the limit.

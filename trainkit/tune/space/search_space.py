@@ -1,10 +1,10 @@
-"""The search space, its n-th configuration, and points that the user gives.
+"""The search space, its n-th configuration, and partial configurations ("points") that the user gives.
 
 {"lr": uniform(0, 1), "net": {"width": grid_search([8, 16])}}
         axes       net/width   every value, in combination
         the rest   lr          drawn, in the order of the space
 
-The space owns no random generator: the caller passes one.
+The space has no random generator of its own: the caller passes one.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def choices_of(
     """Return the value of every active domain and axis of `tree` by path; for a choice, its category.
 
     Args:
-        tree: the space, or its part at `path`.
+        tree: the space, or the subtree at `path`.
         config: the configuration, or its part at `path`.
-        conditions: of the `when`s.
-        path: path of both parts.
-        partly: True if parts may be missing from `config`.
+        conditions: conditions of all `when`s, by path.
+        path: path of `tree` and `config`.
+        partly: True if `config` may be incomplete.
 
     Raises:
         SpaceError: `config` is not a configuration of the space; the message names the key.
@@ -136,8 +136,8 @@ def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:
     A value outside of its domain is accepted, because the user may know that it is good.
 
     Raises:
-        SpaceError: the point names a parameter that the space lacks, or one whose conditions the point does
-            not satisfy.
+        SpaceError: the point names a parameter that the space lacks, or a parameter whose conditions the
+            point does not satisfy.
     """
     found = _Collector(space).collect(point)
     asked = set()
@@ -205,13 +205,13 @@ class _Collector:
                 raise SpaceError(
                     f"a configuration gives {spell(path)}={value!r}, which fits no category of {leaf}"
                 ) from error
-            self._values[path] = value  # the user's own value, outside of the categories
+            self._values[path] = value  # the user's own value, which is not among the categories
 
 
 __all__ = ["Parameter", "Path", "Space", "spell"]
 
 MAX_DRAWS = 10_000
-"""Number of forbidden draws in a row after which the space counts as contradictory."""
+"""Number of consecutive forbidden draws after which the rules count as contradictory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +221,7 @@ class Space:
     Attributes:
         tree: nested dictionaries and lists with domains, axes, conditions, rules and constants as leaves.
         leaves: all leaves with their paths, in the order of the space.
-        conditions: conditions of each `when`, by its path.
+        conditions: conditions of each `when`, by the path of the `when`.
         rules: combinations that are never proposed.
         by_path: the parameters, by path.
     """
@@ -237,7 +237,7 @@ class Space:
         """Check `param_space` and sort its leaves.
 
         Raises:
-            SpaceError: it is not a dictionary, a leaf is at a place where it can't be drawn, a condition or a
+            SpaceError: `param_space` is not a dictionary, a leaf is where it can't be drawn, a condition or a
                 rule names a missing parameter, or everything is forbidden.
         """
         if param_space is None:
@@ -288,7 +288,7 @@ class Space:
 
     @cached_property
     def varied(self) -> set[str]:
-        """Names of the values that differ between configurations; for a list, the list's name."""
+        """Names of the values that differ between configurations; for values in a list, the list's name."""
         found = set()
         for site in self.leaves:
             if isinstance(site.leaf, (Domain, GridSearch, SampleFrom)) or _depends(site):
@@ -297,7 +297,7 @@ class Space:
         return found
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Yield all constants, categories and grid values with their names: values for trials."""
+        """Yield all constants, categories and grid values, with their names."""
         for site in self.leaves:
             options = options_of(site.leaf)
             for option in options:
@@ -311,15 +311,15 @@ class Space:
     def walk(self, ask: Callable[[str, Domain], Any], rng: Generator) -> dict[str, Any]:
         """Return the configuration in which every active parameter has the value from `ask`.
 
-        The rules are not checked; see `forbidden_by`.
+        This method does not check the rules; use `forbidden_by`.
 
         Args:
-            ask: called with name and domain of each active parameter, after the parameters of its
-                conditions; returns a value of the domain: for a choice, one of its categories.
-            rng: for draws of `sample_from` functions.
+            ask: function of the name and domain of an active parameter that returns a value of the domain:
+                for a choice, a category. It is called after the parameters that the conditions read.
+            rng: random generator for `sample_from` functions.
 
         Raises:
-            SpaceError: a `sample_from` fails.
+            SpaceError: a `sample_from` function fails.
         """
 
         def choose(path: Path, leaf: Any) -> Any:
@@ -335,12 +335,12 @@ class Space:
         """Return the number of combinations of the axes that `preset` leaves open; 1 without a grid.
 
         Raises:
-            SpaceError: all are forbidden, or they are too many to check each.
+            SpaceError: all combinations are forbidden, or they are too many to check each.
         """
         return self._grid(preset).size if preset else self._whole_grid.size
 
     def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
-        """Return the values of the axes that `preset` leaves open, in one of their combinations."""
+        """Return the values, in the given combination, of the axes that `preset` leaves open."""
         if not self.axes:
             return {}
         grid = self._grid(preset) if preset else self._whole_grid
@@ -352,12 +352,12 @@ class Space:
         """Return a configuration that no rule forbids.
 
         Args:
-            combination: index of one of the `grid_size(preset)` combinations.
+            combination: index of the combination, below `grid_size(preset)`.
             rng: source of all randomness; the same state gives the same configuration.
             preset: values to use unchanged, by path.
 
         Raises:
-            SpaceError: a `sample_from` needs its own value, or reads a missing key; or the rules forbid
+            SpaceError: a `sample_from` needs its own value or reads a missing key, or the rules forbid
                 everything.
         """
         given = {**(preset or {}), **self.grid_values(combination, preset)} if preset or self.axes else {}
@@ -378,18 +378,18 @@ class Space:
 
     @cached_property
     def containers(self) -> list[str]:
-        """Class names of the user's own container types in the space."""
+        """Class names of container types in the space that the user has defined."""
         held = (each for _, value in self.values() for each in everything(value))
         return sorted({type(each).__name__ for each in held if is_own_container(each)})
 
     def with_containers(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return a stored configuration in which the space's containers of the user's own types are back."""
+        """Return a stored configuration with the containers of the user's own types restored."""
         if not self.containers:
             return stored
         try:
             found = choices_of(self.tree, stored, self.conditions)
             like = grow(self.tree, self.conditions, lambda path, leaf: found[path])
-        except SpaceError:  # the configuration comes from another space
+        except SpaceError:  # the configuration comes from a different space
             like = constants(self.tree)
         completed: dict[str, Any] = complete(stored, like)
         return completed
@@ -399,11 +399,11 @@ class Space:
     def choices(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the value of every active parameter by name; for a choice, its category.
 
-        This reverses `walk`, in the order in which it asks.
+        This reverses `walk`; the values are in the order in which `walk` asks for them.
 
         Raises:
-            SpaceError: `config` does not belong to the space: a value is outside of its domain or missing,
-                or is present although its conditions fail.
+            SpaceError: `config` does not belong to the space: a value is missing or outside of its domain, or
+                is present although its conditions fail.
         """
         found = choices_of(self.tree, config, self.conditions)
         named: dict[str, Any] = {}
@@ -419,8 +419,8 @@ class Space:
         """Return the values by path of a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}}.
 
         Raises:
-            SpaceError: the point names a parameter that the space lacks, or one whose conditions the point
-                does not satisfy.
+            SpaceError: the point names a parameter that the space lacks, or a parameter whose conditions the
+                point does not satisfy.
         """
         return preset_of(self, point)
 
@@ -460,7 +460,7 @@ class Space:
         return None
 
     def contains(self, config: Mapping[str, Any]) -> bool:
-        """Return True if `config` belongs to the space, forbidden or not."""
+        """Return True if `config` belongs to the space, even if a rule forbids it."""
         try:
             self.choices(config)
         except SpaceError:
@@ -478,7 +478,7 @@ class Space:
     def cardinality(self) -> int | None:
         """Return the number of distinct allowed configurations; None: infinite or unknown.
 
-        It is unknown with `sample_from`, and if conditions and rules read more than 100,000 combinations.
+        The number is unknown with `sample_from`, or if conditions and rules read over 100,000 combinations.
         """
         return self._cardinality
 

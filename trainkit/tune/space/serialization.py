@@ -1,4 +1,4 @@
-"""Configurations, search spaces and classes as text for the store, and back."""
+"""Conversion of configurations, search spaces and classes to text for the store, and back."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from trainkit.tune.space.tree import is_own_container
 
 
 def import_class(name: str) -> Any:
-    """Return the class, or other callable, of this name: "torch.optim.Adam".
+    """Return the class, or other callable, with a name such as "torch.optim.Adam".
 
-    Values of a space are best plain text, which is readable in tables and accepted by every searcher.
+    Values of a space are best plain text, which is readable in tables and which every searcher accepts.
 
         param_space={"optimizer": tune.choice(["torch.optim.Adam", "torch.optim.SGD"]), "lr": 0.1}
         ...
         optimizer = tune.import_class(config["optimizer"])(model.parameters(), lr=config["lr"])
 
     Args:
-        name: the module and the class, with outer classes between them for a nested class. A name without a
-            dot is looked up in `__main__`; there a trial's process has only what its trainable mentions.
+        name: names of the module and the class; for a nested class, with the outer classes between them. A
+            name without a dot is looked up in `__main__`. In a trial's process `__main__` contains only what
+            the trainable mentions.
 
     Raises:
-        ConfigError: the name does not exist; the nearest names are listed.
+        ConfigError: the name does not exist; the message lists the most similar names.
         ImportError: the module itself fails to import something.
     """
     parts = name.split(".") if isinstance(name, str) else []
@@ -50,7 +51,7 @@ def import_class(name: str) -> Any:
 
 
 def _from_main(name: str, caller: Mapping[str, Any]) -> Any:
-    # In a worker, functions of a script have globals of their own, and __main__ is another program.
+    # In a worker, functions of a script have globals of their own, and `__main__` is a different program.
     scopes = [vars(sys.modules["__main__"])]
     if caller.get("__name__") == "__main__":
         scopes.append(dict(caller))
@@ -104,14 +105,14 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return f"; there is {', '.join(by_lower[each] for each in near)}" if near else ""
 
 
-# Shared, because creating an encoder is slow.
+# The encoder is shared, because creating one is slow.
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 OPAQUE = "$opaque"
-"""Marks a value without a text form, with its repr; replaying the suggestion restores the value."""
+"""Mark of a value without a text form, with the value's repr; replaying the suggestion restores the value."""
 _TUPLE = "$tuple"
 _ITEMS = "$items"
-"""Marks a dictionary with keys that are not strings, such as {0: 1.0, 1: 2.5}."""
+"""Mark of a dictionary with keys that are not strings, such as {0: 1.0, 1: 2.5}."""
 _SETS = {"$set": set, "$frozenset": frozenset}
 _FLOAT = "$float"
 _DOMAIN = "$domain"
@@ -123,13 +124,13 @@ def encode_config(config: Any) -> str:
 
 
 def decode_config(text: str) -> Any:
-    """Return the configuration of `encode_config`'s text; an opaque value stays the dictionary that marks it.
+    """Return the configuration for a text of `encode_config`; an opaque value stays its mark.
 
     Raises:
         SpaceError: the text names a domain that this version doesn't know.
     """
     data = parsed(text)
-    return _from_data(data) if '{"$' in text else data  # every mark begins like this
+    return _from_data(data) if '{"$' in text else data  # every mark begins with these characters
 
 
 def is_opaque(value: Any) -> bool:
@@ -155,12 +156,13 @@ def holds_opaque(value: Any) -> bool:
 
 
 def made_again(registry: Registry, description: Mapping[str, Any], *, inner: str) -> Any | None:
-    """Recreate a scheduler or searcher from its description; None if a class or argument is the user's own.
+    """Recreate a scheduler or searcher from its description; None if the user defined a class or argument.
 
     Args:
-        registry: has the class that the description names.
-        description: "class", "arguments" and, for a searcher, its evaluated points as "evaluated".
-        inner: name of the argument that may be a description itself.
+        registry: registry with the class that the description names.
+        description: dictionary with `class`, `arguments` and, for a searcher, its evaluated points as
+            `evaluated`.
+        inner: name of the argument that may itself be a description.
     """
     cls = registry.find(description["class"])
     evaluated = description.get("evaluated", ())
@@ -178,7 +180,7 @@ def made_again(registry: Registry, description: Mapping[str, Any], *, inner: str
 
 
 def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, inner: str) -> str:
-    """Return why `made_again` returns None for a description."""
+    """Return the reason why `made_again` returns None for a description."""
     name, arguments = description["class"], description["arguments"]
     if registry.find(name) is None:
         return f"no installed package has a {registry.kind} named {name}: a row in its metadata names one"
@@ -198,11 +200,11 @@ def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, in
 
 
 def complete(stored: Any, replayed: Any) -> Any:
-    """Return `stored` with its opaque parts taken from the same places of `replayed`, if they agree.
+    """Return `stored` with its opaque values taken from the same places of `replayed`, if they agree.
 
-    A part that disagrees stays a mark, for the caller to refuse.
+    A value that disagrees stays a mark, and the caller must refuse it.
     """
-    if stored is replayed or type(stored) in PLAIN_TYPES:  # the usual case, without opaque parts
+    if stored is replayed or type(stored) in PLAIN_TYPES:  # the usual case, without opaque values
         return stored
     if is_opaque(stored) or is_own_container(replayed):
         return replayed if encode_config(replayed) == encode_config(stored) else stored
@@ -224,7 +226,7 @@ def _to_data(value: Any) -> Any:
         value = as_scalar(value)
     if type(value) in PLAIN_TYPES:
         if type(value) is float and not math.isfinite(value):
-            return {_FLOAT: TEXT_OF[str(value)]}  # marked, because a configuration may hold the text "NaN"
+            return {_FLOAT: TEXT_OF[str(value)]}  # marked, because a configuration may contain the text "NaN"
         return value
     if isinstance(value, Spelled):
         name, arguments = value.spelling
@@ -280,7 +282,7 @@ def _domain_of(name: str, *arguments: Any) -> Any:
 
 
 def _name_of(value: Any) -> str:
-    """Return a name that is equal in every process, unlike a default repr, which has an address."""
+    """Return a name that is equal in every process, unlike a default repr, which contains an address."""
     named = getattr(value, "__qualname__", None)
     if named is not None:
         return f"{getattr(value, '__module__', '')}.{named}"

@@ -1,4 +1,4 @@
-"""Codes: numbers that represent the values of a domain in a model."""
+"""Codes: the numbers by which a model represents the values of a domain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXACT = 2**50
 """Counts below this are exact in a division of floats."""
 
 _CLOSEST = 2.0**-53
-"""Smallest distance to 0 and to 1 of a probability whose normal quantile is computed."""
+"""Smallest distance to 0 and to 1 of a probability for which a normal quantile is computed."""
 
 
 class Code(ABC):
@@ -23,21 +23,21 @@ class Code(ABC):
 
     @abstractmethod
     def encode(self, value: Any) -> float:
-        """Return the number of a value of the domain."""
+        """Return the number that represents a value of the domain."""
 
     @abstractmethod
     def decode(self, number: float) -> Any:
-        """Return the value of the domain for a number; outside of the range, the nearest value."""
+        """Return the value that a number represents; outside of the range, the nearest value."""
 
 
 class NumberCode(Code):
     """A code of ordered values.
 
     Attributes:
-        ends: range of the numbers for a model. Steps have half a step more at each end, so that each value
-            has an equal share.
+        ends: range of the numbers for a model. For steps, the range extends half a step beyond each end, so
+            that each value has an equal share.
         log: True if numbers are spread evenly by their logarithm.
-        stepped: True if many numbers represent one value.
+        stepped: True if many numbers represent the same value.
     """
 
     stepped = False
@@ -46,7 +46,7 @@ class NumberCode(Code):
         self.ends, self.log = ends, log
         self._low, self._high = (math.log(ends[0]), math.log(ends[1])) if log else ends
         self._least = ends[0] * 1e-9
-        # Halved first, because the difference of the ends may overflow.
+        # The ends are halved first, because their difference may overflow.
         self._half_low, self._half_width = self._low / 2, self._high / 2 - self._low / 2
 
     def to_unit(self, value: Any) -> float:
@@ -62,7 +62,7 @@ class NumberCode(Code):
         return self.decode(math.exp(number) if self.log else number)
 
     def snapped(self, shares: Sequence[float]) -> Sequence[float]:
-        """Return, for each position between the ends, the position of the value that it represents."""
+        """Return, for each position between the ends, the exact position of the value that it represents."""
         return [self.to_unit(self.from_unit(share)) for share in shares] if self.stepped else shares
 
 
@@ -71,7 +71,7 @@ class RealCode(NumberCode):
 
     Args:
         domain: a domain without steps.
-        closed: True if the upper bound is a value too.
+        closed: True if the upper bound belongs to the domain.
     """
 
     def __init__(self, domain: Float, *, closed: bool = False) -> None:
@@ -87,11 +87,11 @@ class RealCode(NumberCode):
 
 
 class StepCode(NumberCode):
-    """A code of the multiples of q by their count, exact for q in decimal notation.
+    """A code of the multiples of q by their count, exact for a q in decimal notation.
 
     Attributes:
-        first: the smallest count.
-        last: the largest count.
+        first: smallest count.
+        last: largest count.
     """
 
     stepped = True
@@ -111,7 +111,7 @@ class StepCode(NumberCode):
         return self._steps.value(min(max(count, self.first), self.last))
 
     def snapped(self, shares: Sequence[float]) -> Sequence[float]:
-        # Computed from counts alone and inlined, because a model asks for many positions at once.
+        # Computed from counts alone, without calls, because a model needs many positions at once.
         low, high, half_low, half_width = self._low, self._high, self._half_low, self._half_width
         log, first, last = self.log, self.first, self.last
         places = []
@@ -123,7 +123,7 @@ class StepCode(NumberCode):
 
 
 class NormalCode(NumberCode):
-    """A code of normally distributed numbers; positions are their quantiles, so all are equally likely."""
+    """A code of normally distributed numbers; the positions are quantiles, so all are equally likely."""
 
     def __init__(self, domain: Normal) -> None:
         super().__init__((-math.inf, math.inf), log=False)
@@ -148,7 +148,7 @@ class ChoiceCode(Code):
     """A code of the values of a list, by their index.
 
     Attributes:
-        categories: the list.
+        categories: the values of the list.
     """
 
     def __init__(self, name: str, domain: Categorical) -> None:
@@ -171,8 +171,8 @@ def code_of(name: str, domain: Domain, searcher: str) -> AnyCode:
     """Return the code of a parameter's domain.
 
     Args:
-        name: of the parameter, for messages.
-        domain: its domain.
+        name: name of the parameter, for messages.
+        domain: domain of the parameter.
         searcher: the searcher's name, for messages.
 
     Raises:

@@ -36,7 +36,7 @@ _OWN = "trainkit.tune.space"
 
 
 def meant_as_domain(value: Any) -> str | None:
-    """Return what is wrong with `value` and what to write instead; None if it is fine."""
+    """Return the problem with `value` and what to write instead; None if it is fine."""
     module = getattr(value, "__module__", None) or ""
     if module == _OWN and callable(value):
         name = value.__name__
@@ -70,7 +70,7 @@ def meant_as_domain(value: Any) -> str | None:
 
 
 def constant_words(value: Any, *, alone: bool) -> str | None:
-    """Return what to write if a constant was probably meant to vary; None if not.
+    """Return advice if a constant was probably meant to vary; None if not.
 
     Args:
         value: a constant of a space.
@@ -99,13 +99,13 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A step of a path from a choice into its category `place`; the configuration has no such key."""
+    """A step of a path from a choice into its category `place`; the configuration has no key for it."""
 
     place: int
 
 
 def in_config(path: Path) -> Path:
-    """Return the path in the configuration, which has no branches."""
+    """Return the path of the value in the configuration, which has no branches."""
     return tuple(part for part in path if type(part) is not Branch)
 
 
@@ -124,11 +124,11 @@ def spell_branches(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A leaf and its location.
+    """A leaf of a space and its location.
 
     Attributes:
         path: path with branches, which makes it unique.
-        leaf: a domain, an axis, a `sample_from`, rules or a constant.
+        leaf: a domain, an axis, a `sample_from`, a rule or a constant.
         whens: paths of the enclosing `when`s, outermost first.
     """
 
@@ -140,15 +140,15 @@ class Site:
 def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
     """Return a checked copy of a space in which Ray's {"grid_search": [...]} is replaced.
 
-    A container of another type than dict and list is not copied, unless it holds a domain.
+    A container of a type other than dict and list is not copied, unless it contains a domain.
 
     Args:
-        node: a part of the space.
-        path: its path.
-        inside: "choice" within a category; None: outside of all.
+        node: the space, or a subtree of it.
+        path: path of `node`.
+        inside: "choice" inside a category; otherwise None.
 
     Raises:
-        SpaceError: a part is invalid at its place; the message names its key.
+        SpaceError: a leaf is not allowed at its place; the message names its key.
     """
     if isinstance(node, Mapping):
         if set(node) == {"grid_search"}:
@@ -159,7 +159,7 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
         else:
             _refuse_evaluated_text(node, path)
             copy = {key: canonical(value, (*path, key), inside=inside) for key, value in node.items()}
-            # Other mappings, such as a DictConfig, have attributes that trials use, so they stay themselves.
+            # Other mappings, such as a DictConfig, have attributes that trials use, so they stay unchanged.
             return copy if type(node) is dict or not path or holds_leaf(copy) else node
     if isinstance(node, list):
         for place, value in enumerate(node):
@@ -238,12 +238,12 @@ def everything(node: Any) -> Iterator[Any]:
 
 
 def is_own_container(value: Any) -> bool:
-    """Return True for a mapping or a list of the user's own type, which trials receive unchanged."""
+    """Return True for a mapping or a list of a type defined by the user, which trials receive unchanged."""
     return type(value) not in (dict, list) and isinstance(value, (Mapping, list))
 
 
 def holds_leaf(node: Any) -> bool:
-    """Return True if anything in `node` is still to be chosen or computed."""
+    """Return True if anything in `node` still has to be chosen or computed."""
     return any(isinstance(leaf, (Spelled, SampleFrom)) for leaf in everything(node))
 
 
@@ -255,7 +255,7 @@ def options_of(leaf: Any) -> tuple[Any, ...]:
 
 
 def sites(node: Any, path: Path = (), whens: tuple[Path, ...] = ()) -> Iterator[Site]:
-    """Yield all leaves, constants too, in the order of the space; a choice comes before its branches."""
+    """Yield all leaves, including constants, in the order of the space; a choice precedes its branches."""
     if type(node) is dict:
         for key, value in node.items():
             yield from sites(value, (*path, key), whens)

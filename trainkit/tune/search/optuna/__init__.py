@@ -1,4 +1,4 @@
-"""Searches by any sampler of Optuna."""
+"""Search with any sampler of Optuna."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searcher on Optuna's samplers."""
+"""Searcher that uses Optuna's samplers."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ if TYPE_CHECKING:
 
 
 class OptunaSearch(ModelBasedSearcher[OptunaForm]):
-    """Search by a sampler of Optuna.
+    """Search with a sampler of Optuna.
 
-    Suggestion n draws with a sampler that is seeded again from the seed and n. A failed trial is reported to
-    Optuna as failed, which samplers leave out. A trial is reported as pruned, with its reports, if the
-    scheduler stopped it before its `max_t`, if it stayed paused to the end, or if its last report of the
-    metric is NaN. TPE ranks pruned trials after complete ones, the furthest first, and NaN as bad; other
-    samplers leave them out. Infinite values are reported unchanged. While fewer trials are complete than TPE
-    needs for its model (`n_startup_trials`, 10), TPE sees a paused trial as pruned until it resumes;
-    `storage` still has it as running.
+    For suggestion n, the sampler is seeded again from the seed and n. A failed trial is reported to Optuna as
+    failed, and samplers ignore it. A trial is reported as pruned, with its reports, in three cases: the
+    scheduler stopped it before its `max_t`, it stayed paused to the end, or its last report of the metric is
+    NaN. TPE ranks pruned trials after complete ones, the trials that got furthest first, and NaN as bad;
+    other samplers ignore pruned trials. Infinite values are reported unchanged. TPE needs `n_startup_trials`
+    (10) complete trials for its model. Until then TPE sees a paused trial as pruned until it resumes, while
+    `storage` still shows it as running.
 
     Args:
         space: domains as in `param_space`; Optuna's distributions by name, where 'net/width' is
             `config["net"]["width"]`; or a function that asks an Optuna trial for values, may branch freely,
-            and may return constants. None: `param_space`. With a space here, `param_space`
-            may only hold constants, which every configuration gets.
-        metric: what to optimise, or a list of several metrics; None: the TuneConfig's.
-        mode: "min" or "max", or a list with one for each metric; None: the TuneConfig's.
-        points_to_evaluate: configurations, or parts of them, to try first; they count for `num_samples`.
-        sampler: Optuna's sampler; a copy is used. None: `TPESampler`, multivariate, in groups if trials
+            and may return constants. None: `param_space`. With a space here, `param_space` may contain only
+            constants, which are added to every configuration.
+        metric: metric to optimise, or a list of metrics; None: the TuneConfig's metric.
+        mode: "min" or "max", or a list with one for each metric; None: the TuneConfig's mode.
+        points_to_evaluate: complete or partial configurations to try first; they count toward `num_samples`.
+        sampler: Optuna's sampler; a copy is used. None: `TPESampler`, multivariate, with groups if trials
             differ in their parameters. It counts running trials as bad (`constant_liar`), so that concurrent
             trials don't crowd together before their first reports.
-        study_name: of the study in `storage`; "optuna" by default.
-        storage: an Optuna storage, or the address of one, that also keeps the trials. The search learns from
-            trials that its study already has.
-        seed: for the sampler; None: the sampler's own, or else the TuneConfig's.
-        evaluated_rewards: known values of the single metric for each of `points_to_evaluate`, which are then
-            learned from, not run.
+        study_name: name of the study in `storage`; "optuna" by default.
+        storage: an Optuna storage or its address, which also keeps the trials. The search learns from trials
+            that its study already has.
+        seed: seed of the sampler; None: the sampler's own seed, or else the TuneConfig's.
+        evaluated_rewards: known values of the single metric for each of `points_to_evaluate`; the search
+            then learns from these points and does not run them.
 
     Raises:
         MissingDependencyError: Optuna is not installed.
@@ -181,13 +181,13 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         self._study.add(trial_id, known)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # Some samplers only look at results, and would repeat the suggestion: they stay unchanged, and draw
-        # with another seed. Other samplers count their suggestions, so each suggestion gets a result.
+        # Some samplers only look at results, and would repeat the suggestion. They get no result, and draw
+        # with a new seed. The remaining samplers count their suggestions, so each suggestion gets a result.
         answer = None if samplers.follows_from_trials(self._suggester) else result
         self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer))
 
     def _looked_at(self, result: dict[str, Any] | None) -> dict[str, float]:
-        """Return a report's numbers for a `constraints_func`; {} without one, as writing them is slow."""
+        """Return a report's numbers for a `constraints_func`; {} without such a function, to save writes."""
         return reported_numbers(result or {}) if samplers.constraints_of(self._suggester) else {}
 
     def replay(
@@ -195,7 +195,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     ) -> dict[str, Any] | None:
         if not same_space or samplers.follows_from_trials(self._suggester):
             return super().replay(trial_id, config, same_space=same_space)
-        # The study in the user's storage has everything that the sampler wrote there.
+        # The study in the user's storage contains everything that the sampler wrote there.
         known = self._storage is not None and not holds_opaque(config) and self._study.adopt(trial_id)
         self._number += known
         return config if known else None
@@ -203,9 +203,9 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     # --- results ----------------------------------------------------------------------------------
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._cut_short.discard(trial_id)  # it runs, for example because a restore started it again
+        self._cut_short.discard(trial_id)  # the trial runs, for example because a restore started it again
         if len(self._aims) > 1:
-            return  # Optuna takes no reports for several objectives
+            return  # Optuna accepts no reports for several objectives
         value, step = lookup(result, self._aims[0].metric), result.get("training_iteration")
         if trial_id not in self._left_out and is_number(value) and is_whole(step):
             self._study.report(trial_id, float(value), int(step or 0))
@@ -233,7 +233,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     def _outcome(
         self, trial_id: str, result: Mapping[str, Any] | None
     ) -> tuple[TrialState, list[float] | None]:
-        """Return state and values of a trial with this last report; a result of None means that it failed."""
+        """Return the state and values of a trial with this last report; a `result` of None means failure."""
         from optuna.trial import TrialState
 
         values = [lookup(result or {}, each.metric) for each in self._aims]
@@ -254,7 +254,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         elif evaluated.pruned or math.isnan(value):
             state = TrialState.PRUNED
         reports = dict(enumerate(evaluated.intermediate_values or []))
-        # The mark is a hash of the content, because a database's study already has the point after a restore.
+        # The mark is a hash of the content: after a restore, a study in a database already has the point.
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
         values = [float(value)] if state is TrialState.COMPLETE else None

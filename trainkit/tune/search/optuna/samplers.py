@@ -1,9 +1,9 @@
 """Optuna's samplers: their seeds, restrictions and log messages.
 
-A suggestion of TPE, random search or the Gaussian process follows from the study's trials and a seed, if the
-sampler is fresh. These samplers keep state between suggestions (the groups of a conditional space in the
-order in which trials ended, the kernel of the last fit), which a restore could not rebuild. CMA-ES, the
-genetic samplers, quasi-random sequences and grids write their state into the study with each suggestion.
+A suggestion of a fresh TPE, random or Gaussian process sampler depends only on the study's trials and a seed.
+When reused, these samplers keep state between suggestions that a restore could not rebuild: the groups of a
+conditional space in the order in which trials ended, and the kernel of the last fit. CMA-ES, the genetic
+samplers, quasi-random sequences and grids write their state into the study with each suggestion.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_repeated_messages(said: set[str]) -> Iterator[None]:
-    """Hide log lines of Optuna's samplers in this thread that repeat one in `said`, trial numbers aside."""
+    """Hide Optuna's sampler log lines in this thread that are already in `said`, ignoring trial numbers."""
     here = threading.get_ident()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -38,7 +38,8 @@ def without_repeated_messages(said: set[str]) -> Iterator[None]:
         said.add(words)
         return new
 
-    # A filter only sees records of its own logger, and each of Optuna's modules has its own logger.
+        # A filter only sees records of its own logger, and each of Optuna's modules has its own logger.
+
     names = [name for name in list(logging.Logger.manager.loggerDict) if name.startswith("optuna.samplers")]
     loggers = [logging.getLogger(name) for name in names]
     for each in loggers:
@@ -74,16 +75,16 @@ def default_sampler(conditional: bool) -> BaseSampler:
 
 
 def _inner(sampler: BaseSampler) -> BaseSampler:
-    """Return the sampler of the values that a PartialFixedSampler leaves open."""
+    """Return the sampler of the values that a PartialFixedSampler does not fix."""
     from optuna.samplers import PartialFixedSampler
 
     return _inner(sampler._base_sampler) if isinstance(sampler, PartialFixedSampler) else sampler
 
 
 def follows_from_trials(sampler: BaseSampler) -> bool:
-    """Return True if a fresh copy's suggestion follows from the study's trials and its seed alone.
+    """Return True if a fresh copy's suggestion depends only on the study's trials and the seed.
 
-    Other samplers write counts, populations or models into the study, which repeated suggestions rebuild.
+    Other samplers write counts, populations or models into the study; repeating suggestions rebuilds these.
     """
     from optuna.samplers import GPSampler, RandomSampler, TPESampler
 
@@ -91,11 +92,11 @@ def follows_from_trials(sampler: BaseSampler) -> bool:
 
 
 def learns_from_paused(sampler: BaseSampler) -> int:
-    """Return from how many complete trials on paused trials no longer count as pruned; 0: they never do.
+    """Return the number of complete trials from which paused trials no longer count as pruned; 0: never do.
 
-    TPE ranks pruned trials by their reports, after the complete ones, so it can model before enough trials
-    are complete. A Gaussian process ignores pruned trials, but avoids running ones. Samplers with state
-    across suggestions rely on an ended trial staying ended.
+    TPE ranks pruned trials by their reports, after the complete ones. So TPE can build a model before enough
+    trials are complete. A Gaussian process ignores pruned trials, but avoids running ones. Samplers with
+    state across suggestions rely on an ended trial staying ended.
     """
     from optuna.samplers import TPESampler
 
@@ -104,11 +105,11 @@ def learns_from_paused(sampler: BaseSampler) -> int:
 
 
 def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSampler:
-    """Return the sampler for one suggestion: a fresh copy if possible, and seeded for this suggestion.
+    """Return the sampler for one suggestion, seeded for this suggestion: if possible, a fresh copy.
 
     Args:
-        sampler: the user's.
-        words: returns a given number of 32 bit seeds.
+        sampler: the user's sampler.
+        words: function that returns a given number of 32 bit seeds.
     """
     one = copy.deepcopy(sampler) if follows_from_trials(sampler) else sampler
     generators = list(_generators(one))
@@ -118,7 +119,7 @@ def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSam
 
 
 def seed_in(sampler: BaseSampler) -> int | None:
-    """Return a number drawn from the sampler's own seed; None: the user gave none."""
+    """Return a number drawn from the sampler's own seed; None: the user gave no seed."""
     for generator in _generators(sampler):
         if generator._rng is not None:
             return int(generator.rng.randint(2**31))
@@ -126,7 +127,7 @@ def seed_in(sampler: BaseSampler) -> int | None:
 
 
 def settle(sampler: BaseSampler, seed: int) -> None:
-    """Seed the scrambling of quasi-random points, which one seed determines for the whole sequence."""
+    """Seed the scrambling of quasi-random points; a single seed determines the whole sequence."""
     from optuna.samplers import QMCSampler
 
     if isinstance(inner := _inner(sampler), QMCSampler):
@@ -134,7 +135,7 @@ def settle(sampler: BaseSampler, seed: int) -> None:
 
 
 def _generators(sampler: Any) -> Iterator[Any]:
-    """Yield the sampler's generators: they have an `rng`, which is created on first use without a seed."""
+    """Yield the sampler's generators, objects with an `rng` that is created on first use without a seed."""
     seen: set[int] = set()
 
     def look(node: Any) -> Iterator[Any]:
@@ -154,7 +155,7 @@ def _generators(sampler: Any) -> Iterator[Any]:
 
 
 def in_params(sampler: BaseSampler, param_of: Callable[[str, Any], Any]) -> BaseSampler:
-    """Return the sampler with the values that the user fixed in it encoded for Optuna.
+    """Return the sampler with the user's fixed values encoded for Optuna.
 
     Raises:
         SpaceError: a value is outside of its parameter's domain.
@@ -182,10 +183,10 @@ def _known_by(values: Mapping[str, Any], param_of: Callable[[str, Any], Any]) ->
 
 
 def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evaluated: bool) -> None:
-    """Refuse uses that the sampler would fail at later, or ignore.
+    """Raise an error for uses that the sampler would ignore, or at which it would fail later.
 
     Args:
-        sampler: the user's.
+        sampler: the user's sampler.
         objectives: number of objectives.
         points: True if points to try first exist.
         evaluated: True if points evaluated elsewhere exist.
@@ -220,12 +221,12 @@ def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
 
 
 def constraints_of(sampler: BaseSampler) -> Callable[[FrozenTrial], Sequence[float]] | None:
-    """Return the sampler's `constraints_func`; None: it has none."""
+    """Return the sampler's `constraints_func`; None if it has no such function."""
     return getattr(_inner(sampler), "_constraints_func", None)
 
 
 def constraint_marks(sampler: BaseSampler, trial: FrozenTrial) -> dict[str, Any]:
-    """Return the attributes that tell a sampler how well an ended trial keeps its constraints."""
+    """Return the attributes that tell a sampler how far an ended trial satisfies its constraints."""
     function = constraints_of(sampler)
     ended = trial.state.name in ("COMPLETE", "PRUNED")
     return {"constraints": tuple(function(trial))} if function and ended else {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 QUANTILES = 2**20
-"""Number of steps for quantiles of a normal distribution; with whole steps, a value determines its step."""
+"""Number of steps for quantiles of a normal distribution; whole steps let a value determine its step."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
@@ -36,12 +36,12 @@ class OptunaParameter:
     """One parameter as a distribution of Optuna.
 
     Steps are suggested as counts, which are exact, also on a logarithmic scale. A normal distribution is
-    suggested as quantiles, so that Optuna's uniform start follows the user's prior. A list's values that are
-    not plain are suggested as an index with a few words.
+    suggested as quantiles, so that Optuna's uniform start follows the user's prior. Listed values that are
+    not plain are suggested as text: their index and a shortened repr.
 
     Attributes:
-        distribution: Optuna's.
-        exact: True if `encode` returns Optuna's answer to `ask`.
+        distribution: the parameter as Optuna's distribution.
+        exact: True if a value determines Optuna's parameter uniquely.
     """
 
     def __init__(self, name: str, domain: Domain) -> None:
@@ -57,7 +57,7 @@ class OptunaParameter:
                 self.distribution = CategoricalDistribution(self._params)
             case NormalCode(stepped=stepped):
                 self.distribution = IntDistribution(1, QUANTILES - 1)
-                self.exact = not stepped  # a rounded value has many quantiles
+                self.exact = not stepped  # many quantiles round to the same value
             case StepCode(first=first, last=last, log=log):
                 self.distribution = IntDistribution(first, last, log=log)
             case RealCode(ends=(low, high), log=log):
@@ -88,7 +88,7 @@ def _params_of(categories: Sequence[Any]) -> list[Any]:
     plain = all(type(value) in _PLAIN and value == value for value in categories)
     if plain and len(set(categories)) == len(categories):
         return list(categories)
-    # A default repr holds an address, but a study's database needs equal names in every process.
+    # A default repr contains an address, but a study's database needs equal names in every process.
     words = [re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))[:40] for value in categories]
     return [f"{place}: {each}" for place, each in enumerate(words)]
 
@@ -104,7 +104,7 @@ def alternatives(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> 
     """Yield configurations drawn at random, then all configurations of a small space.
 
     Args:
-        suggest: returns the configuration of an Optuna trial, which it asks for values.
+        suggest: function that returns the configuration of an Optuna trial, which it asks for values.
         rng: source of all randomness.
     """
     from optuna.samplers import RandomSampler
@@ -137,17 +137,17 @@ def _listed(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> Found
 
 
 class _Enumeration:
-    """A sampler for Optuna that answers every combination once; the last question changes first.
+    """A sampler for Optuna that enumerates all combinations once; the last parameter changes first.
 
-    The answers to a question come in random order. Later questions may depend on an answer, so they are
-    collected again when it changes. Optuna's BruteForceSampler reads all trials for each answer, and can't
-    distinguish unhashable values of a list, such as the layers of a network, [64] and [64, 32].
+    The values of a parameter come in random order. Later parameters may depend on a value, so they are
+    collected again when the value changes. Optuna's BruteForceSampler reads all trials for each value, and
+    can't distinguish unhashable values of a list, such as the layers of a network, [64] and [64, 32].
     """
 
     def __init__(self, rng: Generator) -> None:
         self._rng = rng
         self._left: list[list[Any]] = []
-        """Remaining answers to each question; the current answer is last."""
+        """Remaining values of each parameter; the current value is last."""
         self._asked = 0
 
     def before_trial(self, study: Any, trial: Any) -> None:
@@ -185,7 +185,7 @@ def _values(distribution: Any) -> list[Any]:
     low, high, step = distribution.low, distribution.high, distribution.step
     if isinstance(distribution, IntDistribution):
         return list(range(low, high + 1, step))
-    # Rounded as Optuna's samplers round, so that their suggestions equal one of these exactly.
+    # Rounded like in Optuna's samplers, so that each of their suggestions exactly equals one of these values.
     return [min(place * step + low, high) for place in range(round((high - low) / step) + 1)]
 
 
@@ -199,7 +199,7 @@ def _is_small(distribution: Any) -> bool:
 
 
 class OptunaForm(Form, Protocol):
-    """A space in a form for Optuna; the model identifies a trial by its `Params`.
+    """A space in a form for Optuna; the model describes a trial by its `Params`.
 
     Attributes:
         conditional: True if trials may differ in their parameters.
@@ -340,7 +340,7 @@ class DefineByRun(_Asked):
         trial = FixedTrial(_by_name(config))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", UserWarning)  # Optuna warns of values outside a distribution
+                warnings.simplefilter("error", UserWarning)  # Optuna warns of values outside a domain
                 constants = self._call(trial)
         except Exception:  # the next suggestion calls the function again and raises the error there
             return None
@@ -406,7 +406,7 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
 
 
 def _by_name(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return every value of a configuration, dictionaries included, by path: {"a": {"b": 1}, "a/b": 1}."""
+    """Return all values by path, including dictionaries: {"a": {"b": 1}} gives "a" and "a/b"."""
     named: dict[str, Any] = {}
     for key, value in config.items():
         named[f"{prefix}{key}"] = value

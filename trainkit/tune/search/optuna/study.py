@@ -1,12 +1,12 @@
 """The Optuna study behind a searcher.
 
 Optuna has no state for a paused trial, and a pruned trial can't run again. So the storage keeps a paused
-trial as running, and samplers read it through `PausedAsPruned`.
+trial as running, and samplers read the storage through `PausedAsPruned`.
 
-Samplers see it as pruned only while few trials are complete. TPE ranks every complete trial before every
-pruned one. So with hundreds of pruned trials all complete ones would count as good, and TPE would not learn
-from their differences. With enough complete trials TPE models only these, as BOHB models the largest budget
-with enough observations.
+Samplers see paused trials as pruned only while few trials are complete. TPE ranks every complete trial before
+every pruned one. So among hundreds of pruned trials, all complete trials would count as good, and TPE would
+not learn from their differences. With enough complete trials TPE models only these, as BOHB models the
+largest budget with enough observations.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class PausedAsPruned:
     """A view of an Optuna storage that shows paused trials with reports as pruned.
 
     Args:
-        storage: keeps these trials as running.
-        paused: returns the numbers of the trials that are paused now.
-        enough: number of complete trials from which on the view shows paused trials unchanged.
+        storage: storage that keeps paused trials as running.
+        paused: function that returns the numbers of the trials that are paused now.
+        enough: number of complete trials from which the view shows paused trials unchanged.
     """
 
     def __init__(self, storage: BaseStorage, paused: Callable[[], Collection[int]], enough: int) -> None:
@@ -49,7 +49,7 @@ class PausedAsPruned:
         """Paused trials and their views by number, cached because each suggestion reads all of them."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_storage":  # `copy` looks these up before they exist
+        if name.startswith("__") or name == "_storage":  # `copy` asks for these before they exist
             raise AttributeError(name)
         return getattr(self._storage, name)
 
@@ -81,7 +81,7 @@ class PausedAsPruned:
 
 
 def _pruned(trial: FrozenTrial) -> FrozenTrial:
-    """Return a copy that was pruned after its last report, with this report as its value."""
+    """Return a copy of `trial` that was pruned at its last report, with this report as its value."""
     from optuna.trial import TrialState
 
     seen = copy.copy(trial)
@@ -92,21 +92,21 @@ def _pruned(trial: FrozenTrial) -> FrozenTrial:
 
 
 MARK = "trainkit_trial"
-"""Attribute of a trial in the user's storage: its trainkit id, by which a restore finds it."""
+"""Attribute of a trial in the user's storage: the trainkit id by which a restore finds the trial."""
 
 
 @dataclass
 class _KnownTrial:
-    """A known trial while the study is not open.
+    """A trial that is recorded before the study is opened.
 
     Attributes:
-        trial_id: its trainkit id, or the mark of a point evaluated elsewhere.
-        params: values and distributions.
-        reports: of the metric, by step.
-        state: Optuna's state; None: it runs.
-        values: of the metrics at its end.
-        marks: sampler's attributes of a trial that it has not suggested.
-        attributes: numbers of its last report, if the sampler reads them.
+        trial_id: the trial's trainkit id, or the mark of a point evaluated elsewhere.
+        params: values and distributions of the parameters.
+        reports: reported values of the metric, by step.
+        state: Optuna's state; None: the trial is running.
+        values: values of the metrics at the trial's end.
+        marks: the sampler's attributes for a trial that the sampler did not suggest.
+        attributes: numbers of the trial's last report, if the sampler reads them.
     """
 
     trial_id: str
@@ -122,13 +122,13 @@ _TRIES = 6
 
 
 def _storage_at(given: BaseStorage | str) -> BaseStorage:
-    """Return a storage; try an address again while another program creates the database's tables."""
+    """Return the storage; retry an address while another program creates the database's tables."""
     import optuna
 
     for number in range(1, _TRIES):
         try:
             return optuna.storages.get_storage(given)
-        except Exception as error:  # a database error, which has no common type without importing SQLAlchemy
+        except Exception as error:  # database errors have no common type without importing SQLAlchemy
             if not re.search("already exists|locked|unique|duplicate", str(error), re.IGNORECASE):
                 raise
             SYSTEM.sleep(0.1 * 2**number)
@@ -140,9 +140,9 @@ class LazyStudy:
 
     Args:
         modes: "min" or "max", for each metric.
-        name: of the study.
-        storage: the user's, or an address of one; None: in memory.
-        sampler: is notified of the ends of trials.
+        name: name of the study.
+        storage: the user's storage or its address; None: in memory.
+        sampler: sampler that is notified of the ends of trials.
     """
 
     def __init__(
@@ -158,17 +158,17 @@ class LazyStudy:
         self._known: dict[str, _KnownTrial] = {}
         self._study: Study | None = None
         self.exhausted = False
-        """True once the sampler has tried everything."""
+        """True once the sampler has tried every configuration."""
         self._numbers: dict[str, int] = {}
-        """Number in the open study of each trial, by trainkit id."""
+        """Number of each trial in the open study, by trainkit id."""
         self._told: Counter[str] = Counter()
-        """Number of ends that the user's storage already has, for each trial found there."""
+        """Number of ends that the user's storage already has of each trial found there."""
         self._paused: set[str] = set()
 
     # --- suggestions ------------------------------------------------------------------------------
 
     def ask(self, sampler: BaseSampler, trial_id: str, fixed: Mapping[str, Any] | None = None) -> Trial:
-        """Return a new trial from the sampler, with the values of `fixed`."""
+        """Return a new trial from the sampler, with the values of `fixed` kept."""
         study = self._open()
         study.sampler = sampler
         if fixed:
@@ -180,10 +180,10 @@ class LazyStudy:
         return trial
 
     def settle(self, trial_id: str) -> None:
-        """Clear the sampler's stored suggestions for a trial whose parameters were all asked for.
+        """Clear the sampler's stored suggestions for a trial whose parameters are all known.
 
-        TPE and the Gaussian process store suggestions in advance, for concurrent callers. In a
-        conditional space these include parameters that the trial turned out not to have.
+        TPE and the Gaussian process store suggestions in advance, for concurrent callers. In a conditional
+        space these include parameters that the trial turns out not to have.
         """
         place = self._place(trial_id)
         for key in self._storage.get_trial_system_attrs(place):
@@ -191,7 +191,7 @@ class LazyStudy:
                 self._storage.set_trial_system_attr(place, key, "")
 
     def adopt(self, trial_id: str) -> bool:
-        """Take over the trial from the user's storage, in a restore; return False if it is missing there."""
+        """Take over a trial from the user's storage in a restore; return False if it is missing there."""
         self._open()
         if trial_id not in self._present:
             return False
@@ -209,7 +209,7 @@ class LazyStudy:
         marks: Mapping[str, Any] | None = None,
         attributes: Mapping[str, float] | None = None,
     ) -> None:
-        """Add a trial with known parameters; without a state it runs."""
+        """Add a trial with known parameters; a trial without a state is running."""
         known = _KnownTrial(
             trial_id, params, dict(reports or {}), state, values, dict(marks or {}), attributes or {}
         )
@@ -222,7 +222,7 @@ class LazyStudy:
     # --- results ----------------------------------------------------------------------------------
 
     def report(self, trial_id: str, value: float, step: int) -> None:
-        """Record a trial's report of `value`; a trial that reports is no longer paused."""
+        """Record a trial's report of `value`; a reporting trial is no longer paused."""
         self._paused.discard(trial_id)
         if self._study is None:
             self._known[trial_id].reports[step] = value
@@ -247,7 +247,7 @@ class LazyStudy:
         values: list[float] | None = None,
         attributes: Mapping[str, float] | None = None,
     ) -> None:
-        """Record the end of a trial. A second end, after it was run again, becomes a second entry.
+        """Record the end of a trial. A second end, after the trial was run again, becomes a second entry.
 
         The sampler may read the trial's attributes, for example in a `constraints_func`.
         """
@@ -284,7 +284,7 @@ class LazyStudy:
     def reject(
         self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
     ) -> None:
-        """Mark the trial just asked for as rejected; another trial will get its id."""
+        """Mark the newest trial as rejected; a later trial will get the same id."""
         if self._study is not None and self._given is not None:
             self._storage.set_trial_user_attr(self._place(trial_id), MARK, f"rejected for {trial_id}")
         self.tell(trial_id, state, values, attributes)
@@ -324,7 +324,7 @@ class LazyStudy:
                 f"the study {self._name!r} in the storage is there to {' and '.join(theirs)}, and this "
                 f"experiment to {' and '.join(self._directions)}: give another study_name"
             )
-        # An exhausted sampler reports that by stopping the optimisation loop, which does not exist here.
+        # An exhausted sampler reports this by stopping the optimisation loop, which does not exist here.
         setattr(study, "stop", self._on_exhausted)  # noqa: B010
         self._study_id = self._storage.get_study_id_from_name(self._name)
         self._study = study
@@ -345,7 +345,7 @@ class LazyStudy:
         self.exhausted = True
 
     def _marked(self) -> dict[str, tuple[FrozenTrial, int]]:
-        """Return trainkit's trials in the user's storage: the last of each id, and its number of ends."""
+        """Return the last trial of each trainkit id in the user's storage, and the number of its ends."""
         marked: dict[str, tuple[FrozenTrial, int]] = {}
         for trial in self._storage.get_all_trials(self._study_id, deepcopy=False):
             if MARK in trial.user_attrs:
@@ -371,7 +371,7 @@ class LazyStudy:
             user_attrs={**known.attributes, **({MARK: known.trial_id} if self._given is not None else {})},
             system_attrs=known.marks,
         )
-        # The storage accepts the finished trial directly, so the sampler does not see its end.
+        # The storage accepts the finished trial directly, so the sampler is not notified of its end.
         if known.attributes:
             trial.system_attrs |= samplers.constraint_marks(self._sampler, trial)
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
