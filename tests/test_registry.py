@@ -1,6 +1,7 @@
 """A test that other packages add things by entry points, and that a name of nothing is an error."""
 
 import importlib
+import re
 import subprocess
 import sys
 import zipfile
@@ -8,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from trainkit import registry as registries
+from trainkit.cli import COMMANDS
 from trainkit.errors import ConfigError
 from trainkit.registry import Registry
+from trainkit.runtime.session import ENGINES
+from trainkit.train.strategies.base import STRATEGIES
+from trainkit.tune.callbacks.base import CALLBACKS
+from trainkit.tune.schedulers.registry import SCHEDULERS
+from trainkit.tune.search.registry import SEARCHERS
 
 ROWS = {"json": "json:JSONDecoder", "decoder": "json:JSONDecoder", "path": "pathlib:PurePath"}
 
@@ -96,6 +104,38 @@ def test_what_cannot_be_loaded_names_its_package(install):
         r"ModuleNotFoundError: No module named 'no_such_thing'",
     ):
         registry().find("broken")
+
+
+def plugin_rows() -> list[tuple[str, str, str]]:
+    """Return (group, name, target) of each row of the plugins in trainkit."""
+    plugins = Path(registries.__file__).parent / "plugins"
+    groups = {
+        group
+        for file in plugins.glob("*/entry_points.txt")
+        for group in re.findall(r"^\[(.+)\]", file.read_text(), re.M)
+    }
+    return [
+        (group, name, entry.target)
+        for group in sorted(groups)
+        for name, entry in registries.added(group).items()
+    ]
+
+
+def test_plugins_connect_by_the_groups_that_the_page_lists():
+    page = Path(__file__).parents[1] / "docs" / "extending" / "add-a-plugin.md"
+    listed = set(re.findall(r"^\| `(trainkit\.\w+)`", page.read_text(), re.M))
+    assert {group for group, _, _ in plugin_rows()} <= listed, "a row of another group is never read"
+
+
+@pytest.mark.external
+@pytest.mark.parametrize(("group", "name", "target"), plugin_rows())
+def test_a_row_of_a_plugin_loads_and_replaces_nothing(group: str, name: str, target: str):
+    module, _, attribute = target.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    for kind in (CALLBACKS, COMMANDS, ENGINES, SCHEDULERS, SEARCHERS, STRATEGIES):
+        if kind.group == group:
+            assert kind.fits(found), f"{target} is not a {kind.kind}"
+            assert kind.get(name) is found, f"trainkit has another {kind.kind} of the name {name!r}"
 
 
 @pytest.mark.external

@@ -144,7 +144,12 @@ _TIER_OF = {file: tier for tier, files in OTHERS.items() for file in files.split
 
 def tier_of(file: Path) -> str:
     """Return the tier of a test file, given by its path relative to tests/."""
-    return _TIER_OF.get(file.as_posix()) or FOLDERS[folder_of(file)]
+    folder = folder_of(file)
+    if file.as_posix() not in _TIER_OF and folder not in FOLDERS:
+        raise LookupError(
+            f"tests/{folder} has no tier: add a row for {folder!r} to FOLDERS in tests/tiers.py"
+        )
+    return _TIER_OF.get(file.as_posix()) or FOLDERS[folder]
 
 
 def folder_of(file: Path) -> str:

@@ -89,7 +89,7 @@ class Registry:
         self.kind = kind
         self._base = base
         self.group = f"trainkit.{kind[:-1]}ies" if kind.endswith("y") else f"trainkit.{kind}s"
-        self._rows = dict(rows) | {name: entry.target for name, entry in added(self.group).items()}
+        self._rows = {name: entry.target for name, entry in added(self.group).items()} | dict(rows)
         self._own = {_attribute_of(target): target for target in self._rows.values()} | self._rows
 
     @property
@@ -155,10 +155,13 @@ class Registry:
             found = entry.load()
         except Exception as error:
             raise ConfigError(f"{row} can't be loaded: {type(error).__name__}: {error}") from error
-        base = None if self._base is None else _imported(self._base)
-        if base is not None and not (isinstance(found, type) and issubclass(found, base)):
-            raise ConfigError(f"{row} is no class that extends {base.__name__}")
+        if not self.fits(found):
+            raise ConfigError(f"{row} is not a class that extends {_attribute_of(self._base or '')}")
         return found
+
+    def fits(self, found: Any) -> bool:
+        """Return True if an object extends the base class of all components, or if there is no base class."""
+        return self._base is None or (isinstance(found, type) and issubclass(found, _imported(self._base)))
 
 
 def _may_be_declared(group: bytes) -> bool:

@@ -75,7 +75,7 @@ def test_what_is_no_command_is_told_in_the_list(
     module = tmp_path / "lab_tools.py"
     module.write_text(module.read_text().replace("(Command)", ""))
     assert main([]) == 0
-    assert "is no class that extends Command" in " ".join(capsys.readouterr().out.split())
+    assert "is not a class that extends Command" in " ".join(capsys.readouterr().out.split())
 
 
 def test_names_that_others_take_twice_break_no_list(

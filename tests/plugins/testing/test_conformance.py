@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,18 @@ import pytest
 from tests.pages import BLOCK, CONFORMANCE, ROOT
 
 SEARCHER, SCHEDULER, STRATEGY = BLOCK.findall(CONFORMANCE.read_text())
+PLUGIN = (
+    re.sub(r"    covers = .*\n", "", SEARCHER)
+    .replace("lab_climb", "lab_plugin")
+    .replace("ClimbSearch", "DrawSearch")
+)
+PAGES = {"add-a-searcher": "lab_climb", "add-a-scheduler": "lab_limits", "add-a-plugin": "lab_plugin"}
+"""Module that each page writes."""
 
 
 def run(folder: Path, test_file: str, *arguments: str) -> str:
     """Run a test file of a package that has the classes of the pages; return what pytest prints."""
-    for page, module in (("add-a-searcher", "lab_climb"), ("add-a-scheduler", "lab_limits")):
+    for page, module in PAGES.items():
         code = BLOCK.search((ROOT / "docs" / "extending" / f"{page}.md").read_text())
         assert code is not None
         (folder / f"{module}.py").write_text(code[1])
@@ -30,7 +38,7 @@ def run(folder: Path, test_file: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("test_file", [SEARCHER, SCHEDULER], ids=["searcher", "scheduler"])
+@pytest.mark.parametrize("test_file", [SEARCHER, SCHEDULER, PLUGIN], ids=["searcher", "scheduler", "plugin"])
 def test_what_the_pages_add_passes(tmp_path: Path, test_file: str):
     told = run(tmp_path, test_file)
     assert "passed" in told and "failed" not in told, told
