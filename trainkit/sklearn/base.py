@@ -1,4 +1,4 @@
-"""Base class of the searches: scikit-learn's search with trials of the tuner as candidates."""
+"""Base class of the searches: scikit-learn's search, with its candidates run as trials of the tuner."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ NO_FITS = "No fits were performed. Was the CV iterator empty? Were there no cand
 
 def _refitted_with(method: str) -> Any:
     def check(search: Any) -> bool:
-        getattr(search.best_estimator_, method)  # The AttributeError names what is missing.
+        getattr(search.best_estimator_, method)  # The AttributeError names the missing method.
         return True
 
     return check
 
 
 class _Ended(Exception):
-    """Early end of a search between its rounds."""
+    """Raised to end a search early, between its rounds."""
 
 
 @dataclass
 class _Evaluated:
-    """Candidates that a search has evaluated in one or several rounds.
+    """Candidates that a search has evaluated so far, in one or several rounds.
 
     Attributes:
         candidates: candidates of all rounds.
@@ -92,13 +92,13 @@ class _Evaluated:
 
 
 class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
-    """Base of the searches, also of searches that users write, like scikit-learn's `BaseSearchCV`.
+    """Base of the searches, also of users' own searches, like scikit-learn's `BaseSearchCV`.
 
     A subclass that overrides `_run_search(evaluate_candidates)` chooses the candidates itself, and may use
-    the results of previous ones. Each call of `evaluate_candidates` is a separate experiment.
+    the results of previous candidates. Each call of `evaluate_candidates` is a separate experiment.
     """
 
-    # Values for subclasses whose constructor lacks these arguments, like scikit-learn's.
+    # Defaults for subclasses whose constructor lacks these arguments, as scikit-learn's constructors do.
     early_stopping: Any = None
     local_dir: Any = None
     name: str | None = None
@@ -132,10 +132,10 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
     _space_argument: ClassVar[str] = "param_grid"
-    """Name of the constructor's argument for the parameter space."""
+    """Name of the constructor's argument that gives the parameter space."""
 
     def _keep(self, arguments: Mapping[str, Any]) -> None:
-        """Set the constructor's arguments as attributes; scikit-learn allows a constructor nothing else."""
+        """Set the constructor's arguments as attributes; scikit-learn allows no other work there."""
         self.__dict__.update({name: value for name, value in arguments.items() if name != "self"})
 
     def _search(self) -> CandidateSource | None:
@@ -158,8 +158,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         """Evaluate the candidates by cross-validation, and fit the best candidate on all data.
 
         Args:
-            X: (n_samples, n_features), or (n_samples, n_samples) if the estimator takes such a matrix:
-                arrays, sparse matrices, frames, or lists of any objects that the estimator takes.
+            X: (n_samples, n_features), or (n_samples, n_samples) if the estimator accepts such a matrix:
+                arrays, sparse matrices, frames, or lists of any objects that the estimator accepts.
             y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without labels.
             groups: (n_samples,), for splitters that keep groups together.
             tune_params: further settings of the tuner.
@@ -171,9 +171,9 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
             This search, fitted.
 
         Raises:
-            InvalidParameterError: an argument of the constructor has the wrong type; it is a ValueError.
-            ConfigError: an argument is out of range, or contradicts another argument; it is a ValueError.
-            ValueError: all fits failed, or nothing was to be fitted.
+            InvalidParameterError: an argument of the constructor has the wrong type; a ValueError.
+            ConfigError: an argument is out of range, or contradicts another argument; a ValueError.
+            ValueError: all fits failed, or nothing had to be fitted.
             Exception: an error of the estimator or the scorer, if `error_score` is "raise"; any error of the
                 splitter or of the fit on all data.
         """
@@ -191,7 +191,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if hasattr(self, "_check_input_parameters"):
             self._check_input_parameters(X=X, y=y, split_params=routed.splitter.split)
         self.n_splits_ = self._checked_cv_orig.get_n_splits(X, y, **routed.splitter.split)
-        # scikit-learn's order, because these calls may draw from the same generator.
+        # The calls are in scikit-learn's order, because they may draw from the same generator.
         search = None if self._has_own_rounds() else self._search()
         stopping = self._early_stopping(clone(self.estimator), tune_params, in_rounds=search is None)
         task = EvaluationTask(
@@ -241,7 +241,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Train the best estimator further on more data, without another search.
 
-        The method exists after `fit` has fitted an estimator that has it.
+        This method exists if `fit` has fitted an estimator with `partial_fit`.
 
         Args:
             X: (n_samples, n_features), as for `fit`.
@@ -257,7 +257,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     # --- parts of fit -----------------------------------------------------------------------------
 
     def _require_mode(self, scorers: Any, refit_metric: Any) -> None:
-        """Raise ConfigError if `mode` is unknown, or if it is "min" and no single scorer decides."""
+        """Raise ConfigError if `mode` is unknown, or is "min" and no single scorer decides."""
         if self.mode not in (None, "max", "min"):
             raise ConfigError(f"mode={self.mode!r}: give 'max', 'min', or None for 'max'")
         if self.mode == "min" and isinstance(scorers, MultimetricScorer):
@@ -427,7 +427,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self._require_refit_metric(found.candidates)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
-            # The traceback references this frame. Through `found` the error would reference itself and X.
+            # The traceback references this frame, so `found` would make the error reference itself and X.
             del found
             try:
                 raise error
@@ -455,7 +455,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
             if by_portions and self.resource is not None and not callable(self.refit):
-                # As in halving searches, because a score on few samples predicts little about one on all.
+                # As in halving searches, because a score on few samples predicts little about all samples.
                 reached = results["training_iteration"]
                 furthest = np.flatnonzero(reached == reached.max())
                 self.best_index_ = furthest[results[f"rank_test_{refit_metric}"][furthest].argmin()]
@@ -481,7 +481,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                     return
 
     def _second_fit(self, stopping: EarlyStopping | None) -> str:
-        """Return a sentence about a second `fit` after this one was ended early."""
+        """Return a sentence that says what a second `fit` does after an early end."""
         if stopping is not None:
             return "with early stopping a second fit starts again"
         if getattr(self, "random_state", 0) is None:

@@ -1,10 +1,10 @@
-"""Candidates of a search: spaces, and the sources that draw candidates from them.
+"""Candidates of a search: parameter spaces, and the sources that draw candidates from them.
 
-A space has the forms of scikit-learn, tune-sklearn, scipy, hyperopt, Optuna and scikit-optimize.
+A space may have the forms of scikit-learn, tune-sklearn, scipy, hyperopt, Optuna and scikit-optimize.
 
     {"kernel": ["rbf", "poly"], "C": loguniform(1e-3, 1e3), "degree": (2, 5), "gamma": tune.uniform(0, 1)}
 
-scikit-learn's `ParameterSampler` takes lists and distributions; learning searchers take domains.
+scikit-learn's `ParameterSampler` accepts lists and distributions; learning searchers accept domains.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from trainkit.tune.space.tree import holds_leaf
 
 PRIORS = ("uniform", "log-uniform")
 MAX_LISTED = 10_000
-"""Largest number of a domain's values given to scikit-learn as a list, from which it never draws twice."""
+"""Largest number of a domain's values given to scikit-learn as a list, from which it draws no value twice."""
 
 
 class DomainDistribution:
-    """Distribution in scikit-learn's form that draws from a domain.
+    """Distribution in scikit-learn's form that draws values from a domain.
 
     Args:
         domain: a domain of numbers.
@@ -118,7 +118,7 @@ def for_searcher(distributions: Any, *, hyperopt: bool = False) -> dict[str, Any
 
     Args:
         distributions: the space in the user's form.
-        hyperopt: keep hyperopt's expressions unchanged.
+        hyperopt: True keeps hyperopt's expressions unchanged.
 
     Raises:
         SpaceError: a parameter has no exact translation, or the space has several dictionaries.
@@ -174,7 +174,7 @@ def _expression_of(name: str, leaf: Any) -> Any:
 
 
 def domain_of(name: str, given: Any) -> Domain:
-    """Return the domain of a parameter, with exactly equal values and distribution.
+    """Return the domain of a parameter, with exactly the same values and distribution.
 
     Args:
         name: name of the parameter, for errors.
@@ -240,7 +240,7 @@ def _of_scipy(given: Any) -> Domain:
     from scipy import stats  # type: ignore[import-untyped]
 
     kind = type(getattr(given, "dist", None))
-    # Public methods return the parameters, even if they were given as location, scale or shape.
+    # Public methods return the parameters, even if the distribution was given location, scale or shape.
     if kind is type(stats.uniform):
         low, high = map(float, given.support())
         return Float(low, high)
@@ -309,7 +309,7 @@ class CandidateList(Searcher):
         self._next = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return a copy with the same candidate objects, because `best_params_` must hold these objects."""
+        """Return a copy with the same candidate objects, because `best_params_` must have these objects."""
         other = type(self)(self.candidates)
         other._next = self._next
         return other
@@ -339,10 +339,10 @@ class CandidateSource(NamedTuple):
 
     Attributes:
         searcher: the searcher that suggests candidates.
-        space: `param_space` for the tuner; None if the searcher has it.
+        space: `param_space` for the tuner; None if the searcher has its own space.
         num_samples: number of suggestions; -1: as many as the searcher has.
         learns: True if suggestions depend on the scores.
-        seed: seed of everything random; None draws a seed.
+        seed: seed of all random numbers; None draws a seed.
     """
 
     searcher: Searcher
@@ -386,7 +386,7 @@ def search_of(
         optimization: a name in upper or lower case, or a searcher.
         distributions: the space in the user's form.
         n_trials: number of candidates.
-        random_state: scikit-learn's argument; a `RandomState` advances, so the next search differs.
+        random_state: scikit-learn's argument; drawing advances a `RandomState`, so the next search differs.
         arguments: arguments of the searcher's constructor.
 
     Raises:
@@ -424,7 +424,7 @@ def search_of(
         )
     cls: Any = SEARCHERS.find(LEARNING[name])
     given, seed = dict(arguments or {}), seed_of(random_state)
-    if name == "bayesian":  # Its seed is fixed by default; the others use the tuner's seed.
+    if name == "bayesian":  # Its default seed is fixed; other searchers use the tuner's seed.
         given.setdefault("random_state", seed)
     taken = inspect.signature(cls).parameters
     unknown = sorted(given.keys() - taken.keys())
@@ -444,13 +444,13 @@ def _random(distributions: Any, n_trials: int, random_state: Any) -> CandidateSo
         space = for_searcher(distributions)
         return CandidateSource(BasicVariantGenerator(), space, n_trials, False, seed_of(random_state))
     sampler = ParameterSampler(for_sampler(distributions), n_trials, random_state=random_state)
-    # The draws of the candidates advance a generator exactly as in RandomizedSearchCV.
+    # Drawing the candidates advances a generator exactly as in RandomizedSearchCV.
     seed = random_state if isinstance(random_state, numbers.Integral) else None
     return CandidateSource(CandidateList(list(sampler)), None, -1, False, None if seed is None else int(seed))
 
 
 def seed_of(random_state: Any) -> int:
-    """Return the seed of a search; None draws it from NumPy's global generator, like scikit-learn."""
+    """Return the seed of a search; for None, draw it from NumPy's global generator, like scikit-learn."""
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

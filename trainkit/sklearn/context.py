@@ -1,4 +1,4 @@
-"""Context of a fit that is sent to workers: configuration and warning filters."""
+"""Context in which workers evaluate folds: scikit-learn's configuration and warning filters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Filter = tuple[Any, "str | re.Pattern[str] | None", type[Warning], "str | re.Pat
 
 @dataclass(frozen=True)
 class SklearnContext:
-    """Configuration of scikit-learn and warning filters, like those that joblib sends to its workers.
+    """Configuration of scikit-learn and warning filters, as joblib sends them to its workers.
 
     Attributes:
         config: result of `sklearn.get_config`, such as `enable_metadata_routing` and `transform_output`.
-        filters: warning filters; the first one that matches a warning decides.
+        filters: warning filters; the first filter that matches a warning decides.
     """
 
     config: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Early stopping of candidates: the scheduler, and the portions after which it judges."""
+"""Early stopping of candidates: the scheduler, and the portions of training after which it judges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainkit.tune.schedulers.halving import rung_levels
 from trainkit.tune.schedulers.pareto import ParetoScheduler
 
 REDUCTION = 4
-"""Number of candidates at a rung for each promoted one with `early_stopping=True`; ASHA's default."""
+"""Candidates at a rung for each promoted candidate, with `early_stopping=True`; ASHA's default."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class EarlyStopping:
 
     Attributes:
         scheduler: scheduler that stops candidates.
-        portions: portions of a candidate's training.
+        portions: portions into which a candidate's training is divided.
     """
 
     scheduler: TrialScheduler
     portions: Portions
 
     def require_able(self, estimator: Any, searched: Collection[str]) -> None:
-        """Raise ConfigError for an estimator that can't be trained in portions, before anything runs.
+        """Check, before anything runs, that the estimator can be trained in portions.
 
         Args:
             estimator: the estimator with the parameters that no candidate changes.
             searched: names of the parameters that candidates change.
 
         Raises:
-            ConfigError: it can't be trained in portions, for any parameters of the candidates.
+            ConfigError: the estimator can't be trained in portions, whatever the candidates' parameters.
         """
         mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
         names = {*searched, *mutated}
@@ -54,11 +54,11 @@ class EarlyStopping:
         self.portions.begin(clone(estimator), searched=names)
 
     def require_divisible(self, splits: Iterable[tuple[Any, Any]], classes: int) -> None:
-        """Raise ConfigError for folds with too few training samples, if portions consist of samples.
+        """Check that folds have enough training samples, if portions consist of samples.
 
         Args:
             splits: training and test samples of each fold.
-            classes: number of classes of a classifier; 1 for another estimator.
+            classes: number of classes of a classifier; 1 for other estimators.
 
         Raises:
             ConfigError: the first portion would have no sample, or lack a class.
@@ -81,13 +81,13 @@ class EarlyStopping:
     ) -> Any:
         """Return the estimator, trained on all data in the same portions as a candidate.
 
-        If portions consist of samples, it is fitted once on all samples.
+        If portions consist of samples, the estimator is fitted once, on all samples.
 
         Args:
             estimator: the estimator to clone.
-            history: pairs in order: parameters, and the number of portions trained with them.
+            history: pairs, in order, of parameters and the number of portions trained with them.
             X: samples for the estimator's `fit`.
-            y: labels; None if it learns without them.
+            y: labels; None if the estimator learns without labels.
             params: further arguments of `fit`.
         """
         trained = [(clone(dict(parameters), safe=False), portions) for parameters, portions in history]
@@ -124,9 +124,9 @@ def early_stopping_of(
     """Return the early stopping for these arguments of a search; None if candidates are fitted completely.
 
     Args:
-        early_stopping: None or False; True: ASHA with promotion, which trains one candidate to the end; a
-            scheduler, or its name.
-        max_iters: number of portions of a training.
+        early_stopping: None or False: no early stopping. True: ASHA with promotion, which trains one
+            candidate to the end. Or a scheduler, or its name.
+        max_iters: number of portions of a complete training.
         metric: metric to judge candidates by; None if it is unknown and not needed.
         mode: "max" or "min".
         last_step: True if only the last step of a pipeline is trained in portions.
@@ -189,7 +189,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
 
 
 def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
-    """Return advice about a scheduler that needs more arguments than its name."""
+    """Return advice for a scheduler that needs more than its name."""
     parameter = min(searched, default="alpha")
     changes = {
         "PopulationBasedTraining": f"hyperparam_mutations={{{parameter!r}: tune.loguniform(1e-4, 1.0)}}",
@@ -206,7 +206,7 @@ def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
 
 
 def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:
-    """Raise ConfigError if the scheduler judges never, or by a value that candidates don't report."""
+    """Raise ConfigError if the scheduler never judges, or judges by a value that candidates don't report."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
     require_goal(deciding, name, metric, mode)
     if isinstance(deciding, ParetoScheduler):
@@ -229,11 +229,11 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | 
 
 
 def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
-    """Raise ConfigError if a scheduler or searcher has another metric or mode than the search.
+    """Raise ConfigError if a scheduler or searcher has a different metric or mode than the search.
 
     Args:
-        part: a scheduler or searcher; its `metric` and `mode` may be None to use those of the search.
-        name: name of its class.
+        part: a scheduler or searcher; None as its `metric` or `mode` means the search's.
+        name: class name of `part`.
         metric: metric of the search.
         mode: mode of the search.
 

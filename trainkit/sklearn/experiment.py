@@ -1,4 +1,4 @@
-"""Run of the candidates as trials of the tuner, and their results."""
+"""Execution of the candidates as trials of the tuner, and their results."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class FoldPriority(NamedTuple):
 
     Attributes:
         block: number of the candidate's block.
-        fold: number of its next fold.
-        place: its position in the order of suggestion.
+        fold: number of the candidate's next fold.
+        place: the candidate's position in the order of suggestion.
     """
 
     block: int
@@ -62,7 +62,7 @@ def fold_priority(place: int, folds_done: int, block: int) -> FoldPriority:
 
     Args:
         place: the candidate's position in the order of suggestion, from 0.
-        folds_done: number of its finished folds.
+        folds_done: number of the candidate's finished folds.
         block: number of candidates in each block.
     """
     return FoldPriority(place // block, folds_done, place)
@@ -77,7 +77,7 @@ class FoldScheduler(TrialScheduler):
         block 0:  a b c d on fold 0,  a b c d on fold 1, ...   block 1:  e f g h on fold 0, ...
 
     No worker waits: a worker that finds no candidate for a fold starts the next fold. A candidate pauses
-    after each fold, unless it would be the next one to run.
+    after each fold, unless it would be the next candidate to run.
 
     Args:
         block: number of candidates in each block.
@@ -137,8 +137,8 @@ class CandidateResult:
         parameters: parameters of the candidate.
         outcomes: outcome of each fold; None for folds that were not evaluated.
         iterations: number of reported iterations.
-        error: error of its trial; None if it did not fail.
-        result: result of its trial.
+        error: error of the candidate's trial; None if the trial did not fail.
+        result: result of the candidate's trial.
     """
 
     parameters: Mapping[str, Any]
@@ -149,9 +149,9 @@ class CandidateResult:
 
     @property
     def history(self) -> list[tuple[Mapping[str, Any], int]]:
-        """Pairs in order: parameters, and the number of iterations that trained the model with them.
+        """Pairs, in order, of parameters and the number of iterations that trained the model with them.
 
-        Several pairs exist if population based training has copied another candidate's model.
+        Several pairs exist if population based training has copied the model of a different candidate.
         """
         stretches = self.result.lineage()
         if len(stretches) == 1:
@@ -165,7 +165,7 @@ class SearchResult:
 
     Attributes:
         candidates: candidates in the order of suggestion.
-        grid: the tuner's result of the same trials.
+        grid: the tuner's results of the same trials.
         ended_by: the reason for an early end; None if the search was complete.
         task: the task on which the candidates were evaluated.
     """
@@ -188,7 +188,7 @@ class SearchResult:
 
     @property
     def unfinished(self) -> PartialSearch | None:
-        """Outcomes for the next `fit` on the same data; None if none exist. Slow: hashes the task."""
+        """Outcomes for the next `fit` on the same data; None if none exist. Slow: it hashes the task."""
         known = known_of((each.result.metrics or {} for each in self.candidates), len(self.task.splits))
         return PartialSearch(self.task.digest or self.task.digested(), known) if known else None
 
@@ -213,13 +213,13 @@ def evaluate(
 
     Args:
         trainable: a trainable with reports from `report_of`, bound to its resources and to a `task`.
-        space: search space; None if the searcher has it.
+        space: search space; None if the searcher has its own space.
         tune: settings of the tuner.
-        run: settings of the run; without a name or a path it is kept in memory.
+        run: settings of the run; an experiment without a name or a path is kept in memory.
         folds: number of folds of a candidate.
         resumes: True if trials start from the known outcomes of their candidate.
         cpus: CPUs of a session that is started here; None: all CPUs of this machine.
-        before: outcomes of an earlier call, on the same task or another one.
+        before: outcomes of an earlier call, possibly on a different task.
 
     Raises:
         InfeasibleError: the session has fewer resources than a trial needs.
@@ -234,8 +234,8 @@ def evaluate(
         if first is not None:
             task = stack.enter_context(_with_first_folds(task, first, cpus, tune.max_concurrent_trials))
         if first is not None and not first.left:
-            # This folder is never created. A random name avoids another program's folder, which could hold
-            # commands.
+            # This folder is never created. A random name avoids a folder of another program, which could
+            # contain commands.
             folder: Path | None = Path(tempfile.gettempdir(), f"trainkit-sklearn-{secrets.token_hex(8)}")
             bound = replace(with_parameters(trainable, task=task), here=True)
         else:
@@ -250,7 +250,7 @@ def evaluate(
             experiment = ExperimentRun(bound, whole, tune, run, folder, in_memory=True)
         if task.digest:
             experiment.note({MORE_TO_COME: True})
-        experiment.restorable = False  # A search is resumed by another `fit`.
+        experiment.restorable = False  # A search is resumed by calling `fit` again.
         try:
             grid = experiment.fit()
         except InfeasibleError as error:
@@ -272,7 +272,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _with_own_name(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
-    """Yield settings with a name for this search only, and the folder and name that searches share."""
+    """Yield settings with a name for this search only, and the folder and name shared by all searches."""
     if run.name is None:
         yield run, None
         return
@@ -305,15 +305,15 @@ def _preload_packages(estimator: Any) -> None:
 
 
 _sharing = 0
-"""Number of running searches in the session that the first of them started."""
+"""Number of running searches that share the session started by the first of them."""
 
 
 @contextlib.contextmanager
 def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
-    """Use the current session, or start one that is parked for later searches after its last search.
+    """Use the current session, or start one, which stays ready for later searches after its last search.
 
     Args:
-        estimator: workers are forked with its packages.
+        estimator: workers are forked with this estimator's packages already imported.
         cpus: CPUs of a new session; None: all CPUs of this machine.
     """
     global _sharing
@@ -323,7 +323,7 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
         if shared and not _sharing:
             api.init(num_cpus=cpus or os.cpu_count())
         _sharing += shared
-    end = api.shutdown  # After an interrupt the session may be in any state.
+    end = api.shutdown  # After an interrupt the session may be in an unknown state.
     try:
         yield
         end = session.park
@@ -341,7 +341,7 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
 def _first_folds(
     trainable: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
 ) -> FirstFolds | None:
-    """Return folds that this process itself evaluates first; None if the search does not suit this."""
+    """Return folds that this process evaluates first; None if the search is not suited for this."""
     searcher, current = tune.search_alg, session.running()
     listed = searcher.candidates if isinstance(searcher, CandidateList) else ()
     asked = {name: amount for name, amount in trainable.request({}).required_resources.items() if amount}
@@ -362,14 +362,14 @@ def _first_folds(
 
 
 def _is_there() -> None:
-    """Do nothing; the result shows that a worker is running."""
+    """Do nothing; a result shows that a worker is running."""
 
 
 @contextlib.contextmanager
 def _with_first_folds(
     task: EvaluationTask, first: FirstFolds, cpus: int | None, limit: int | None
 ) -> Iterator[EvaluationTask]:
-    """Evaluate folds in this process while this is faster; yield the task with their outcomes."""
+    """Evaluate folds in this process while this is faster than workers; yield the task with the outcomes."""
     workers = min(cpus or os.cpu_count() or 1, limit or math.inf)
     with contextlib.ExitStack() as stack:
         around = stack.enter_context(contextlib.ExitStack())
@@ -380,16 +380,16 @@ def _with_first_folds(
             if not there:
                 begun = api.remote(_is_there).remote()
                 while first.left and not api.wait([begun], timeout=LOOK_S)[0]:
-                    continue  # Folds continue meanwhile. If they finish first, the search need not wait.
+                    continue  # Folds are evaluated meanwhile. If they finish first, the search need not wait.
                 first.suffice(int(workers), there=True)
         if first.stop():
-            around.close()  # Else at the end, when the running fold has usually finished.
+            around.close()  # Otherwise it closes at the end, when the current fold has usually finished.
         yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 
 
 BLOCK_ROUNDS = 4
-"""Candidates in a block per concurrently running candidate, if all candidates are known in advance. A
-larger block keeps workers at the same fold for longer, but an early end leaves more candidates incomplete.
+"""Candidates in a block per concurrently running candidate, if all candidates are known in advance. With a
+larger block, workers stay at the same fold for longer, but an early end leaves more candidates incomplete.
 If an early end is requested, the factor is 1."""
 
 
@@ -399,7 +399,7 @@ def _with_shared_copies(
 ) -> Iterator[tuple[Bound, TuneConfig, RunConfig]]:
     """Yield the task's trainable and settings; if the folds are large, workers share copies of them."""
     by_folds = trainable.trainable is FoldTrial
-    here = session.engine().name == "local"  # Workers on other machines can't see files of this process.
+    here = session.engine().name == "local"  # Workers on other machines can't open files of this process.
     parts = parts_to_copy(task.X, task.splits, views=by_folds) if here else []
     if not parts:
         bound = with_parameters(trainable, task=task)
@@ -423,8 +423,8 @@ AHEAD = 2
 """Started candidates or folds per running one, so that a free process finds its next fold at once."""
 
 FEW = 20
-"""Candidates per additional process; with fewer, several folds of a candidate run at once. Processes are
-idle at the end of a search; the fewer candidates it has, the larger is this share."""
+"""Candidates per additional process. With fewer candidates, several folds of a candidate run at once:
+processes are idle at the end of a search, and this share is larger, the fewer candidates the search has."""
 
 
 def _in_tasks(
@@ -432,8 +432,8 @@ def _in_tasks(
 ) -> tuple[Bound, TuneConfig]:
     """Return the settings with folds as tasks, unless each candidate needs its own process.
 
-    A candidate needs its own process for checkpoints, for a time limit, and for a GPU, which only one process
-    should use at a time.
+    A candidate needs its own process for checkpoints, for a time limit, and for a GPU, because only one
+    process at a time should use a GPU.
     """
     request = bound.request({})
     saved = run.checkpoint_config.checkpoint_frequency or run.checkpoint_config.checkpoint_at_end
@@ -464,7 +464,7 @@ def _at_once(bound: Bound, tune: TuneConfig) -> int:
 
 def _fit(bound: Bound) -> int:
     """Return the number of candidates that fit into the resources of the current session."""
-    there = session.engine().cluster_resources()  # This process knows it, even if the node has just died.
+    there = session.engine().cluster_resources()  # This process knows them, even if the node has just died.
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
     return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
 
@@ -489,14 +489,14 @@ def comparable_candidates(
     by_portions: bool,
     may_be_none: bool = False,
 ) -> list[CandidateResult]:
-    """Return the candidates to compare; warn about the number of omitted ones.
+    """Return the candidates to compare; warn about the number of omitted candidates.
 
     Args:
         found: result of the search.
-        task: the task on which the search evaluated them.
-        again: sentence about a second `fit` after an early end.
+        task: the task on which the search evaluated the candidates.
+        again: sentence about what a second `fit` does after an early end.
         by_portions: True if all folds are trained together, with a report for each portion.
-        may_be_none: True if earlier rounds have candidates.
+        may_be_none: True if earlier rounds have complete candidates.
 
     Raises:
         KeyboardInterrupt: Ctrl-C ended the search, and no candidate is complete.
@@ -504,7 +504,7 @@ def comparable_candidates(
     """
     complete, cut_off = complete_candidates(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
-        cut_off = max(cut_off, task.candidates - len(complete))  # Some were not even started.
+        cut_off = max(cut_off, task.candidates - len(complete))  # Some candidates were not even started.
     if not complete and not may_be_none and found.interrupted:
         raise KeyboardInterrupt
     why = "" if found.ended_by is None else found.ended_by.why
@@ -539,7 +539,7 @@ def error_to_raise(
             cause = error.cause
             cause.__cause__ = RemoteTraceback(error.remote_traceback)
             return cause
-        # Errors of stop rules in the driver, such as a rule about a value that is not reported.
+        # Errors of stop rules in the driver, for example a rule about a value that is not reported.
         if isinstance(error, MetricError) or type(error) is TrialError:
             return error
         if error is not None and error_score == "raise":
@@ -563,7 +563,7 @@ def _position_of(candidate: CandidateResult, *, by_portions: bool) -> str:
 def warn_if_few(found: SearchResult, search: CandidateSource) -> None:
     """Warn if the searcher suggested fewer candidates than requested.
 
-    For a random search scikit-learn's own `ParameterSampler` warns.
+    For a random search, scikit-learn's own `ParameterSampler` warns.
     """
     given, asked = len(found.candidates), search.num_samples
     if found.ended_by is None and given < asked:
@@ -579,11 +579,11 @@ def warn_if_few(found: SearchResult, search: CandidateSource) -> None:
 def complete_candidates(
     candidates: Sequence[CandidateResult], task: EvaluationTask, *, by_portions: bool
 ) -> tuple[list[CandidateResult], int]:
-    """Return the candidates that have an outcome for each fold, and the number of others.
+    """Return the candidates that have an outcome for each fold, and the number of other candidates.
 
     Args:
         candidates: candidates in the order of suggestion.
-        task: the task on which they were evaluated.
+        task: the task on which the candidates were evaluated.
         by_portions: True if all folds are trained together, with a report for each portion.
     """
     complete = []

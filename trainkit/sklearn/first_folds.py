@@ -1,4 +1,4 @@
-"""A search's first folds, evaluated in the program itself until workers take over."""
+"""A search's first folds, evaluated in the program's own process until workers take over."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MOST_CANDIDATES = 100
 """Number of candidates above which this process does not evaluate first folds."""
 
 MOST_S = 1.0
-"""Seconds of work above which running workers always take over the rest."""
+"""Seconds of remaining work above which running workers always take over."""
 
 START_AFTER_S = 0.5
-"""Seconds of work in this process, finished and remaining, for which no session is started."""
+"""Seconds of work in this process, finished and remaining, up to which no session is started."""
 
 HAND_OVER_S = 0.1
 """Seconds that workers of a running session need for their first fold."""
 
 LOOK_S = 0.02
-"""Smallest number of seconds between two checks of the folds, each of which makes the folds wait."""
+"""Smallest number of seconds between two checks of the folds, because each check delays the folds."""
 
 LEAVE_S = 0.1
 """Seconds to wait for an abandoned fold, which may take arbitrarily long."""
@@ -53,7 +53,7 @@ def worth_starting(spent_s: float, folds_done: int, folds_left: int) -> bool:
 
 
 def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
-    """Return True if running workers should take over: the rest is long, or they are faster.
+    """Return True if running workers should take over: much work is left, or they are faster.
 
     Args:
         fold_s: seconds for a fold.
@@ -66,10 +66,10 @@ def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _libraries(modules: int) -> Any:
-    """Return the loaded native libraries; finding them takes as long as a small fit.
+    """Return the loaded native libraries; the search for them takes as long as a small fit.
 
     Args:
-        modules: number of imported modules that could have loaded a library; the key of the cache.
+        modules: number of imported modules that could have loaded a library, used as the cache's key.
     """
     del modules
     return ThreadpoolController()
@@ -78,16 +78,16 @@ def _libraries(modules: int) -> Any:
 class FirstFolds:
     """Folds that this process itself evaluates, in order, in a thread that may be abandoned.
 
-    Only one search of a process does this at a time, because all threads share the global generators. During
-    another search's folds this search evaluates none.
+    Only one search of a process does this at a time, because all threads share the global generators. A
+    second search evaluates no folds in the meantime.
 
     Scores equal those of the workers: libraries use one thread, and the global generators are seeded equally.
-    Their states are restored afterwards.
+    The generators' states are restored afterwards.
 
-    An abandoned fold continues to its end beside the workers, because an error raised from outside could
-    leave a library's lock held. Workers evaluate this fold later than others, so the end of the search seldom
-    waits for the abandoned one. After Ctrl-C nothing waits for it; until its end it may still draw from the
-    global generators.
+    An abandoned fold continues to its end while the workers run, because an error raised from outside could
+    leave a library's lock held. Workers evaluate this fold later than other folds, so the end of the search
+    seldom waits for the abandoned fold. After Ctrl-C nothing waits for it; until it ends, it may still draw
+    from the global generators.
 
     Args:
         task: the task to evaluate.
@@ -95,7 +95,7 @@ class FirstFolds:
         seed: seed of the search; None if none was given.
 
     Attributes:
-        known: outcomes of the candidates' first folds, by key.
+        known: outcomes of the candidates' first folds, by candidate key.
     """
 
     in_use: ClassVar = threading.Lock()
@@ -121,7 +121,7 @@ class FirstFolds:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluate folds inside the block; no fold starts after it."""
+        """Evaluate folds inside the block; no fold starts after the block."""
         if not self.in_use.acquire(blocking=False):
             self._ended.set()
             yield
@@ -154,7 +154,7 @@ class FirstFolds:
             self._ended.wait()
 
     def stop(self) -> bool:
-        """Start no further fold, and abandon the current one; return True if it has already ended."""
+        """Start no further fold, and abandon the current fold; return True if it has already ended."""
         self._is_over = True
         return self._ended.wait(LEAVE_S)
 
@@ -167,7 +167,7 @@ class FirstFolds:
 
         Args:
             workers: number of workers that evaluate folds at once.
-            there: True if the workers run already, or almost.
+            there: True if the workers are running or almost ready.
         """
         spent_s = 0.0
         while self.left and not self._ended.wait(max(LOOK_S, spent_s)):
@@ -179,7 +179,7 @@ class FirstFolds:
         return self.left == 0
 
     def _spent_s(self) -> float:
-        """Return the thread's CPU seconds, unaffected by load; at least 1/20 of the elapsed time."""
+        """Return the thread's CPU seconds, unaffected by load, but at least 1/20 of the elapsed time."""
         with contextlib.suppress(OSError):  # The thread has just ended.
             self._computed_s = self._clock()
         return max(self._computed_s, (SYSTEM.monotonic() - self._started) / 20)
@@ -195,9 +195,9 @@ class FirstFolds:
 
     def _evaluate(self) -> None:
         if len(self.known) < len(self._candidates) or "" in self.known:
-            return  # Some candidates have equal keys or none.
+            return  # Some candidates share a key or have no key.
         task = replace(self._task, estimator=writable_copy(self._task.estimator))
-        # A worker raises the error again, and `fit` reports its place.
+        # A worker raises the same error again, and `fit` then reports where it occurred.
         with contextlib.suppress(Exception), self._native.limit(limits=1, user_api="openmp"):
             for candidate, outcomes in enumerate(self.known.values()):
                 parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}

@@ -1,4 +1,4 @@
-"""The two halving searches: scikit-learn's algorithm, with each round as an experiment of a tuner."""
+"""The two halving searches: scikit-learn's algorithm, with each round as an experiment of the tuner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KNOWN_AT_THE_END = (
 
 
 class _Halving(TuneBaseSearchCV):
-    """Common part of both searches beyond scikit-learn's: an early end."""
+    """Common code of both searches: the early end, which scikit-learn lacks."""
 
     def _in_rounds(self, *args: Any) -> Any:
         for name in _KNOWN_AT_THE_END:  # The values belong to an earlier fit.
@@ -38,12 +38,12 @@ class _Halving(TuneBaseSearchCV):
 
 
 class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[misc]
-    """scikit-learn's `HalvingGridSearchCV` with trials of a tuner as candidates.
+    """scikit-learn's `HalvingGridSearchCV`, with its candidates run as trials of the tuner.
 
     All candidates are first evaluated with few resources, by default samples. The best third is then
     evaluated with three times as many, and so on. scikit-learn's own code decides which candidates survive,
-    their scores and `cv_results_`. Each round is a separate experiment; `analysis_` belongs to the last
-    round.
+    and computes their scores and `cv_results_`. Each round is a separate experiment; `analysis_` belongs to
+    the last round.
 
     Args:
         estimator, param_grid: see `TuneGridSearchCV`.
@@ -53,11 +53,11 @@ class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[mi
         min_resources: resources of a candidate in the first round; "exhaust": chosen so that the last round
             has `max_resources`; "smallest": scikit-learn's smallest sensible number.
         aggressive_elimination: True repeats the first round until so few candidates are left that the last
-            round has fewer than `factor`.
+            round has fewer than `factor` candidates.
         cv: number of folds, or a splitter that returns equal folds each time.
-        scoring: one scorer.
+        scoring: a single scorer.
         refit, error_score, return_train_score, verbose: scikit-learn's arguments.
-        random_state: seed for the drawing of samples.
+        random_state: seed for drawing samples.
         n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.
         local_dir, name, use_gpu, loggers, sk_n_jobs: see `TuneGridSearchCV`.
         time_budget_s: seconds, or a timedelta, for all rounds together. Only candidates that are complete by
@@ -67,8 +67,9 @@ class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[mi
         cv_results_: a row for each candidate of each round, with `iter` and `n_resources`.
         n_resources_, n_candidates_: a value for each round.
         n_remaining_candidates_, n_iterations_, n_required_iterations_, n_possible_iterations_,
-            min_resources_, max_resources_: scikit-learn's attributes. If the search ended early, by its
-            budget or Ctrl-C, n_iterations_ is the number of started rounds, and n_remaining_candidates_,
+            min_resources_, max_resources_: scikit-learn's attributes. If the budget or Ctrl-C ended the
+                search
+            early, n_iterations_ is the number of started rounds, and n_remaining_candidates_,
             n_required_iterations_ and n_possible_iterations_ are missing.
     """
 
@@ -106,7 +107,7 @@ class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[mi
 
 
 class TuneHalvingRandomSearchCV(HalvingRandomSearchCV, _Halving):  # type: ignore[misc]
-    """scikit-learn's `HalvingRandomSearchCV` with trials of a tuner as candidates.
+    """scikit-learn's `HalvingRandomSearchCV`, with its candidates run as trials of the tuner.
 
     Args:
         estimator: the estimator to tune.
@@ -116,7 +117,7 @@ class TuneHalvingRandomSearchCV(HalvingRandomSearchCV, _Halving):  # type: ignor
         factor, resource, max_resources, min_resources, aggressive_elimination, cv, scoring, refit,
             error_score, return_train_score, n_jobs, verbose, local_dir, name, use_gpu, loggers,
             time_budget_s, sk_n_jobs: see `TuneHalvingGridSearchCV`.
-        random_state: seed for the candidates and for the drawing of samples.
+        random_state: seed for drawing candidates and samples.
     """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {

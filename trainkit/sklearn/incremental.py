@@ -1,4 +1,4 @@
-"""Rules of incremental training: how an estimator is trained in portions.
+"""Rules of incremental training, in which an estimator is trained in portions.
 
 The methods are tried in tune-sklearn's order:
 
@@ -7,8 +7,8 @@ The methods are tried in tune-sklearn's order:
     warm_start with max_iter        each portion is a fit of some iterations, which continues the last fit
     warm_start with n_estimators    each portion adds members to the ensemble
 
-Except for `partial_fit`, a parameter of the estimator is the amount of a whole training, and `max_iters`
-divides it: with n_estimators=100 and max_iters=10 a report comes after 10, 20, ... 100 trees.
+Except for `partial_fit`, a parameter of the estimator gives the size of a complete training, and `max_iters`
+divides it into portions: with n_estimators=100 and max_iters=10, reports come after 10, 20, ... 100 trees.
 
 With resource="n_samples" any estimator can be trained in portions: each portion is a new fit on more samples.
 
@@ -34,7 +34,7 @@ COUNTED_BY = "training_iteration"
 
 
 class MethodKind(StrEnum):
-    """Kind of a portion of training."""
+    """Method that trains one portion."""
 
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
@@ -50,7 +50,7 @@ class IncrementalMethod:
 
     Attributes:
         kind: see `MethodKind`.
-        resource: parameter whose value is divided; None if each portion is one call.
+        resource: parameter whose value is divided into portions; None if each portion is one call.
         synonyms: further names of this parameter.
         default: value used if the parameter is None or missing.
         running_total: True if the resource counts from the start of training, not from the last call of
@@ -64,10 +64,10 @@ class IncrementalMethod:
     running_total: bool = True
 
     def maximum(self, parameters: Mapping[str, Any], portions: int) -> int:
-        """Return the amount of a complete training, from the estimator's parameters.
+        """Return the size of a complete training, such as the number of trees, from the parameters.
 
         Raises:
-            ConfigError: the amount is not a whole number, or smaller than the number of portions.
+            ConfigError: the size is not a whole number, or is smaller than the number of portions.
         """
         if self.resource is None:
             return portions
@@ -82,11 +82,11 @@ class IncrementalMethod:
 
 
 def end_of(portion: int, maximum: int, portions: int) -> int:
-    """Return the amount of training at the end of a portion; portions differ by one at most.
+    """Return how much of a training is done at the end of a portion; portions differ by one at most.
 
     Args:
-        portion: from 1; 0 for the start.
-        maximum: amount of a complete training.
+        portion: number of the portion, from 1; 0 for the start.
+        maximum: size of a complete training.
         portions: number of portions.
     """
     return portion * maximum // portions
@@ -96,7 +96,7 @@ def to_report(reports: Sequence[int], done: int) -> int:
     """Return the number of portions until the next report; 1 after the last report.
 
     Args:
-        reports: portions that end with a report, ascending.
+        reports: numbers of the portions that end with a report, ascending.
         done: number of finished portions.
     """
     following = bisect_right(reports, done)
@@ -104,21 +104,21 @@ def to_report(reports: Sequence[int], done: int) -> int:
 
 
 def portions_at(reports: Sequence[int], count: int) -> int:
-    """Return the number of portions at the `count`-th report of a candidate, from 1.
+    """Return the number of portions trained by a candidate's report number `count`, from 1.
 
     Args:
-        reports: portions that end with a report, ascending; after the last, each portion ends with one.
+        reports: numbers of the portions that end with a report, ascending; after the last, each portion does.
         count: number of the report.
     """
     return reports[count - 1] if count <= len(reports) else reports[-1] + count - len(reports)
 
 
 def growing_order(labels: np.ndarray | None, count: int, random: np.random.RandomState) -> np.ndarray:
-    """Return an order of samples in which each beginning represents the whole.
+    """Return an order of samples in which every initial stretch represents the whole.
 
     Args:
-        labels: (count,), class labels. Each beginning holds the classes in about equal proportions, and all
-            classes if it is at least as long as their number. None: no classes.
+        labels: (count,), class labels. Each initial stretch has the classes in about equal proportions to the
+            whole, and all classes if it is at least as long as their number. None: no classes.
         count: number of samples.
         random: generator that draws the order.
 
@@ -144,14 +144,14 @@ _CATBOOST_TREES = ("iterations", "n_estimators", "num_trees", "num_boost_round")
 """Source: CatBoost documentation, Training parameters, iterations and its aliases."""
 _STOPS_ITSELF = ("early_stopping_rounds", "early_stopping_round", "od_wait", "od_pval")
 DECISIVE = frozenset({"solver", "early_stopping", *_STOPS_ITSELF})
-"""Parameters, besides the resource, that decide if an estimator can be trained in portions."""
+"""Parameters, besides the resource, that decide whether an estimator can be trained in portions."""
 
 
 def incremental_method(estimator: Any) -> IncrementalMethod:
     """Return the method by which this estimator, with its parameters, is trained in portions.
 
     Raises:
-        ConfigError: no method exists, or a parameter contradicts it.
+        ConfigError: no method exists, or a parameter contradicts the method.
     """
     parameters = estimator.get_params(deep=False)
     name = type(estimator).__name__
@@ -182,7 +182,7 @@ def incremental_method(estimator: Any) -> IncrementalMethod:
 
 
 def trained_step(estimator: Any, *, last_step: bool) -> Any:
-    """Return the estimator that is trained in portions: itself, or the last step of a pipeline.
+    """Return the estimator to train in portions: `estimator` itself, or the last step of a pipeline.
 
     Args:
         estimator: an estimator or a pipeline.
@@ -210,7 +210,7 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
 
 
 def require_free(way: IncrementalMethod, searched: Collection[str], prefix: str = "") -> None:
-    """Raise ConfigError for a search over parameters that early stopping sets itself.
+    """Raise ConfigError if the search varies parameters that early stopping sets itself.
 
     Args:
         way: method of training.
@@ -285,7 +285,7 @@ def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any])
 
 
 def descends(estimator: Any, package: str, *names: str) -> bool:
-    """Return True for an object of one of these classes, without importing their package."""
+    """Return True if the object has one of these classes; does not import their package."""
     return any(
         base.__name__ in names and base.__module__.partition(".")[0] == package
         for base in type(estimator).__mro__

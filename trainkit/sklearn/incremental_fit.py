@@ -33,15 +33,15 @@ def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None
     """Train an estimator for further passes over the data.
 
     scikit-learn's linear models with stochastic gradient descent run all passes of `fit` in one C loop, but
-    only one pass per `partial_fit`, which for thousands of samples spends most of its time outside of the
-    loop. For these models several passes are therefore run at once, as their `fit` does. From an unfitted
-    estimator the result equals `fit` with `max_iter=passes` and `tol=None`, bit for bit. For other estimators
-    it equals calls of `partial_fit`.
+    only one pass per `partial_fit`. For thousands of samples most time of such a pass is spent outside of the
+    loop. For these models this function therefore runs several passes at once, as their `fit` does. From an
+    unfitted estimator, the result equals `fit` with `max_iter=passes` and `tol=None`, bit for bit. For other
+    estimators the result equals calls of `partial_fit`.
 
     Args:
         estimator: an estimator with `partial_fit`; trained in place.
         passes: number of passes, 1 or more.
-        data: X, and y for an estimator that takes labels.
+        data: X, and y for an estimator that needs labels.
         params: further arguments of `partial_fit`.
     """
     if passes > 1 and _loops(estimator):
@@ -60,7 +60,7 @@ def _loops(estimator: Any) -> bool:
 
 def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
     usual = estimator.tol
-    estimator.tol = None  # It could end the loop early, which single passes never do.
+    estimator.tol = None  # A tolerance could end the loop early, which never happens in single passes.
     # In all these classes `fit` and `partial_fit` call this method, with the number of passes as a keyword.
     estimator._partial_fit = functools.partial(_with_passes, estimator._partial_fit, passes)
     try:
@@ -71,19 +71,19 @@ def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> No
 
 
 def _with_passes(call: Any, passes: int, *args: Any, max_iter: int, **kwargs: Any) -> Any:
-    """Call `call` with another number of passes."""
+    """Call `call` with `passes` in place of `max_iter`."""
     del max_iter
     return call(*args, max_iter=passes, **kwargs)
 
 
 Data: TypeAlias = tuple[Any, Any, dict[str, Any]]
-"""Arguments of `fit`: X, y, which may be None, and further arguments by name."""
+"""Arguments of `fit`: X, y (may be None), and further arguments by name."""
 
 
 class IncrementalFit:
-    """Incremental training, with results equal to scikit-learn's calls made by hand.
+    """Incremental training, with the same results as scikit-learn's calls made by hand.
 
-    Transformers of a pipeline are fitted once, with the first portion, and the transformed data is kept.
+    Transformers of a pipeline are fitted once, with the first portion; the transformed data is kept.
 
     Args:
         estimator: unfitted estimator with its parameters; trained in place.
@@ -111,7 +111,7 @@ class IncrementalFit:
         require_free(self._way, searched, self._prefix)
         parameters = self._trained.get_params(deep=False)
         self._maximum = self._way.maximum(parameters, portions)
-        # Parameters that are changed for a portion and restored afterwards.
+        # Parameters that are changed during a portion and restored afterwards.
         self._usual = {name: parameters[name] for name in ("warm_start", "max_iter") if name in parameters}
         self._prototype = clone(self._trained) if self._way.kind is MethodKind.CATBOOST else None
         self._data: Data | None = None
@@ -133,8 +133,8 @@ class IncrementalFit:
         """Train further portions, in as few calls of the estimator as possible.
 
         Args:
-            load: function that returns the data for the whole estimator, equal each time; called when needed.
-            portions: number of portions, at most the remaining ones.
+            load: function that returns the data for the whole estimator, equal each time; called if needed.
+            portions: number of portions, at most the number of remaining portions.
         """
         X, y, params = self._prepared(load)
         portion = self.done + portions
@@ -169,7 +169,7 @@ class IncrementalFit:
         if self._data is not None:
             return self._data
         data = self._transformed(*load())
-        if self.transforms:  # Without transformers the data itself is not kept.
+        if self.transforms:  # Without transformers the data is not kept, because `load` returns it again.
             self._data = data
         return data
 
@@ -222,7 +222,7 @@ class IncrementalFit:
             self.estimator = model
 
     def _classes(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all classes, for a `partial_fit` that needs them in its first call."""
+        """Return all classes as an argument, for a `partial_fit` that needs them in its first call."""
         return {} if "classes" in params else self._all_classes
 
     @functools.cached_property
@@ -235,18 +235,18 @@ class IncrementalFit:
         return {"classes": unique_labels(self._labels)}
 
     def _is_expected(self, warning: warnings.WarningMessage, amount: int) -> bool:
-        """Return True if only the division into portions causes the warning."""
+        """Return True if the warning is caused only by the division into portions."""
         if issubclass(warning.category, ConvergenceWarning):
             iterations = getattr(self._trained, "n_iter_", None)
             ended_by_limit = iterations is not None and np.max(iterations) >= amount
             return ended_by_limit and self.done + 1 < self._portions
-        # A forest warns that class weights may change with the data, but here the data stays equal.
+        # A forest warns that class weights may change with the data, but here the data never changes.
         return str(warning.message).startswith("class_weight presets")
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def state(self, load: Callable[[], Data]) -> dict[str, Any]:
-        """Return the state for `resume`; it holds transformed data only if it can't be computed again.
+        """Return the state for `resume`, with the transformed data only if it can't be computed again.
 
         Args:
             load: see `advance`.
@@ -280,7 +280,7 @@ class IncrementalFit:
 
 
 class RepeatedFit:
-    """Training that starts again with each portion, on more samples each time.
+    """Training that starts from the beginning with each portion, on more samples each time.
 
     Args:
         estimator: unfitted estimator with its parameters.
@@ -297,13 +297,13 @@ class RepeatedFit:
         """Train a clone on the samples that belong to the trained portions.
 
         Args:
-            load: function that returns the data; called after `done` includes these portions.
-            portions: number of portions, at most the remaining ones.
+            load: function that returns the data; called once `done` includes these portions.
+            portions: number of portions, at most the number of remaining portions.
         """
         self.done += portions
         X, y, params = load()
-        # On failure the estimator stays unfitted, because it may be trained again from another candidate's
-        # model.
+        # On failure the estimator stays unfitted, because it may be trained again from the model of a
+        # different candidate.
         self.estimator = self.trained = clone(self.estimator).fit(X, *_labels(y), **params)
 
     def change(self, parameters: Mapping[str, Any]) -> None:
@@ -321,10 +321,10 @@ class RepeatedFit:
 
 @dataclass(frozen=True)
 class Portions:
-    """Portions of a training.
+    """Portions into which a training is divided.
 
     Attributes:
-        reports: portions that end with a report, ascending; the last one is a complete training.
+        reports: numbers of the portions that end with a report, ascending; the last completes the training.
         last_step: train only the last step of a pipeline in portions.
         of_samples: True if each portion is a new fit on more samples.
     """
@@ -336,7 +336,7 @@ class Portions:
     def begin(
         self, estimator: Any, *, labels: Any = None, searched: Collection[str] = ()
     ) -> IncrementalFit | RepeatedFit:
-        """Return the training of an unfitted estimator; arguments and errors as in `IncrementalFit`."""
+        """Return the training of an unfitted estimator; for arguments and errors see `IncrementalFit`."""
         if self.of_samples:
             return RepeatedFit(estimator)
         return IncrementalFit(
@@ -367,7 +367,7 @@ def _labels(y: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def _without_expected(is_expected: Callable[[warnings.WarningMessage], bool]) -> Iterator[None]:
-    """Hold warnings back until the end of the block; then issue the unexpected ones."""
+    """Withhold warnings until the end of the block; then issue the unexpected ones."""
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:

@@ -1,6 +1,6 @@
 """Private names of scikit-learn that the searches use, differences between its versions, and its callbacks.
 
-With these names the searches run scikit-learn's own code instead of a copy.
+These names let the searches run scikit-learn's own code instead of a copy.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ __all__ = [
 ]
 
 HAS_CALLBACKS = "callback_ctx" in inspect.signature(fit_and_score).parameters
-"""True since scikit-learn 1.9, in which a fit has callbacks."""
+"""True from scikit-learn 1.9, where `fit` supports callbacks."""
 
 
 @dataclass(frozen=True)
 class FoldCallbacks:
-    """Callbacks in a worker, for the folds that it evaluates.
+    """Callbacks in a worker, for the folds that the worker evaluates.
 
     Attributes:
         search: the estimator that runs the search.
-        context: context of the task "search".
+        context: scikit-learn's callback context of the task "search".
     """
 
     search: Any
     context: Any
 
     def arguments(self, candidate: int, split: int, folds: int) -> Mapping[str, Any]:
-        """Return the arguments of `fit_and_score` that call the callbacks for one fold of a candidate."""
-        # Copied, because the same fold may start again after a failure.
+        """Return the arguments of `fit_and_score` that invoke the callbacks for one fold of a candidate."""
+        # The context is copied, because the same fold may start again after a failure.
         searching = copy.copy(self.context)
         searching._children_map = {}
         task = searching.subcontext(task_name="candidate-split-evaluation", task_id=candidate * folds + split)
@@ -83,7 +83,7 @@ class FitCallbacks:
     Args:
         search: the estimator that runs the search.
         X, y: data of the search.
-        sample_weight: weights of the samples; None for none.
+        sample_weight: weights of the samples; None: no weights.
     """
 
     def __init__(self, search: Any, X: Any, y: Any, sample_weight: Any) -> None:
@@ -109,7 +109,7 @@ class FitCallbacks:
             evaluations: number of folds of all candidates; None if unknown.
 
         Yields:
-            None if there are no callbacks.
+            The callbacks; None without callbacks.
         """
         if self.root is None:
             yield None
@@ -121,7 +121,7 @@ class FitCallbacks:
         context.call_on_fit_task_end(estimator=self._search)
 
     def folds_within(self, context: Any) -> FoldCallbacks | None:
-        """Return the workers' callbacks for a round with this `context`; None if there are no callbacks."""
+        """Return the workers' callbacks for a round with this `context`; None without callbacks."""
         if context is None or not has_callbacks(self._search):
             return None
         return FoldCallbacks(self._search, context)

@@ -1,4 +1,4 @@
-"""Outcomes of folds: as reported metrics, by candidate key, and from interrupted searches.
+"""Outcomes of folds: their form as reported metrics, the keys of candidates, and interrupted searches.
 
 {"test_scores": {"auc": .9}, "fit_time": .1, ...} of fold 2  <->  split2_test_auc = .9, split2_fit_time = .1
 """
@@ -24,14 +24,15 @@ from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 
 Outcome: TypeAlias = dict[str, Any]
-"""Outcome of a fold in scikit-learn's form: `test_scores` and optionally `train_scores`, a number or a dict
-by scorer; `fit_time` and `score_time` in seconds; `n_test_samples`; and `fit_error`, a traceback or None."""
+"""Outcome of a fold in scikit-learn's form. `test_scores` and, optionally, `train_scores` are a number or a
+dict by scorer. `fit_time` and `score_time` are seconds. `fit_error` is a traceback or None. The outcome also
+has `n_test_samples`."""
 
 SINGLE = "score"
 """Name in `cv_results_` of a scorer without a name."""
 
 _BY_NAME = "scores_by_name"
-"""Reported flag of a fold whose scores are a dict with the only name `SINGLE`."""
+"""Reported flag of a fold whose scores are a dict with `SINGLE` as its only name."""
 
 
 def metric_name(scorer: str = SINGLE) -> str:
@@ -40,15 +41,15 @@ def metric_name(scorer: str = SINGLE) -> str:
 
 
 OBJECTIVE = "objective"
-"""tune-sklearn's name of the deciding mean, in the reports of every search."""
+"""tune-sklearn's name for the mean that compares candidates; every search reports it."""
 
 
 def report_of(outcomes: Sequence[Outcome | None], decisive: str | None = None) -> dict[str, Any]:
     """Return the metrics to report.
 
     Args:
-        outcomes: outcomes of all folds; None for unfinished folds. The means are nan until all folds are
-            finished, so that no candidate leads by its easiest folds.
+        outcomes: outcomes of all folds; None for unfinished folds. The means are NaN until all folds are
+            finished, so that no candidate leads because of its easiest folds.
         decisive: metric that compares candidates; None: the metric of the only scorer.
     """
     report: dict[str, Any] = {}
@@ -79,7 +80,7 @@ def report_of(outcomes: Sequence[Outcome | None], decisive: str | None = None) -
 
 
 def folds_in(report: Mapping[str, Any]) -> int:
-    """Return the number of folds in this report."""
+    """Return the number of folds that a report contains."""
     return next(split for split in itertools.count() if f"split{split}_fit_time" not in report)
 
 
@@ -114,10 +115,10 @@ def _outcome_of(values: Mapping[str, Any]) -> Outcome | None:
 def rank_lowest_first(results: dict[str, Any], scorer: str) -> None:
     """Change the ranks in `cv_results_` so that the lowest mean score is best.
 
-    Like in scikit-learn, equal means share the better rank, and nan means share the worst rank.
+    As in scikit-learn, equal means share the better rank, and NaN means share the worst rank.
 
     Args:
-        results: changed in place.
+        results: `cv_results_`, changed in place.
         scorer: the scorer whose ranks are changed.
     """
     means = results[f"mean_test_{scorer}"]
@@ -132,7 +133,7 @@ def _by_scorer(scores: Any) -> dict[str, float]:
 
 
 CANDIDATE_KEY = "candidate_key"
-"""Name of the metric that holds the candidate's key."""
+"""Name of the metric that contains the candidate's key."""
 
 KnownOutcomes = Mapping[str, Sequence[Outcome]]
 """Outcomes of a candidate's first folds, by the candidate's key."""
@@ -146,7 +147,7 @@ def digest(value: Any, what: str) -> str:
     """
     packed = pack(value, what)
     payload = bytes(packed.payload)
-    # The pickle of a class of `__main__` contains a random name that differs in each program run.
+    # The pickle of a class of `__main__` contains a random name that differs between program runs.
     for drawn in list(_DYNAMIC_CLASS_TRACKER_BY_CLASS.values()):
         payload = payload.replace(drawn.encode(), b"")
     found = hashlib.blake2b(payload, digest_size=16)
@@ -160,11 +161,11 @@ def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
 
     Args:
         parameters: parameters of the candidate.
-        task: digest of the task, for keys stored beside keys of other tasks.
+        task: digest of the task, for keys that are stored beside keys of other tasks.
     """
     try:
         return task + digest(dict(parameters), "the parameters")
-    except SerializationError:  # A later search only fails to recognize the candidate.
+    except SerializationError:  # A later search then only fails to recognize the candidate.
         return ""
 
 
@@ -176,8 +177,8 @@ class PartialSearch:
     """Outcomes of the candidates of an interrupted search.
 
     Attributes:
-        task: digest of the task on which they were evaluated.
-        known: outcomes of their first folds, by candidate key.
+        task: digest of the task on which the candidates were evaluated.
+        known: outcomes of the candidates' first folds, by candidate key.
     """
 
     task: str
@@ -187,7 +188,7 @@ class PartialSearch:
 def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:
     """Return the outcomes in candidates' last reports, up to the first missing or failed fold.
 
-    Failed fits are not included, because they may succeed the next time.
+    Failed fits are excluded, because they may succeed the next time.
     """
     known: dict[str, list[Outcome]] = {}
     for report in reports:
@@ -204,13 +205,13 @@ def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list
 
 @contextlib.contextmanager
 def claim_folder(parent: Path, name: str) -> Iterator[str]:
-    """Make a folder for the next experiment called `name`: search, search_2, search_3 ...
+    """Create a folder for the next experiment called `name`: search, search_2, search_3 ...
 
-    The folder is made immediately, so that searches that start at the same time get different folders. If it
-    is still empty at the end of the block, it is removed.
+    The folder is created immediately, so that searches that start at the same time get different folders. If
+    it is still empty at the end of the block, it is removed.
 
     Raises:
-        StoreError: the folder can't be made.
+        StoreError: the folder can't be created.
     """
     folder = _new_folder(parent, name)
     try:
@@ -228,7 +229,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def _is_made(folder: Path) -> bool:
-    """Make the folder; return False if it exists already."""
+    """Create the folder; return False if it already exists."""
     try:
         make_private(folder, exist_ok=False)
     except FileExistsError:
@@ -237,14 +238,14 @@ def _is_made(folder: Path) -> bool:
 
 
 MORE_TO_COME = "more_to_come"
-"""Fact of an experiment after which its search continues: with another round, or the fit on all data."""
+"""Name of the fact that the search continues after this experiment: with a round, or the fit on all data."""
 
 
 def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
     """Return the outcomes of the experiments called `name` since the last completed search.
 
     Raises:
-        StoreError: an experiment's file is damaged or foreign.
+        StoreError: an experiment's file is damaged, or was not written by trainkit.
     """
     made = itertools.takewhile(lambda folder: folder.exists(), (parent / each for each in _names(name)))
     folders = [folder for folder in made if (folder / FILENAME).exists()]  # Other folders are empty.

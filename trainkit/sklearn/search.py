@@ -17,30 +17,31 @@ from trainkit.tune.space.domains import GridSearch
 
 
 class TuneGridSearchCV(TuneBaseSearchCV):
-    """scikit-learn's `GridSearchCV` with trials of a tuner as candidates: equal results, more ways to run.
+    """scikit-learn's `GridSearchCV`, with its candidates run as trials of the tuner and equal results.
 
-    A search is an estimator. Once fitted it predicts with the best candidate, fitted on all data.
+    A search is an estimator. Once fitted, it predicts with the best candidate, fitted on all data.
 
     Args:
         estimator: the estimator to tune; it is not changed, because `fit` works on clones.
         param_grid: lists of values by parameter name, such as {"C": [1, 10], "kernel": ["linear", "rbf"]}.
             Every combination is a candidate. A list of such dictionaries gives their combinations one after
             another. Values may be any objects, even estimators; {} is one candidate, the unchanged estimator.
-        early_stopping: True trains only leading candidates further, by ASHA; or the name of a scheduler, such
-            as "MedianStoppingRule", or a scheduler of `trainkit.tune.schedulers`. It needs an estimator that
-            can be trained in portions: see `max_iters`. None: every candidate is fitted like in
+        early_stopping: True trains only leading candidates further, by ASHA. Or the name of a scheduler, such
+            as "MedianStoppingRule", or a scheduler of `trainkit.tune.schedulers`. The estimator must allow
+            training in portions: see `max_iters`. None: every candidate is fitted completely, like in
             `GridSearchCV`.
         scoring: how predictions are scored: a name, a scorer (estimator, X, y) -> number, or a scorer that
-            returns numbers by name. A list of names, or scorers by name, for several scores. None: the
+            returns numbers by name. For several scores, a list of names, or scorers by name. None: the
             estimator's own `score`.
         n_jobs: number of processes that fit, in joblib's notation: -1 and None use all CPUs. In
             scikit-learn's own searches None means 1.
         cv: number of folds, a splitter, or an iterable of (train, test) indices. None means 5. With a number,
             folds for classifiers keep the share of each class.
         refit: True fits the best candidate again on all data. With several scorers, the name of the scorer
-            that decides. A function (cv_results_) -> index decides itself. False: no fit on all data.
-        verbose: 1: print the plan and the tuner's console; 2: also each finished fold; 3: also its scores;
-            10: also its start.
+            that decides. A function (cv_results_) -> index selects the best candidate. False: no fit on all
+            data.
+        verbose: 1 prints the plan and the tuner's console; 2 also each finished fold; 3 also the fold's
+            scores; 10 also the fold's start.
         error_score: score of a fold that could not be fitted; "raise": `fit` raises the estimator's error.
         return_train_score: True adds the scores on the training samples to `cv_results_`, which takes time.
         local_dir: folder of the experiment, or an address like in `RunConfig.storage_path`. None: the
@@ -62,7 +63,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
         sk_n_jobs: CPUs of one candidate, for estimators with their own `n_jobs`; -1: all.
         mode: "min" if lower scores are better. It reverses the ranks of the deciding scorer, the choice of
             the best candidate, and early stopping. None means "max".
-        pre_dispatch: argument of `GridSearchCV`; has no effect, because all workers share X and y, and a fit
+        pre_dispatch: argument of `GridSearchCV` without effect, because all workers share X and y, and a fit
             is only sent to a free worker.
         resource: "n_samples": with `early_stopping`, for any estimator, each portion is a new fit on more of
             each fold's training samples, in which the classes keep their shares. None: each portion continues
@@ -73,14 +74,14 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             and `params`, dictionaries; `split<k>_test_<scorer>`, `mean_...`, `std_...` and `rank_...`; and
             the seconds of fitting and scoring. Keys, order and types are scikit-learn's, where a scorer
             without a name is called "score". With `early_stopping` also `training_iteration`, the number of
-            portions that trained the candidate; see `max_iters` for numbers above it.
-        best_index_: row of the best candidate; the first row of equal ones.
+            portions that trained the candidate; `max_iters` explains larger numbers.
+        best_index_: row of the best candidate; of equal candidates, the first row.
         best_params_: parameters of the best candidate.
-        best_score_: its mean score; missing if `refit` is a function.
+        best_score_: mean score of the best candidate; missing if `refit` is a function.
         best_estimator_: the best candidate, fitted on all data; missing without `refit`.
-        refit_time_: seconds of this fit.
+        refit_time_: seconds of the fit on all data.
         scorer_: the scorer, or scorers by name.
-        multimetric_: True if there are several scorers, by name.
+        multimetric_: True if several scorers exist, by name.
         n_splits_: number of folds.
         classes_, n_features_in_, feature_names_in_: attributes of `best_estimator_`, if it has them.
 
@@ -132,7 +133,7 @@ class TuneGridSearchCV(TuneBaseSearchCV):
 
 
 def _grid_of(param_grid: Any) -> ParameterGrid:
-    """Return scikit-learn's grid; a list may be replaced by `tune.grid_search([...])`."""
+    """Return scikit-learn's grid; `tune.grid_search([...])` may replace a list."""
     if isinstance(param_grid, Mapping):
         return ParameterGrid(_listed(param_grid))
     return ParameterGrid([_listed(each) if isinstance(each, Mapping) else each for each in param_grid])
@@ -149,28 +150,28 @@ N_TRIALS = 10
 
 
 class TuneSearchCV(TuneBaseSearchCV):
-    """scikit-learn's `RandomizedSearchCV` with trials of a tuner as candidates.
+    """scikit-learn's `RandomizedSearchCV`, with its candidates run as trials of the tuner.
 
     With search_optimization="random" and an equal `random_state`, the candidates equal those of
     `RandomizedSearchCV`. Names, order and defaults of the arguments are tune-sklearn 0.5's.
 
     Args:
         estimator: the estimator to tune.
-        param_distributions: possible values by parameter name: a list of values of any type; a range `(low,
-            high)` or `(low, high, "log-uniform")`, of whole numbers including both ends if both ends are
-            whole; a frozen distribution of scipy.stats; a domain such as `tune.loguniform(1e-4, 1)`, inside
-            `tune.when` if it depends on others; a distribution of Optuna. The random search also takes a list
-            of such dictionaries, and any object with `rvs`. The hyperopt search also takes hyperopt's
-            expressions.
+        param_distributions: possible values by parameter name. Values may be a list of any objects; a range
+            `(low, high)` or `(low, high, "log-uniform")`, which for two whole numbers means whole numbers
+            including both ends; a frozen distribution of scipy.stats; a domain such as
+            `tune.loguniform(1e-4, 1)`, inside `tune.when` if it depends on other parameters; or a
+            distribution of Optuna. The random search also accepts a list of such dictionaries, and any object
+            with `rvs`. The hyperopt search also accepts hyperopt's expressions.
         early_stopping: True, the name of a scheduler, or a scheduler: candidates are trained in portions, and
-            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, True
-            means HyperBand for BOHB; so does None if `max_iters` is not 1.
+            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, True means
+            HyperBand for BOHB; None means the same if `max_iters` is not 1.
         n_trials: number of candidates; fewer if the space or the searcher has no more.
         scoring, refit, cv, error_score, return_train_score: scikit-learn's arguments.
         n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.
         verbose: 0: silent; 1: the lines of `RandomizedSearchCV`, and a table; 2 and 3: more.
-        random_state: seed of candidates, searcher and trials: a number, or a `RandomState`, whose state
-            advances. None: NumPy's global one.
+        random_state: seed of candidates, searcher and trials: a number, or a `RandomState`, which advances.
+            None: NumPy's global `RandomState`.
         local_dir: folder of the experiment; None: memory, unless `name` or `loggers` is given.
         name: name of the experiment's folder; if it exists already, name_2, name_3 ...
         max_iters: with early stopping, largest number of reports of a candidate. A candidate reports more
@@ -179,14 +180,14 @@ class TuneSearchCV(TuneBaseSearchCV):
         use_gpu: True gives each candidate a GPU.
         loggers: a list of "tensorboard", "csv", "mlflow", "json", "wandb", callbacks or callback classes. An
             experiment in a folder always has CSV and JSON files.
-        pipeline_auto_early_stop: True: of a pipeline, only the last step is trained in portions.
-        stopper: a stopper of `trainkit.tune`, or another value of RunConfig(stop=...); it receives the
+        pipeline_auto_early_stop: True: only the last step of a pipeline is trained in portions.
+        stopper: a stopper of `trainkit.tune`, or another value of RunConfig(stop=...); it receives only
             reports in which all folds have a score.
         time_budget_s: seconds, or a timedelta; candidates that are then incomplete are left out.
         sk_n_jobs: CPUs and threads of a candidate; None: 1.
         mode: "min" if lower scores are better; None: "max".
         search_kwargs: further arguments of the searcher that `search_optimization` names.
-        n_iter: scikit-learn's name of `n_trials`.
+        n_iter: scikit-learn's name for `n_trials`.
         pre_dispatch, resource: see `TuneGridSearchCV`.
     """
 

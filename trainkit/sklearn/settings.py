@@ -19,15 +19,15 @@ from trainkit.tune.core.stoppers import Stopper, StopRule
 from trainkit.tune.schedulers.base import TrialScheduler
 
 STOPPED_BY = "stopped by "
-"""Start of the tuner's message about a rule that ended a trial or the search."""
+"""Beginning of the tuner's message about a rule that ended a trial or the search."""
 
 
 class AfterAllFolds(Stopper):
-    """The user's `stopper`, for candidates that also report before all their folds are done.
+    """The user's `stopper`, applied only to reports in which all folds are done.
 
     Args:
-        rule: a stopper, a dictionary, a function, or several.
-        folds: number of all folds.
+        rule: a stopper, a dictionary, a function, or several of these.
+        folds: number of folds of a candidate.
     """
 
     def __init__(self, rule: StopRule, folds: int) -> None:
@@ -66,7 +66,7 @@ class AfterAllFolds(Stopper):
 
 
 def _own_facts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about a stop, with the rule's name under `stopper`."""
+    """Return the facts about a stop, with the rule's name under the key `stopper`."""
     facts = dict(found)
     words = facts.pop("stop")
     if "stopper" in facts:
@@ -84,16 +84,16 @@ _ARGUMENTS = {
     "stop": "stopper",
     "storage_path": "local_dir",
 }
-"""Arguments of a search, by the tuner's setting that they determine."""
+"""Arguments of a search, by the tuner's setting that each argument determines."""
 
 
 def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] | None) -> SettingNames:
-    """Return the names that the tuner's messages use for its settings.
+    """Return the names under which the tuner's messages mention its settings.
 
     Args:
         space: name of the argument with the parameter space.
         refit: `refit` of the search, which selects the optimized score.
-        tune_params: `tune_params` of `fit`; settings in it keep the tuner's names.
+        tune_params: `tune_params` of `fit`; the settings in this dictionary keep the tuner's names.
     """
     known = {**_ARGUMENTS, "param_space": space, "metric": f"the score that refit={refit!r:.100} goes by"}
     names = {name: argument for name, argument in known.items() if name not in (tune_params or ())}
@@ -101,7 +101,7 @@ def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] 
 
 
 FILES_BESIDE = ("json", "csv")
-"""Loggers of every experiment in a folder, like in tune-sklearn."""
+"""Loggers of every experiment in a folder, as in tune-sklearn."""
 
 _DECIDED = {
     "config": "the parameter space",
@@ -118,12 +118,12 @@ _DECIDED = {
     "scheduler": "early_stopping",
     "search_alg": "search_optimization",
 }
-"""Settings that the search determines, and the search's arguments for them."""
+"""Settings that the search determines, and the arguments of the search that give them."""
 
 _OF_TUNE = {each.name for each in fields(TuneConfig)} - {*_DECIDED, "strict_metric_checking"}
 _OF_RUN = {each.name for each in fields(RunConfig)} - {*_DECIDED}
 TUNE_PARAMS = tuple(sorted({*_OF_TUNE, *_OF_RUN, "local_dir", "max_failures", "resources_per_trial"}))
-"""Names allowed in `fit(tune_params=...)`: those of `tune.run`."""
+"""Names allowed in `fit(tune_params=...)`: the names of the arguments of `tune.run`."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ def settings_of(
     Args:
         search: the estimator with its constructor's arguments.
         suggesting: source of the candidates.
-        metric: metric for searcher and scheduler; None for none.
-        scheduler: scheduler that stops candidates early; None for none.
+        metric: metric for searcher and scheduler; None: no metric.
+        scheduler: scheduler that stops candidates early; None: no early stopping.
         folds: number of folds.
         machine_cpus: CPUs of this machine.
-        results_dir: folder for stored experiments without another folder.
+        results_dir: folder for stored experiments that name no folder.
         tune_params: `tune_params` of `fit`; they override the constructor's arguments.
 
     Raises:
@@ -196,13 +196,13 @@ def settings_of(
     )
     callbacks, files = loggers_of(search.loggers)
     storage = search.local_dir
-    if callbacks or files:  # Their files must be readable afterwards.
+    if callbacks or files:  # The files that they write must be readable after the search.
         storage = storage or results_dir
     kept = search.name is not None or storage is not None
     run = RunConfig(
         name=search.name,
         storage_path=storage,
-        # For completely fitted folds, scikit-learn's own lines replace the console.
+        # For completely fitted folds, scikit-learn's own lines replace the tuner's console.
         verbose=min(int(search.verbose), 3) if scheduler is not None or search.verbose < 2 else 0,
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
@@ -226,7 +226,7 @@ def settings_of(
 
 
 LEAST_BUDGET_S = 1e-3
-"""Seconds for a round that starts after the budget is spent; it ends at once."""
+"""Seconds for a round that starts after the budget is spent, so that the round ends at once."""
 
 
 def with_budget_left(tune: TuneConfig, spent_s: float) -> TuneConfig:
@@ -249,7 +249,7 @@ def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `given`, or an empty dictionary for None.
 
     Raises:
-        ConfigError: a name is unknown, or the search determines this setting.
+        ConfigError: a name is unknown, or the search itself determines the setting.
     """
     if given is None:
         return {}
@@ -276,7 +276,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
         needed_by: argument that needs a metric, for the message; None if no metric is needed.
 
     Returns:
-        None if several scorers exist or may exist, and `refit` names none of them.
+        None if several scorers exist or may exist, and `refit` names none of the scorers.
 
     Raises:
         ConfigError: a metric is needed, and the scorer is unknown.
@@ -284,7 +284,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
     if isinstance(refit, str):
         several = isinstance(scoring, (list, tuple, set, Mapping)) or callable(scoring)
         return metric_name(refit if several else SINGLE)
-    # A function may return one number or several by name, which only a call can show.
+    # A function may return a single number or numbers by name, which only a call can show.
     single = isinstance(scoring, BaseScorer) or not callable(scoring) or needed_by
     if not isinstance(scoring, (list, tuple, set, Mapping)) and single:
         return metric_name(SINGLE)
@@ -302,7 +302,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
 
 
 def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:
-    """Return the number of trials at once for `n_jobs` in joblib's notation; None for as many as fit.
+    """Return the number of concurrent trials for `n_jobs` in joblib's notation; None: as many as fit.
 
     Raises:
         ConfigError: `n_jobs` is 0.
@@ -338,10 +338,10 @@ def cpus_of(search: Any, machine_cpus: int) -> int:
 
 
 def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
-    """Return the callbacks for `loggers`, and the names of default loggers among them.
+    """Return the callbacks for `loggers`, and the names of the default loggers among `loggers`.
 
     Args:
-        loggers: names, classes or objects; None for none.
+        loggers: names, classes or objects; None: no loggers.
 
     Raises:
         ConfigError: `loggers` is not a list, or has an entry that is not a logger.

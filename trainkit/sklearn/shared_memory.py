@@ -1,24 +1,24 @@
 """Samples of folds in shared memory: views of contiguous rows, and copies that workers share.
 
-Contiguous rows of X, such as those of `TimeSeriesSplit` or of a hold-out, become a view. The worker's mapping
-is copy-on-write, so an estimator may write to the view. Its changes are dropped after the fold, and no other
+Contiguous rows of X, for example from `TimeSeriesSplit` or a hold-out, become a view. The worker's mapping is
+copy-on-write, so an estimator may write to the view. Its changes are dropped after the fold, and no other
 process sees them.
 
-For every other part of a fold the driver holds an anonymous file, initially empty, for one copy that all
-workers use:
+For the training or test samples of a fold that are not contiguous, the driver has an anonymous file,
+initially empty, for one copy that all workers use:
 
     empty -- a worker that needs the copy locks the file exclusively and writes the copy --> full
     full  -- each user of the copy has a shared lock and its own copy-on-write mapping --> full
     full  -- no process has a lock, and another copy is to be written --> empty
 
-The lock belongs to the worker's own open file, which its mapping keeps open. It lasts as long as any array of
-this mapping, even one that an estimator has kept, and ends when the process is killed. A full file is one
-byte longer than the samples, so a file whose writer was killed does not count as full.
+The lock belongs to the worker's own open file, which its mapping keeps open. The lock lasts as long as any
+array of this mapping, even an array that an estimator has kept, and ends when the process is killed. A full
+file is one byte longer than the samples, so a file whose writer was killed does not count as full.
 
-A process that finds the file empty waits for a separate writer's lock, and then checks the file again. No
-process therefore waits for the users of a copy, which may use it without limit. Shared copies never take more
-memory than separate copies in each worker, and far less if workers use the same fold. A worker that can't
-open the driver's files makes its own copies.
+A process that finds the file empty waits for a separate writer's lock, and then checks the file again. So no
+process waits for the users of a copy, which may use it for any time. Shared copies never need more memory
+than separate copies in each worker, and far less if workers use the same fold. A worker that can't open the
+driver's files makes its own copies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RowProvider: TypeAlias = Callable[[np.ndarray, Any, Callable[[], None]], Any]
 
 
 def contiguous_slice(indices: Any) -> slice | None:
-    """Return the slice for contiguous `indices`; None for others.
+    """Return the slice for contiguous `indices`; None if they are not contiguous.
 
     Args:
         indices: row indices, whole numbers.
@@ -56,14 +56,14 @@ def contiguous_slice(indices: Any) -> slice | None:
 
 
 def view_slices(train: Any, test: Any) -> tuple[slice | None, slice | None]:
-    """Return the slices of a fold's training and test rows that may be views; None for rows that may not.
+    """Return the slices of a fold's training and test rows that may become views; None for other rows.
 
     Args:
         train: indices of the fold's training rows.
         test: indices of its test rows.
     """
     ours, others = contiguous_slice(train), contiguous_slice(test)
-    # If both had a common row, writes to one would be visible in the other.
+    # If both slices shared a row, writes to one view would be visible in the other.
     apart = ours is None or others is None or max(ours.start, others.start) >= min(ours.stop, others.stop)
     return (ours, others) if apart else (None, None)
 
@@ -110,7 +110,7 @@ def fold_array(
         return
 
     def forget() -> None:
-        """Drop this process's pages, both the written ones and those only read."""
+        """Drop this process's pages of the mapping, both written and only read pages."""
         mapping.madvise(mmap.MADV_DONTNEED)
 
     lender = _writable(X).view(FoldArray)
@@ -129,7 +129,7 @@ def _writable(array: Any) -> Any:
 
 
 def _mapping_of(array: Any) -> mmap.mmap | None:
-    """Return the runtime's copy-on-write mapping that holds `array`; None if no mapping holds it."""
+    """Return the runtime's copy-on-write mapping that contains `array`; None if no mapping does."""
     if not isinstance(array, np.ndarray) or array.flags.writeable:
         return None
     base: Any = array
@@ -140,17 +140,17 @@ def _mapping_of(array: Any) -> mmap.mmap | None:
 
 
 LEAST_BYTES = 16 * 2**20
-"""Bytes below which a worker's own copy is faster than a shared one."""
+"""Number of bytes below which a worker's own copy is faster than a shared copy."""
 
 MOST_FILES = 128
-"""Largest number of files; each takes one of the driver's descriptors, which may be only a thousand."""
+"""Largest number of files; each needs a descriptor of the driver, which may have only a thousand."""
 
 CHUNK_BYTES = 4 * 2**20
 
 _MADV_POPULATE_READ = 22  # Since Linux 5.14; the mmap module lacks the name.
 
 Part: TypeAlias = tuple[int, int]
-"""Number of a fold, and 0 for its training samples or 1 for its test samples."""
+"""Number of a fold, followed by 0 for its training samples or 1 for its test samples."""
 
 Split: TypeAlias = tuple[Any, Any]
 
@@ -175,11 +175,11 @@ class SharedCopies:
         Args:
             X: array of samples.
             part: a key of `files`.
-            rows: indices of its samples, equal in every worker.
-            read: function called after each piece of X that is read for a copy.
+            rows: indices of the samples to copy, equal in every worker.
+            read: function called after each piece of X has been read for a copy.
 
         Raises:
-            MemoryError: the memory is not sufficient.
+            MemoryError: too little memory is available.
         """
         fd = self._opened(part)
         if fd is None:
@@ -198,13 +198,13 @@ class SharedCopies:
     def _fill(
         self, fd: int, size: int, X: np.ndarray, part: Part, rows: np.ndarray, read: Callable[[], None]
     ) -> None:
-        """Write the copy unless an earlier writer has; leave the file with a shared lock."""
+        """Write the copy unless an earlier writer has; on return this process has a shared lock."""
         while True:
             fcntl.flock(fd, fcntl.LOCK_SH)
             if _is_full(fd, size):
                 return
-            # No process keeps a lock of a file that is not full. The loop checks again, because another
-            # process may empty files between the two locks.
+            # A process keeps a lock only on full files. The loop checks again, because another process may
+            # empty files between the two locks.
             fcntl.flock(fd, fcntl.LOCK_EX)
             self._empty_unused(part)
             _write(fd, X, rows, read)
@@ -225,13 +225,13 @@ class SharedCopies:
                 os.close(fd)
 
     def _opened(self, part: Part) -> int | None:
-        """Open the file again, because locks belong to one opening; return None if this process can't."""
+        """Open the file again, because locks belong to one open file; return None if this process can't."""
         try:
             fd = os.open(f"/proc/{self.pid}/fd/{self.files[part]}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # The driver is on another machine or has ended.
             return None
         if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{_name(self.token, part)} (deleted)":
-            os.close(fd)  # Another process has this id here.
+            os.close(fd)  # On this machine the id belongs to a different process.
             return None
         return fd
 
@@ -264,7 +264,7 @@ def _is_worth(X: np.ndarray, rows: Any) -> bool:
 
 @contextlib.contextmanager
 def open_copies(parts: Sequence[Part]) -> Iterator[SharedCopies]:
-    """Hold a file for each part until the block ends; no files if too many would be needed."""
+    """Keep a file open for each part until the block ends; no files if descriptors run out."""
     token = secrets.token_hex(8)
     files: dict[Part, int] = {}
     try:
@@ -287,7 +287,7 @@ def _name(token: str, part: Part) -> str:
 
 @contextlib.contextmanager
 def _turn_to_write(fd: int) -> Iterator[None]:
-    """Hold the writer's lock of the file, which is independent of `flock`'s locks."""
+    """Hold the writer's lock of the file, which is independent of the locks of `flock`."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _whole_file(fcntl.F_WRLCK))
     try:
         yield
@@ -296,7 +296,7 @@ def _turn_to_write(fd: int) -> Iterator[None]:
 
 
 def _whole_file(kind: int) -> bytes:
-    """Return the C library's `struct flock` for a whole file."""
+    """Return the C library's `struct flock` for a lock on a whole file."""
     return struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
 
 
@@ -319,7 +319,8 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
 def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -> None:
     """Write the samples, followed by one byte.
 
-    It uses calls instead of a mapping, because without memory a call raises, but a mapping kills the process.
+    The function uses write calls instead of a mapping. Without memory, a call raises, but a mapping kills the
+    process.
     """
     at_once = max(1, CHUNK_BYTES // max(1, X[:1].nbytes))
     offset = 0
@@ -356,7 +357,7 @@ class FoldCopies:
     split: Split
 
     def __call__(self, X: np.ndarray, rows: Any, read: Callable[[], None]) -> Any:
-        """Return `X[rows, ...]`; None if no copy holds these samples."""
+        """Return `X[rows, ...]`; None if no copy contains these samples."""
         for place, mine in enumerate(self.split):
             if (self.fold, place) in self.copies.files and (rows is mine or _same(rows, mine)):
                 return self.copies.take(X, (self.fold, place), mine, read)

@@ -1,4 +1,4 @@
-"""Trials that evaluate a candidate, in the workers."""
+"""Trials that evaluate a candidate in the workers."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ session.register("trainkit.sklearn.trials")
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """Task that evaluates every candidate; it is sent to the workers once, with arrays in shared memory.
+    """Task of evaluating all candidates; sent to each worker once, with arrays in shared memory.
 
     Attributes:
         estimator: unfitted estimator to clone.
         X, y: arguments of `fit`, indexable; y may be None.
         splits: indices of the training and test samples of each fold.
-        scorer: one scorer, several as scikit-learn's multimetric scorer, or the user's callable.
+        scorer: one scorer, several scorers as scikit-learn's multimetric scorer, or the user's callable.
         fit_params, score_params: parameters routed to the estimator and to the scorer.
         return_train_score, error_score, verbose: scikit-learn's arguments.
-        context: context of the call of `fit`, applied around each fold.
-        callbacks: scikit-learn's callbacks; None if there are none.
+        context: context in which `fit` was called, applied around each fold.
+        callbacks: scikit-learn's callbacks; None without callbacks.
         candidates: number of candidates; None if unknown.
         known: outcomes of first folds from an interrupted search, by candidate key.
-        digest: digest of the task without `known`, if the search is kept in a folder; else ''.
-        copies: copies of the folds' samples that workers share; None if each makes its own.
+        digest: digest of the task without `known`, if the search is kept in a folder; otherwise ''.
+        copies: copies of the folds' samples that workers share; None if each worker makes its own.
         decisive: metric that compares candidates; None if the scorers' names are unknown.
     """
 
@@ -77,7 +77,7 @@ class EvaluationTask:
     decisive: str | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Clones share a frozen estimator, so its arrays must be writable. X and y stay shared.
+        # Clones share a frozen estimator, so the estimator's arrays must be writable. X and y stay shared.
         self.__dict__.update(state, estimator=writable_copy(state["estimator"]))
 
     def known_outcomes(self, key: str) -> Sequence[Outcome]:
@@ -85,7 +85,7 @@ class EvaluationTask:
         return self.known.get(key, ())
 
     def in_context(self) -> AbstractContextManager[None]:
-        """Apply the context of the call of `fit`."""
+        """Apply the context in which `fit` was called."""
         return self.context.applied()
 
     def digested(self) -> str:
@@ -118,13 +118,13 @@ class EvaluationTask:
             candidate: number of the candidate, from 0.
 
         Raises:
-            Exception: the estimator's error, if `error_score` is "raise"; otherwise the outcome holds it.
+            Exception: the estimator's error, if `error_score` is "raise"; else the outcome has the error.
         """
         with self.context.applied(), self.fold_array(split) as X:
             return self._scored(X, parameters, split, candidate)
 
     def fold_array(self, split: int, *, views: bool = True) -> AbstractContextManager[Any]:
-        """Yield X as an array that returns the samples of fold `split` without a copy if possible.
+        """Yield X as an array that returns the samples of fold `split`, without a copy if possible.
 
         Args:
             split: number of the fold, from 0.
@@ -167,10 +167,10 @@ _HEEDLESS = {
 
 
 def with_own_threads(value: Any) -> Any:
-    """Return an estimator whose parts use this process's number of threads, unless the user has set it.
+    """Return an estimator whose parts use this process's number of threads, unless the user chose a number.
 
     Args:
-        value: an estimator, which is not changed; anything else is returned unchanged.
+        value: an estimator, which is not changed; other values are returned unchanged.
     """
     heedless = [package for package in _HEEDLESS if package in sys.modules]
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -190,8 +190,8 @@ def with_own_threads(value: Any) -> Any:
 def writable_copy(value: Any) -> Any:
     """Return a copy with writable arrays, because arrays in shared memory are read-only.
 
-    Estimators may write to their arrays, or set their flag WRITEABLE. The copy uses pickle, because some
-    values can't be copied otherwise, such as one that holds a module.
+    Estimators may write to their arrays, or set the arrays' flag WRITEABLE. The copy uses pickle, because
+    some values can't be copied otherwise, such as a value that contains a module.
     """
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
@@ -207,7 +207,7 @@ def writable_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[s
 
 
 class FoldTrial(SerializedTrainable):
-    """Trial that fits and scores each fold; it reports after each fold, or after several short ones."""
+    """Trial that fits and scores each fold, and reports after each fold, or after several short folds."""
 
     def setup(self, config: dict[str, Any], *, task: EvaluationTask) -> None:  # type: ignore[override]
         self._task = task
@@ -232,7 +232,7 @@ class FoldTrial(SerializedTrainable):
 
     @property
     def state(self) -> list[Outcome | None]:
-        """Outcome of each fold; None for unfinished ones."""
+        """Outcome of each fold; None for unfinished folds."""
         return self._outcomes
 
     @state.setter
@@ -247,7 +247,7 @@ class FoldTrial(SerializedTrainable):
         candidate = int(self.trial_id.rsplit("_", 1)[1])
         seed = self._trial_spec.seed
         if seed is not None and os.getpid() != self._trial_spec.driver_pid:
-            seed_generators(trial_seed(seed, split))  # Equal draws in every process and order.
+            seed_generators(trial_seed(seed, split))  # Draws are then equal in every process and order.
         self._outcomes[split] = self._task.outcome(self._parameters, split, candidate)
 
     def _report(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class FoldTrial(SerializedTrainable):
     def joined(
         cls, reports: Sequence[dict[str, Any]], *, task: EvaluationTask
     ) -> tuple[dict[str, Any], list[Outcome | None] | None]:
-        """Merge the reports of a step's parts, each of which holds other folds; also return the state."""
+        """Merge the reports of a step's parts, which have different folds; also return the trial's state."""
         whole = {name: value for report in reports for name, value in report.items()}
         outcomes = outcomes_of(whole, len(task.splits))
         return whole | report_of(outcomes, task.decisive), outcomes if None in outcomes else None
@@ -275,7 +275,7 @@ class FoldByFoldTrial(FoldTrial):
     def step(self) -> dict[str, Any]:
         if self._is_told and self._missing:
             self._evaluate(self._missing[0])
-        self._is_told = True  # Outcomes known from the start form the first report.
+        self._is_told = True  # Outcomes known from the start are in the first report.
         return self._report()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -326,7 +326,7 @@ class IncrementalTrial(Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         with Path(checkpoint, STATE).open("rb") as file:
             state = pickle.load(file)
-        # The checkpoint may come from another candidate; training then continues with this one's parameters.
+        # The checkpoint may come from a different candidate; training continues with this trial's parameters.
         changed = {
             name: value
             for name, value in self.config.items()
@@ -347,7 +347,7 @@ class IncrementalFold:
         task: data and settings.
         split: number of the fold.
         parameters: parameters of the candidate.
-        portions: portions of its training; it is scored at each report.
+        portions: portions of the training; the fold is scored at each report.
     """
 
     def __init__(
@@ -372,7 +372,7 @@ class IncrementalFold:
         """Train to the next report, and score; a fold that has failed stays failed.
 
         Raises:
-            Exception: the estimator's error, if `error_score` is "raise"; otherwise the outcome holds it.
+            Exception: the estimator's error, if `error_score` is "raise"; else the outcome has the error.
         """
         started = SYSTEM.monotonic()
         if self._failure is None:
@@ -400,9 +400,9 @@ class IncrementalFold:
         if not self._portions.of_samples:
             return self._all
         last = self._portions.reports[-1]
-        # A candidate that continues another's model may be beyond the last portion.
+        # A candidate that continues the model of a different candidate may be beyond the last portion.
         count = end_of(min(self._started.done, last), len(self._all), last)
-        return self._all[np.sort(self._order[:count])]  # In the fold's order, like in a fit on all samples.
+        return self._all[np.sort(self._order[:count])]  # In the fold's order, as in a fit on all samples.
 
     @functools.cached_property
     def _order(self) -> Any:
@@ -473,12 +473,12 @@ class IncrementalFold:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return True for equal values, and for estimators of one class with equal parameters."""
+    """Return True for equal values, and for estimators of the same class with equal parameters."""
     return same(one, other) or (type(one) is type(other) and repr(one) == repr(other))
 
 
 def _uses_only_predictions(scorer: Any) -> bool:
-    """Return True if the score only depends on the predictions, so that the last step can be scored."""
+    """Return True if the score depends only on the predictions, so that the last step can be scored."""
     if internals.routing_enabled():
         return False  # Transformers may request arguments.
     scorers = scorer._scorers.values() if isinstance(scorer, internals.MultimetricScorer) else [scorer]
@@ -486,16 +486,16 @@ def _uses_only_predictions(scorer: Any) -> bool:
 
 
 MOST_VALUES = 1 << 21
-"""Size of X above which this process does not evaluate first folds."""
+"""Number of values in X above which this process does not evaluate first folds."""
 
 _HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
 """Packages whose code neither ends the process nor changes its state."""
 
 
 def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if folds can't harm this process: all code is scikit-learn's, and the data is small.
+    """Return True if folds can't harm this process: all code is from known packages, and the data is small.
 
-    It returns False if this is unclear.
+    In case of doubt it returns False.
     """
     try:
         shape = getattr(task.X, "shape", None) or (len(task.X),)
@@ -508,7 +508,7 @@ def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -
             and task.verbose < 2
             and all(map(_is_harmless, (task.estimator, *parts)))
         )
-    except Exception:  # Raised by an object of the user; a worker will raise it too.
+    except Exception:  # An object of the user raised the error; a worker will raise it too.
         return False
 
 
