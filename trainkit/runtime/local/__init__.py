@@ -1,1 +1,1 @@
-"""Local engine: a node process, workers forked from templates, and direct calls between processes."""
+"""Local engine, with a node process, workers forked from template processes, and direct calls."""

@@ -1,16 +1,17 @@
-"""Budget of the shared memory of a session, common to all its processes.
+"""Budget of a session's shared memory, which all processes of the session share.
 
     used, limit, session, driver, spilled, told, makers, folder   one small memory file that all processes map
 
 A process that makes a segment adds the segment's size to `used`, under a lock of all processes. A process
-that frees a segment subtracts the size; warm segments stay counted. A segment also stays counted if others
-hold it when its maker releases it, or if its maker dies. So `used` may be too high but never too low, and
-this count adds only a microsecond to a new segment. If `used` would exceed the limit, the real use is read
-from the kernel, by the locks on all segments (see `locks`). The warm memory of all processes is then taken
-back: each process that has made segments is listed in `makers`, as it may keep some warm.
+that frees a segment subtracts the size. Segments that are kept warm for reuse stay counted. A segment also
+stays counted if other processes use it when its maker releases it, or if its maker dies. So `used` may be too
+high but never too low. This count adds only a microsecond to a new segment. If `used` would exceed the limit,
+the real use is read from the kernel, by the locks on all segments (see `locks`). The warm memory of all
+processes is then freed. For this purpose, `makers` lists each process that has made segments and may keep
+some of them warm.
 
-Values in files in `folder`, which did not fit into memory, are not part of `used`. The total of these values
-since the start of the session is counted in `spilled`.
+Values that did not fit into memory are in files in `folder`, and do not count in `used`. `spilled` counts all
+such values since the start of the session.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from trainkit.runtime.signals import InterruptGuard
 
 _USED, _LIMIT, _SESSION, _DRIVER, _SPILLED_BYTES, _SPILLED_COUNT, _TOLD, _MAKERS, _FIRST_MAKER = range(9)
 _FILE_BYTES = 1 << 16
-_FOLDER_BYTES = 1 << 12  # at the end of the file: the kernel's maximum length of a path
+_FOLDER_BYTES = 1 << 12  # part at the end of the file with the maximum length of a path
 _CELLS = (_FILE_BYTES - _FOLDER_BYTES) // 8
 _NAME = "tk-store"
 
 
 class StoreBudget:
-    """Session's budget of shared memory, as opened by one process.
+    """Budget of a session's shared memory, as opened by one process.
 
-    It is not thread-safe: its user, the process's pool of segments, calls it from one thread at a time.
+    The class is not thread-safe. The process's pool of segments calls it from one thread at a time.
 
     Args:
-        fd: descriptor of the account, which the caller keeps and closes.
+        fd: descriptor of the budget's memory file, which the caller keeps and closes.
 
     Attributes:
         folder: folder for values that do not fit into memory; "" if spilling is off.
     """
 
     def __init__(self, fd: int) -> None:
-        # Opened again, as a lock on an inherited or received open file would also belong to its sender.
+        # The file is opened again, as a lock on an inherited or received open file also belongs to its
+        # sender.
         self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         self._memory = mmap.mmap(self.fd, _FILE_BYTES)
         self._cells = memoryview(self._memory).cast("Q")
@@ -75,8 +77,8 @@ class StoreBudget:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep all other processes from counting and making segments."""
-        with InterruptGuard():  # Ctrl-C must not leave it locked, as all other processes would wait forever
-            # Counts nested calls, as garbage collection in the block may free a segment and call this again.
+        with InterruptGuard():  # Ctrl-C must not leave the file locked, as all processes would wait forever
+            # Nested calls are counted, as garbage collection in the block may free a segment and lock again.
             if self._depth == 0:
                 fcntl.flock(self.fd, fcntl.LOCK_EX)
             self._depth += 1
@@ -94,7 +96,7 @@ class StoreBudget:
 
     @property
     def spilled(self) -> tuple[int, int]:
-        """Bytes and number of the values that were written to disk since the session began."""
+        """Bytes and number of the values that were written to disk since the start of the session."""
         return self._cells[_SPILLED_BYTES], self._cells[_SPILLED_COUNT]
 
     def note_spilled(self, size_bytes: int, *, freed: bool) -> None:
@@ -102,7 +104,8 @@ class StoreBudget:
 
         Args:
             size_bytes: size of the value.
-            freed: True if this process made the value's segment in memory and closes it under `locked`.
+            freed: True if this process made the value's segment in memory and closes it in the same `locked`
+                block.
         """
         with self.locked():
             self._cells[_SPILLED_BYTES] += size_bytes
@@ -111,7 +114,7 @@ class StoreBudget:
                 self._cells[_USED] -= min(self._cells[_USED], size_bytes)
 
     def is_first_to_tell(self) -> bool:
-        """Return True in the first call in the session, for the one warning that values go to disk."""
+        """Return True in the first call in the session, for a single warning that values go to disk."""
         with self.locked():
             told, self._cells[_TOLD] = self._cells[_TOLD], 1
             return not told
@@ -127,7 +130,8 @@ class StoreBudget:
                 return None
             if not self._is_maker:
                 self._become_maker()
-            # Counted, made and locked under one lock, so that the exact count in another process misses none.
+            # Counting, making and locking happen under one lock, so that an exact count can't miss the
+            # segment.
             fd = os.memfd_create(f"{PREFIX}{self.session:06x}", os.MFD_CLOEXEC)
             try:
                 os.ftruncate(fd, size_bytes)
@@ -139,7 +143,7 @@ class StoreBudget:
             return fd
 
     def make_after_counting(self, size_bytes: int) -> int | None:
-        """Return a new segment after taking all warm memory back; None if the exact use exceeds the limit."""
+        """Return a new segment after freeing all warm memory; None if the exact use exceeds the limit."""
         with self.locked():
             if self.in_use_bytes() + size_bytes > self.limit_bytes:
                 return None
@@ -147,13 +151,13 @@ class StoreBudget:
             return self.make(size_bytes)
 
     def in_use_bytes(self) -> int:
-        """Return the bytes of all segments in use, without warm segments, as known to the kernel."""
+        """Return the bytes of all segments in use according to the kernel, without warm segments."""
         return sum(locks.sizes_in_use(self.session).values())
 
     def figures(self) -> dict[str, int]:
-        """Return the memory limit, the present use of memory and disk, and the total of spilled values."""
+        """Return the memory limit, the current use of memory and disk, and the total of spilled values."""
         spilled_bytes, spilled_objects = self.spilled
-        # Other processes make and free segments meanwhile, but a segment in both readings was in use between.
+        # Other processes make and free segments meanwhile. Segments in both readings were in use in between.
         before, after = locks.sizes_in_use(self.session), locks.sizes_in_use(self.session)
         return {
             "limit_bytes": self.limit_bytes,
@@ -165,7 +169,7 @@ class StoreBudget:
 
     def _become_maker(self) -> None:
         count = self._cells[_MAKERS]
-        if _FIRST_MAKER + count == _CELLS:  # the table is full, so drop makers that have ended
+        if _FIRST_MAKER + count == _CELLS:  # the table is full, so ended processes are dropped
             living = [pid for pid in self._makers() if os.path.exists(f"/proc/{pid}")]
             for index, pid in enumerate(living):
                 self._cells[_FIRST_MAKER + index] = pid
@@ -178,7 +182,7 @@ class StoreBudget:
         return list(self._cells[_FIRST_MAKER : _FIRST_MAKER + self._cells[_MAKERS]])
 
     def close_segment(self, fd: int) -> None:
-        """Close a segment that only this process has, and subtract it from the account."""
+        """Close a segment that only this process uses, and subtract its size from the account."""
         with self.locked():
             self._cells[_USED] -= min(self._cells[_USED], os.fstat(fd).st_size)
             os.close(fd)
@@ -196,8 +200,9 @@ class StoreBudget:
                 size = os.fstat(fd).st_size
                 if size == 0:
                     continue
-                # A warm segment is emptied. Its keeper checks its size before writing to it again. A segment
-                # that was taken into use, or is being closed, since the locks were read is locked and counts.
+                # A warm segment is emptied. The process that keeps it checks its size before writing to it
+                # again. A segment whose use began, or which is being closed, since the locks were read is
+                # locked and counts.
                 if locks.claim(fd, self.span(size)):
                     os.ftruncate(fd, 0)
                 else:

@@ -1,14 +1,15 @@
-"""Locks on segments, by which the kernel shows which segments are in use.
+"""Locks on memory segments, by which the kernel shows which segments are in use.
 
-A process that holds, maps or has sent a segment has an open file of the segment with a shared lock. The lock
-belongs to the open file. So the lock is sent with the file through a socket, lasts as long as any mapping of
-the file, and ends when the process crashes. The locked range encodes session and size:
+A process that uses a segment, maps it or has sent it has an open file of the segment with a shared lock. The
+lock belongs to the open file. So the lock is sent with the file through a socket, lasts as long as any
+mapping of the file, and ends when the process crashes. The locked range encodes the session and the segment's
+size:
 
     first byte = session's number * 2**40        length = size of the segment
                  + 2**39 if it lies on disk
 
-The kernel's table of locks shows the range, also for a file that is in flight in a socket and that no process
-has. A segment that no process has locked is warm memory that may be taken.
+The kernel's table of locks shows the range, even for a file that is in flight in a socket. A segment without
+a lock is warm memory, which may be freed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import struct
 
 PREFIX = "trainkit-"
-"""Prefix of the names of segments, before the session's number in hexadecimal."""
+"""Prefix of the names of segments, which precedes the session's number in hexadecimal."""
 
 _SHIFT = 40
 _ON_DISK = 1 << 39
@@ -29,7 +30,7 @@ SESSIONS = 1 << 22
 """Number of possible session numbers."""
 
 _SEQ_BYTES = 1 << 11
-"""Size below which the kernel returns its table in one read: a page is filled, less its last record."""
+"""Size below which the kernel returns its table in one read, as it fills a page up to the last record."""
 
 _MOST_READS = 5
 
@@ -59,7 +60,7 @@ class Span:
 
 
 def span_of(fd: int) -> Span:
-    """Return the span of the segment at `fd`, from its name and size, or from its lock for a file on disk."""
+    """Return the span of the segment at `fd` from its name and size, or from its lock if it is on disk."""
     name = os.readlink(f"/proc/self/fd/{fd}")
     if name.startswith(MEMORY_LINK):
         return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
@@ -72,13 +73,13 @@ def span_of(fd: int) -> Span:
 
 
 def locked_span(line: str) -> Span | None:
-    """Return the span in a line of /proc/locks or of a descriptor's fdinfo; None in any other line."""
+    """Return the span in a line of /proc/locks or of a descriptor's fdinfo; None without a segment's lock."""
     found = _parsed(line)
     return None if found is None else Span(*found[1:])
 
 
 def _parsed(line: str) -> tuple[int, int, int, bool] | None:
-    """Return the inode, session and size of a segment from a lock on it, and whether the segment is on disk.
+    """Return a segment's inode, session, size and True if it is on disk, from a lock on the segment.
 
     Args:
         line: a line such as "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455".
@@ -92,12 +93,12 @@ def _parsed(line: str) -> tuple[int, int, int, bool] | None:
 
 
 def share(fd: int, span: Span) -> None:
-    """Take the shared lock on a segment; raise BlockingIOError while a process has the exclusive lock."""
+    """Take the shared lock on a segment. Raise BlockingIOError while a process has the exclusive lock."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.share)
 
 
 def claim(fd: int, span: Span) -> bool:
-    """Take the exclusive lock on a segment; return False without effect if another process uses it."""
+    """Take the exclusive lock on a segment. Return False without effect if another process uses it."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.claim)
     except BlockingIOError:
@@ -113,8 +114,8 @@ def release(fd: int, span: Span) -> None:
 def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[int, int]:
     """Return the sizes in bytes of all segments in use, by inode, including segments in flight.
 
-    The kernel returns its table of locks page by page. If a lock is released in between, the kernel skips
-    another lock. So a longer table is read until it contains nothing new, at most 5 times.
+    The kernel returns its table of locks page by page. If a lock is released in between, the kernel skips a
+    different lock. So a table of several pages is read until a reading has no new locks, at most 5 times.
 
     Args:
         session: number of the session; None means any session.

@@ -1,17 +1,17 @@
-"""Memory segments: large values, written once, mapped by each reader, and freed by the kernel.
+"""Memory segments with large values. A value is written once, mapped by each reader, and freed by the kernel.
 
-A segment is an anonymous memory file. It exists as long as a process holds or maps it, so no segment can be
-left behind. The kernel also knows whether a segment is in use: every holder and every receiver has an open
-file of its own with a shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no
-other process has the segment, and its warm pages are reused for the next value.
+A segment is an anonymous memory file. It exists as long as a process has it open or mapped, so segments can't
+be left behind. The kernel also knows whether a segment is in use, as each process that uses it has a separate
+open file with a shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no other
+process uses the segment, and its warm (already allocated) pages are reused for the next value.
 
 A new segment is filled by `pwrite`, which is twice as fast as touching each page of a mapping for the first
 time. If the kernel has no memory, `pwrite` raises an error, while a mapping would end the process by SIGBUS.
-Pages that exist already are written through a mapping, which needs no system call.
+Warm pages are written through a mapping, which needs no system call.
 
-If memory is full, this process moves segments to files on disk, oldest first. It moves only segments that no
-other process holds and no process maps. A value that still does not fit is written to such a file directly. A
-segment on disk is read, sent and released like a segment in memory, see `spilling`.
+If the store is full, this process moves segments to files on disk, oldest first. It moves only segments that
+no other process uses and that it does not map itself. A value that still does not fit is written to a file
+directly. A segment on disk is read, sent and released like a segment in memory, see `spilling`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trainkit.runtime.serialize import Handle, Packed, present
 from trainkit.runtime.signals import InterruptGuard
 
 LARGE_BYTES = 256 * 1024
-"""Minimum size of values that go to shared memory."""
+"""Minimum size of values that are written to shared memory."""
 
 _ALIGN_BYTES = 64
 _KEEP_MOST = 16
@@ -52,7 +52,7 @@ _KEEP_SHARE = 10
 """Each process keeps at most one tenth of the whole store warm."""
 
 _PATIENCE_S = 0.25
-"""Wait for room in a full store, as a process that has just got an answer may release arguments soon."""
+"""Longest wait for room in a full store, as processes with a new answer may soon release its arguments."""
 
 _LOOK_AGAIN_S = 0.01
 
@@ -69,18 +69,18 @@ _held: dict[weakref.ref[Segment], None] = {}
 """Segments of this process that contain a value, oldest first."""
 
 _moving = threading.RLock()
-"""Held for short times while a segment is opened, mapped, or moved to disk."""
+"""Lock held for short times while a segment is opened, mapped, or moved to disk."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Segment(Uncopied):
-    """Memory file that contains one value. It is a handle that can be sent any number of times.
+    """Memory file that contains one value. A segment is a handle that can be sent any number of times.
 
     Args:
-        fd: descriptor of the file, which this object owns from now on.
-        pool: pool that recycles the segment, in the process that wrote it; else None.
+        fd: descriptor of the file, which this object then owns.
+        pool: pool that reuses the segment, in the process that wrote it; None in other processes.
         span: range of the segment's lock; None to read it from the kernel.
-        memory: writable mapping of a reused segment, in the process that wrote it; else None.
+        memory: writable mapping of a reused segment, in the process that wrote it; None otherwise.
     """
 
     kind = SEGMENT
@@ -117,7 +117,7 @@ class Segment(Uncopied):
         return fd
 
     def fill(self, parts: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
-        """Write each part to its span of the segment."""
+        """Write each part to its range of the segment."""
         if self._memory is not None:
             with memoryview(self._memory) as target:
                 for part, (start, stop) in zip(parts, spans, strict=True):
@@ -130,13 +130,13 @@ class Segment(Uncopied):
                     done += os.pwrite(self._fd, rest[done:], start + done)
 
     def spill(self, account: StoreBudget, lock: threading.RLock) -> bool:
-        """Move the segment to disk if only this process has it, unmapped; return whether it was moved.
+        """Move the segment to disk if only this process has it and does not map it. Return True on success.
 
-        The descriptor keeps its number, and refers to the file on disk afterwards. If a thread opens the
-        segment meanwhile, the segment stays in memory.
+        The descriptor keeps its number, and then refers to the file on disk. If a thread opens the segment
+        meanwhile, the segment stays in memory.
 
         Args:
-            account: the session's account.
+            account: budget of the session's shared memory.
             lock: lock of this process's threads for the account.
 
         Raises:
@@ -149,9 +149,9 @@ class Segment(Uncopied):
         file = spilling.make_file(account.folder, span)
         try:
             spilling.copy(self._fd, file, account.folder, span.size_bytes)
-            # The memory is freed and subtracted from the account under one lock, or a process that counts in
-            # between would subtract it too. `_moving` is not waited for: its holder may run a garbage
-            # collection that needs `lock`.
+            # The memory is freed and subtracted from the account under one lock. Otherwise a process that
+            # counts in between would subtract it too. The code does not wait for `_moving`, as the thread
+            # with that lock may run a garbage collection that needs `lock`.
             with lock, account.locked():
                 if not _moving.acquire(blocking=False):
                     return False
@@ -175,7 +175,7 @@ class Segment(Uncopied):
             return True
 
     def unmap_idle(self) -> None:
-        """Release the mapping that readers share, unless a reader still has an array in it."""
+        """Release the mapping that readers share, unless a reader still uses an array in the mapping."""
         with _moving:
             if self._mapping is not None:
                 with contextlib.suppress(BufferError):
@@ -191,7 +191,7 @@ class Segment(Uncopied):
         """Return the whole segment, mapped copy-on-write, so that writes stay in this process.
 
         Args:
-            private: True for a mapping of this reader alone; False for the mapping that readers share.
+            private: True for a separate mapping for this reader; False for the mapping that readers share.
         """
         with _moving:
             self._views += 1
@@ -200,8 +200,8 @@ class Segment(Uncopied):
     def _mapped(self, private: bool) -> memoryview:
         if self._mapping is not None and not private:
             return memoryview(self._mapping)
-        # A mapping holds its open file and so the file's lock. A received segment thus stays locked while any
-        # array uses it. The writer maps a second open file, as it releases the lock on the first one.
+        # A mapping keeps its open file, and so the file's lock. A received segment thus stays locked while an
+        # array uses it. The writer maps a second open file, as it releases the lock on the first open file.
         fd = self.open_fd() if self._pool is not None else self._fd
         try:
             with _explained:
@@ -225,7 +225,7 @@ HANDLE_KINDS[SEGMENT] = Segment.received
 
 
 class _Kept(NamedTuple):
-    """Warm segment that contains no value in use by this process."""
+    """Warm segment without a value that this process uses."""
 
     fd: int
     span: Span
@@ -233,16 +233,17 @@ class _Kept(NamedTuple):
 
 
 class SegmentPool:
-    """Pool that writes values to segments, and reuses segments that no process reads any more.
+    """Pool that writes values to segments, and reuses segments that are no longer read by any process.
 
     Args:
-        account: the session's account, which is closed with the pool.
+        account: budget of the session's shared memory, which is closed with the pool.
     """
 
     def __init__(self, account: StoreBudget) -> None:
         self._account = account
         self._keep_bytes = min(_KEEP_MOST_BYTES, account.limit_bytes // _KEEP_SHARE)
-        # Oldest first. Other processes may still use some, such as the argument of a call in flight.
+        # The oldest segment comes first. Other processes may still use some, such as the argument of a
+        # running call.
         self._kept: list[_Kept] = []
         self._lock = threading.RLock()  # reentrant, as garbage collection may recycle a segment
         self._spilling = threading.Lock()
@@ -250,11 +251,11 @@ class SegmentPool:
         self._pid = os.getpid()
 
     def write(self, packed: Packed) -> Packed:
-        """Write a large value to a segment and return the stored value; return a small value unchanged.
+        """Write a large value to a segment and return the stored value. Return a small value unchanged.
 
         Raises:
-            ObjectStoreFullError: the store is full or no descriptor is left; nothing was changed.
-            OutOfDiskError: the disk is full too.
+            ObjectStoreFullError: the store is full or no descriptor is left, and nothing was changed.
+            OutOfDiskError: the store and the disk are full.
         """
         if packed.size_bytes < LARGE_BYTES:
             return packed
@@ -302,19 +303,20 @@ class SegmentPool:
         return self._on_disk(size)
 
     def _warm(self, size: int) -> Segment | None:
-        """Return the smallest warm segment that fits the value and that no process uses; else None."""
+        """Return the smallest unused warm segment of `size` to `2 * size` bytes, or None."""
         fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
         for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
             if not locks.claim(kept.fd, kept.span):
                 continue
             self._kept.remove(kept)
-            if os.fstat(kept.fd).st_size < size:  # another process took the memory when the store was full
+            if os.fstat(kept.fd).st_size < size:  # another process freed the memory for a full store
                 self._account.close_segment(kept.fd)
                 continue
             locks.share(kept.fd, kept.span)
             memory = kept.memory
             if memory is None:
-                # If the mapping fails, as for lack of a descriptor, the segment is written by system calls.
+                # Without a mapping, for example for lack of descriptors, the segment is written by system
+                # calls.
                 with contextlib.suppress(OSError):
                     memory = mmap.mmap(kept.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             return Segment(kept.fd, self, kept.span, memory)
@@ -338,13 +340,13 @@ class SegmentPool:
         return None if fd is None else Segment(fd, self, self._account.span(size))
 
     def _spill(self, size: int) -> bool:
-        """Move unmapped segments to disk until a value of `size` fits; return whether any segment was moved.
+        """Move unmapped segments to disk until `size` bytes fit. Return True if any segment was moved.
 
-        For a small value, more segments are moved than needed, so that the next values fit without a search.
+        For a small value, more segments are moved than needed, so that the next values fit at once.
         """
         account = self._account
-        # The lock is not waited for: a garbage collection in here may put a value too, and another thread may
-        # hold a lock that its finalizer waits for. The caller then writes its value to disk directly.
+        # The code does not wait for the lock. A garbage collection in here may also put a value, and its
+        # finalizer may wait for a lock of another thread. The caller then writes its value to disk directly.
         if not self._spilling.acquire(blocking=False):
             return False
         try:
@@ -371,7 +373,7 @@ class SegmentPool:
                     if segment.inode not in mapped and segment.spill(account, self._lock):
                         freed += size_bytes
                 except (OSError, ObjectStoreFullError):
-                    break  # the value itself may still fit on the disk; otherwise writing it raises the error
+                    break  # the value itself may still fit on the disk; else its write raises the error
         finally:
             self._spilling.release()
         if freed:
@@ -389,7 +391,7 @@ class SegmentPool:
         return segment
 
     def _tell(self) -> None:
-        """Warn once in a session that values go to disk."""
+        """Warn once in a session that values are written to disk."""
         account = self._account
         with self._lock:
             is_first = account.is_first_to_tell()
@@ -411,8 +413,8 @@ class SegmentPool:
         )
 
     def recycle(self, kept: _Kept) -> None:
-        """Keep a segment warm that its last local holder has released."""
-        if self._pid != os.getpid():  # in a forked child, as only the parent reuses the memory
+        """Keep a segment warm that is no longer used in this process."""
+        if self._pid != os.getpid():  # in a forked child; only the parent reuses the memory
             os.close(kept.fd)
             return
         with self._lock:
@@ -431,7 +433,7 @@ class SegmentPool:
                 self._drop(oldest)
 
     def _drop(self, kept: _Kept) -> None:
-        """Close a segment, whose memory is freed once no other process uses it."""
+        """Close a segment. Its memory is freed once no other process uses the segment."""
         if kept.memory is not None:
             kept.memory.close()
         if locks.claim(kept.fd, kept.span):
@@ -440,7 +442,7 @@ class SegmentPool:
             os.close(kept.fd)
 
     def close(self) -> None:
-        """Free the warm segments; segments in use are freed when they are released."""
+        """Free the warm segments. Segments in use are freed when they are released."""
         with self._lock:
             self._closed = True
             for kept in self._kept:
@@ -454,7 +456,7 @@ _NO_MEMORY = (errno.ENOMEM, errno.ENOSPC)
 
 
 def _explain(error: OSError) -> None:
-    """Raise a readable error if `error` is a lack of descriptors or memory; return otherwise."""
+    """Raise a readable error if `error` means that no descriptor or memory is left. Otherwise return."""
     if error.errno in _NO_DESCRIPTOR:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         raise ObjectStoreFullError(
@@ -473,7 +475,7 @@ _explained = Explained(_explain)
 
 
 def opened(packed: Packed) -> Packed:
-    """Return a stored value with its parts mapped, not copied; return any other value unchanged.
+    """Return a stored value with its parts mapped instead of copied. Return other values unchanged.
 
     Raises:
         ObjectLostError: this process had no descriptor left for the segment when it arrived.

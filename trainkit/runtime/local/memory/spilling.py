@@ -1,6 +1,6 @@
 """Files on disk for values that do not fit into memory.
 
-A file has no name, so the kernel removes it with the last process that has it open or mapped, even after a
+A file has no name, so the kernel removes it when no process has it open or mapped any more, even after a
 crash. The file is sent and mapped like a segment in memory, and the kernel caches as much of it as fits.
 """
 
@@ -18,7 +18,7 @@ from trainkit.runtime.local.memory.locks import PREFIX, Span, share
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "rootfs")
 _SPARED = 20
-"""One twentieth of a disk is left free, as in Ray."""
+"""Divisor of a disk's size. One twentieth of a disk is left free, as in Ray."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -27,8 +27,8 @@ def choose_folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str:
     """Return the folder for the files of a session; "" turns spilling off.
 
     Args:
-        asked: argument of `init`; False turns spilling off; None means the temporary folder, or /var/tmp if
-            the temporary folder is in memory.
+        asked: `object_spilling_directory` of `init`. False turns spilling off. None means the temporary
+            folder, or /var/tmp if the temporary folder is in memory.
 
     Raises:
         ConfigError: the requested folder can't be written to.
@@ -52,10 +52,10 @@ def choose_folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str:
 
 
 def on_disk(mounts: str, device: int) -> bool:
-    """Return whether a file system is on a disk rather than in memory.
+    """Return True if a file system is on a disk rather than in memory.
 
-    A device that is not among the mounts counts as a disk, as some file systems, such as Btrfs, use other
-    device numbers for their files.
+    A device without a mount counts as a disk, as some file systems, such as Btrfs, use different device
+    numbers for their files.
 
     Args:
         mounts: text of /proc/self/mountinfo.
@@ -65,12 +65,12 @@ def on_disk(mounts: str, device: int) -> bool:
 
 
 def has_room(available_bytes: int, total_bytes: int, size_bytes: int) -> bool:
-    """Return whether `size_bytes` fit on a disk, with one twentieth of the disk left free."""
+    """Return True if `size_bytes` fit on a disk and leave one twentieth of the disk free."""
     return available_bytes - size_bytes >= total_bytes // _SPARED
 
 
 def make_file(folder: str, span: Span) -> int:
-    """Return the descriptor of a new unnamed file in `folder`, with a shared lock.
+    """Return the descriptor of a new unnamed file in `folder`, which has a shared lock.
 
     Raises:
         OutOfDiskError: the disk is full.
@@ -103,7 +103,7 @@ def copy(source: int, target: int, folder: str, size_bytes: int) -> None:
 
 
 def explain(error: OSError, folder: str, size_bytes: int) -> None:
-    """Raise a readable error for a failed operation on a disk; return if `error` is a lack of descriptors."""
+    """Raise a readable error for a failed disk operation. Return if `error` is a lack of descriptors."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return
     if error.errno in _NO_SPACE:

@@ -1,4 +1,4 @@
-"""Holders of shared memory, read from the kernel."""
+"""Processes that use shared memory, as reported by the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class OpenSegment(NamedTuple):
 
     Attributes:
         path: path by which the segment can be opened.
-        locked: this open file holds a lock, so its process uses the segment rather than keeping it warm.
+        locked: True if the open file has a lock, so that its process uses the segment rather than keeping it
+            warm.
     """
 
     pid: int
@@ -36,22 +37,22 @@ def all_pids() -> list[int]:
 
 
 def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[OpenSegment]:
-    """Yield the descriptors that these processes have of memory segments of `session`, None for any."""
+    """Yield these processes' descriptors of memory segments of `session`; None means any session."""
     link = MEMORY_LINK if session is None else f"{MEMORY_LINK}{session:06x} "
     for pid, number, target in _descriptors(pids):
         if target.startswith(link):
             path = f"/proc/{pid}/fd/{number}"
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
                 with open(f"/proc/{pid}/fdinfo/{number}", "rb") as file:
                     locked = b"\nlock:" in file.read()
                 yield OpenSegment(pid, os.stat(path).st_ino, path, locked)
 
 
 def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[int, int]]:
-    """Yield pid and inode of each descriptor of these processes for an unnamed file on disk in `inodes`."""
+    """Yield pid and inode of each of these processes' descriptors of unnamed disk files in `inodes`."""
     for pid, number, target in _descriptors(pids):
         if target.endswith(_DELETED) and not target.startswith("/memfd:"):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
                 inode = os.stat(f"/proc/{pid}/fd/{number}").st_ino
                 if inode in inodes:
                     yield pid, inode
@@ -62,15 +63,15 @@ def _descriptors(pids: Iterable[int]) -> Iterator[tuple[int, str, str]]:
     for pid in pids:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
-        except OSError:  # the process has ended, or is another user's
+        except OSError:  # the process has ended, or belongs to another user
             continue
         for number in numbers:
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
                 yield pid, number, os.readlink(f"/proc/{pid}/fd/{number}")
 
 
 def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
-    """Return the inodes of the segments that a process maps for reading, which are its private mappings."""
+    """Return the inodes of the segments that a process maps for reading, by private mappings."""
     mapped = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
         for line in file:  # "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
@@ -84,9 +85,9 @@ def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
 def holders(
     pids: Iterable[int], session: int | None = None, *, on_disk: bool = False
 ) -> dict[int, tuple[int, set[int]]]:
-    """Return the size of every segment in use, by inode, and the pids that hold it.
+    """Return the size of every segment in use, and the pids of the processes that use it, by inode.
 
-    A segment without a holder is in flight between two processes.
+    A segment that is not used by any process is in flight between two processes.
 
     Args:
         pids: pids of the processes to search.
@@ -108,20 +109,20 @@ def holders(
     for pid in pids:
         for inode in mapped_by_readers(pid, sizes):
             found.setdefault(inode, set()).add(pid)
-    if session is None:  # a segment in flight could belong to any program, so it is left out
+    if session is None:  # segments in flight could belong to any program and are left out
         return {inode: (size, found[inode]) for inode, size in sizes.items() if inode in found}
     return {inode: (size, found.get(inode, set())) for inode, size in sizes.items()}
 
 
 def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the large objects that these processes hold, largest first.
+    """Return the large objects that these processes use, largest first.
 
     Args:
         processes: names by pid.
 
     Returns:
-        A row for each object: object_id (hexadecimal), size_bytes, the pids that hold it, and spilled, which
-        is True for an object on disk.
+        A row for each object, with object_id (hexadecimal), size_bytes, the pids of the processes that use
+            it, and spilled, which is True for an object on disk.
     """
     rows: list[dict[str, Any]] = [
         {"object_id": f"{inode:016x}", "size_bytes": size, "pids": sorted(pids), "spilled": spilled}
@@ -132,7 +133,7 @@ def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def describe_holders(session: int, driver: int) -> str:
-    """Return a text that lists the holders of a session's shared memory with their amounts, largest first."""
+    """Return a text that lists the users of a session's shared memory with their amounts, largest first."""
     totals: dict[int, tuple[int, int]] = {}
     for size, pids in holders(all_pids(), session).values():
         for pid in pids or {_NOBODY}:

@@ -247,8 +247,7 @@ def _remove_old(root: Path) -> None:
 
 
 class OutputPipe:
-    """Reading end of a worker's stdout or stderr, which splits the output into lines and keeps the last
-    lines.
+    """Reading end of a worker's stdout or stderr, which splits output into lines and keeps the last ones.
 
     Args:
         fd: the reading end, which this object owns from now on.

@@ -264,7 +264,7 @@ class Node:
         self._loop.watch(self._pending_fd, self._told_to_end)
 
     def _driver_left(self, then: Callable[[], None] = lambda: None) -> None:
-        """End everything that is not detached, then call `then`; stop if nothing is detached."""
+        """End all workers that are not detached, then call `then`; stop without detached ones and groups."""
         if self._is_told_to_end or not self._outlives_its_program():
             self._stop()
         if self._loop.stopping or self._session.driver_gone:

@@ -180,7 +180,7 @@ class Restarts:
                 answer(event.exit_)
 
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: records.Answer) -> bool:
-        """Connect a client whose connection closed to the next process; return False if none follows."""
+        """Connect a client, whose connection closed, to the actor's next process; return False if none."""
         worker = self._table.settled(message.worker_id)  # the process may have announced its end
         record = self._records.get(message.worker_id)
         if record is None:

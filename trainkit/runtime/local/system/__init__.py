@@ -1,1 +1,1 @@
-"""Operating system services: processes, and the devices of the machine."""
+"""Operating system services for processes and the devices of the machine."""

@@ -1,4 +1,4 @@
-"""Early start of the node's process: its Python loads modules while the program prepares the settings."""
+"""Early start of the node's process, whose Python loads modules while the program prepares the settings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PREFIX = "trainkit-session-"
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[4])
 
-# The package's folder is first in the path, so that the node runs the same code as the driver. -P keeps
-# Python from searching the working directory for modules.
+# The folder with the package is first in the path, so that the node runs the same code as the driver. The
+# option -P keeps Python from searching the working directory for modules.
 _CODE = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -32,11 +32,11 @@ main(sys.argv[2:])
 
 @dataclass(frozen=True)
 class Boot:
-    """Process that becomes the node when it receives its settings, or ends with the program that started it.
+    """Process that becomes the node when it receives its settings, or else ends with the program.
 
     Attributes:
-        child: the process.
-        control: the socket to the process.
+        child: handle of the process.
+        control: socket to the process.
         mark: path of the session's folder, which the process creates.
         environ: environment of the program when the process was started.
         owner: pid of the program.
@@ -49,17 +49,17 @@ class Boot:
     owner: int
 
     def tell(self, settings: int, account: int) -> None:
-        """Send the settings, for which the process waits.
+        """Send the settings to the process, which waits for them.
 
         Args:
             settings: descriptor of the file with the settings.
-            account: descriptor of the object store's account.
+            account: descriptor of the memory file with the object store's budget.
         """
-        with contextlib.suppress(BrokenPipeError):  # the process has ended, which later requests report
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; later requests report this
             socket.send_fds(self.control, [b"\0"], [settings, account])
 
     def end(self) -> None:
-        """Kill the process, which has received no settings."""
+        """Kill the process, which has not received settings."""
         self.child.kill()
         self.child.wait()
 
@@ -68,13 +68,13 @@ _begun: Boot | None = None
 
 
 def home() -> Path:
-    """Return the folder of all sessions, without symbolic links, so that all programs use the same path."""
+    """Return the parent folder of all sessions, without symbolic links, so that all programs agree."""
     return runtime_dir().resolve()
 
 
 @contextlib.contextmanager
 def begun() -> Iterator[None]:
-    """Have a node process ready while the block runs; kill the process if `take` was not called for it."""
+    """Keep a node process ready while the block runs. Kill the process if `take` has not taken it."""
     global _begun
     if sys.platform == "linux":  # on other systems, the engine reports that it needs Linux
         _begun = take()
@@ -88,12 +88,12 @@ def begun() -> Iterator[None]:
 
 
 def take() -> Boot:
-    """Return the waiting process or a new process; the caller must send its settings or end it."""
+    """Return the waiting process or a new one. The caller must send its settings or end it."""
     global _begun
     found, _begun = _begun, None
     environ = dict(os.environ)
     if found is not None:
-        is_own = found.owner == os.getpid()  # False in a forked child, as the process belongs to the parent
+        is_own = found.owner == os.getpid()  # False in a forked child, whose parent owns the process
         if is_own and found.environ == environ and found.child.poll() is None:
             return found
         found.control.close()
@@ -103,7 +103,7 @@ def take() -> Boot:
 
 
 def received(control: socket.socket) -> tuple[int, int] | None:
-    """Receive the descriptors of settings and account; return None if the program has ended before."""
+    """Receive the descriptors of settings and account. Return None if the program has ended."""
     fds = socket.recv_fds(control, 1, 2)[1]
     return (fds[0], fds[1]) if fds else None
 
@@ -116,13 +116,13 @@ def command(*arguments: int) -> list[str]:
 def _started(environ: Mapping[str, str]) -> Boot:
     _raise_descriptor_limit()
     mark = str(home() / f"{PREFIX}{secrets.token_hex(8)}")
-    # One OpenBLAS thread, as templates with threads could not fork; workers get their own number of threads.
+    # OpenBLAS gets one thread, as templates with threads could not fork. Workers set their own number later.
     own = {**environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
     own[TERMINAL] = _terminal()
-    # Heaps of huge pages make training 10% faster; the user's own settings take precedence.
+    # Heaps of huge pages make training 10% faster. The user's own settings take precedence.
     tunables = ("glibc.malloc.hugetlb=1", environ.get("GLIBC_TUNABLES"))
     own["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
-    # Turns off the background thread of pyarrow's allocator, which pandas would start in a template.
+    # The background thread of pyarrow's allocator is off, as pandas would start it in a template.
     arrow = (environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false")
     own["JE_ARROW_MALLOC_CONF"] = ",".join(filter(None, arrow))
     ours, theirs = socket.socketpair()
@@ -132,14 +132,14 @@ def _started(environ: Mapping[str, str]) -> Boot:
             stdin=subprocess.DEVNULL,
             env=own,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C in the terminal reaches only the driver
+            start_new_session=True,  # so that Ctrl-C in the terminal reaches only the driver
             cwd="/",
         )
     return Boot(child, ours, mark, environ, os.getpid())
 
 
 def _terminal() -> str:
-    """Return the device of the program's terminal; "" without one, or if a container hides its name."""
+    """Return the device of the program's terminal; "" if it is missing or a container hides its name."""
     try:
         return os.ttyname(0)
     except OSError:
@@ -147,7 +147,7 @@ def _terminal() -> str:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the descriptor limit to its maximum for the session, as the node needs three for each worker."""
+    """Raise the descriptor limit to its maximum, as the node needs three descriptors for each worker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

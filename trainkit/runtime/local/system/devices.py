@@ -33,14 +33,15 @@ def cpu_quota() -> float | None:
 def parse_memory(text: str) -> int | None:
     """Return the limit in the text of a cgroup's file; None without a limit.
 
-    Without a limit, cgroup version 2 writes "max", and version 1 a number larger than any machine's memory.
+    Without a limit, the file contains "max" in cgroup version 2, and a number larger than any machine's
+    memory in version 1.
     """
     text = text.strip()
     return int(text) if text.isdigit() else None
 
 
 def parse_cpu(text: str) -> float | None:
-    """Return the CPUs of a quota and its period, such as "150000 100000"; None for "max", -1, or no quota."""
+    """Return the CPUs of a quota and its period, such as "150000 100000"; None for "max", -1 or no text."""
     numbers = text.split()
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or not int(numbers[1]):
         return None
@@ -63,7 +64,7 @@ def group_folders(membership: str, mounts: str, controller: str) -> list[PurePos
         if group is None:
             continue
         inside = PurePosixPath(group)
-        # A container may see its own cgroup as the top folder, though its name is the name on the host.
+        # A container may see its own cgroup as the top folder, although the cgroup has its name on the host.
         inside = inside.relative_to(root) if inside.is_relative_to(root) else PurePosixPath()
         if ".." in inside.parts:  # the cgroup is outside the visible part of the hierarchy
             inside = PurePosixPath()
@@ -81,7 +82,7 @@ def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
 
 
 def _group(membership: str, controller: str | None) -> str | None:
-    """Return the path of the process's cgroup: of a version 1 controller, or of version 2 for None."""
+    """Return the path of the process's cgroup for a version 1 controller; None means version 2."""
     for line in membership.splitlines():
         number, controllers, path = line.split(":", 2)
         if controller is None and number == "0" and not controllers:
@@ -123,17 +124,17 @@ def gpu_count() -> int:
 
 
 def gpu_ids(names: Iterable[str]) -> list[int | str]:
-    """Return GPU names in the form of `get_gpu_ids`: indices as int, and UUIDs as str."""
+    """Return GPU names in the form of `get_gpu_ids`, with indices as int and UUIDs as str."""
     return [int(name) if name.isdigit() else name for name in names]
 
 
 def gpu_name(index: int, visible: Sequence[str]) -> str:
-    """Return the name of a GPU in CUDA_VISIBLE_DEVICES; its index if the GPU was only declared."""
+    """Return the name of a GPU in CUDA_VISIBLE_DEVICES; its index for a declared, missing GPU."""
     return visible[index] if index < len(visible) else str(index)
 
 
 def visible_gpus() -> list[str]:
-    """Return a name for each visible GPU: the entries of CUDA_VISIBLE_DEVICES, or indices if it is unset."""
+    """Return a name for each visible GPU, which is its entry in CUDA_VISIBLE_DEVICES, or else its index."""
     declared = os.environ.get("CUDA_VISIBLE_DEVICES")
     if declared is not None:
         # CUDA ends the list at the first invalid name, such as "" or "-1".

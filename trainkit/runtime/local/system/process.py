@@ -1,4 +1,4 @@
-"""Processes of the operating system: parents, descendants, memory, and session marks."""
+"""Functions for processes of the operating system and their parents, descendants, memory and sessions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LOOK_S = 0.002
 _FLUSH_FAILED = 120
 
 STACKS = signal.SIGRTMAX - 5
-"""Signal at which a worker writes the stacks of its threads; programs rarely use real-time signals."""
+"""Signal at which a worker writes its threads' stacks. Programs rarely use real-time signals."""
 _STACKS_FILE = "tk-stacks"
 _STACKS_S = 5.0
 _STACKS_QUIET_S = 0.05
@@ -57,19 +57,19 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when its parent process `parent` ends, or at once if it has ended."""
+    """Have the kernel kill this process when its parent `parent` ends, or at once if that has ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_writer(pipe: int) -> None:
-    """Have this process killed when the last writer of a pipe ends, or at once if it has ended.
+    """Have the kernel kill this process when the last writer of a pipe ends, or at once if that has ended.
 
     The function takes ownership of the pipe's reading end `pipe`.
     """
     own = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY)  # the kernel signals the owner of this open file
-    os.set_inheritable(own, True)  # so that the file stays open after an exec
+    os.set_inheritable(own, True)  # the file must stay open after an exec
     os.close(pipe)
     fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
@@ -86,10 +86,10 @@ def set_name(name: str) -> None:
 
 
 def use_huge_pages() -> None:
-    """Move this process's memory to huge pages, so that the page table that a fork copies is much smaller.
+    """Move this process's memory to huge pages, so that a fork copies a much smaller page table.
 
-    The fork of a process with torch takes 1 ms instead of 4 ms. Memory that the kernel can't move, as the
-    kernel is too old or no huge page is free, stays in place without harm.
+    A process with torch then forks in 1 ms instead of 4 ms. If the kernel is too old or no huge page is free,
+    memory stays in place without harm.
     """
     with open("/proc/self/maps") as file:
         mappings = [line.split() for line in file]
@@ -102,11 +102,11 @@ def use_huge_pages() -> None:
 
 
 def remove_folder(folder: Path, *, spared: int | None = None) -> None:
-    """Remove a session's folder and the folders that it links to; do nothing if it does not exist.
+    """Remove a session's folder, if it exists, and the folders that it links to.
 
     Args:
         folder: the session's folder.
-        spared: pid of a process that continues, whose linked folders stay.
+        spared: pid of a process that continues and whose linked folders stay.
     """
     for link in (folder / ELSEWHERE).glob("*"):
         if not link.name.startswith(f"{spared}-"):
@@ -123,7 +123,7 @@ _spare: list[int] = []
 
 
 def keep_spare() -> None:
-    """Keep a descriptor in reserve, so that this process can list its descendants when no other is left."""
+    """Keep a descriptor in reserve, so that this process can always list its descendants."""
     if not _spare:
         _spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
@@ -146,12 +146,12 @@ def _parents() -> list[tuple[int, int]]:
 def _stat(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat, starting with the state."""
     with open(f"/proc/{pid}/stat", "rb") as file:
-        # The name in parentheses may contain anything, so the fields are counted from its end.
+        # The name in parentheses may contain any characters, so the fields are counted from its end.
         return file.read().rpartition(b")")[2].split()
 
 
 def is_ending(pid: int) -> bool:
-    """Return whether a process has ended or is ending, so that its descriptors may be closed."""
+    """Return True if a process has ended or is ending, so that its descriptors may be closed."""
     try:
         return bool(int(_stat(pid)[6]) & _PF_EXITING)
     except OSError:
@@ -159,7 +159,7 @@ def is_ending(pid: int) -> bool:
 
 
 def children(of: int) -> list[int]:
-    """Return the pids of the direct children of a process that has one thread."""
+    """Return the pids of the direct children of a single-threaded process."""
     try:
         with open(f"/proc/{of}/task/{of}/children", "rb") as file:
             return [int(pid) for pid in file.read().split()]
@@ -173,7 +173,7 @@ def descendants(of: int) -> list[int]:
 
 
 def families(pids: Iterable[int]) -> dict[int, list[int]]:
-    """Return for each process its own pid and its descendants' pids, parents before children."""
+    """Return each process's own pid and its descendants' pids, with parents before children, by pid."""
     by_parent: dict[int, list[int]] = {}
     for pid, parent in _parents():
         by_parent.setdefault(parent, []).append(pid)
@@ -185,7 +185,7 @@ def families(pids: Iterable[int]) -> dict[int, list[int]]:
 
 
 def own_pages_bytes(pid: int) -> int:
-    """Return the anonymous memory and swap of a process, with shared pages in full; 0 if it has ended."""
+    """Return a process's anonymous memory and swap, with shared pages counted in full; 0 if it ended."""
     return 1024 * _sum_of_numbers(f"/proc/{pid}/status", (b"RssAnon:", b"VmSwap:"))
 
 
@@ -200,7 +200,7 @@ def status_bytes(pid: int, name: bytes) -> int:
 
 
 def own_share_bytes(pid: int) -> int:
-    """Return the proportional set size of a process: a page shared by n processes counts as one n-th."""
+    """Return a process's proportional set size, in which a page shared by n processes counts as one n-th."""
     return 1024 * _sum_of_numbers(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
 
 
@@ -210,7 +210,7 @@ def parent(pid: int) -> int:
 
 
 def command_line(pid: int) -> bytes:
-    """Return the command line of a process, which its forks share; empty if the process has ended."""
+    """Return the command line of a process, which is equal in its forks; empty if the process has ended."""
     return _read(f"/proc/{pid}/cmdline")
 
 
@@ -218,7 +218,7 @@ def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:  # the process has ended or is another user's, or the kernel lacks the file
+    except OSError:  # the process has ended or belongs to another user, or the kernel lacks the file
         return b""
 
 
@@ -227,7 +227,7 @@ def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """Reap the children that have ended; yield pid and status of each."""
+    """Reap the ended children, and yield pid and status of each."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -239,7 +239,7 @@ def ended_children() -> Iterator[tuple[int, int]]:
 
 
 def pending_fd(number: int) -> int:
-    """Return a descriptor that is readable while a signal is pending; polling does not take the signal."""
+    """Return a descriptor that is readable while a signal is pending. Polling does not consume the signal."""
     mask = (1 << number - 1).to_bytes(128, "little")  # a `sigset_t`
     if (fd := _libc.signalfd(-1, mask, os.O_CLOEXEC)) < 0:
         code = ctypes.get_errno()
@@ -252,14 +252,14 @@ class ChildWatch:
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # Python writes to the fd only with a handler
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # Python writes to the fd only if a handler is set
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
         return self._read_fd
 
     def ended(self) -> Iterator[tuple[int, int]]:
-        """Reap the children that have ended, after the descriptor became readable; yield pid and status."""
+        """Reap the ended children after the descriptor became readable, and yield pid and status of each."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
         yield from ended_children()
@@ -281,13 +281,13 @@ def exists(pid: int) -> bool:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with; empty if it has ended or is another user's."""
+    """Return a process's initial environment; empty if it has ended or belongs to another user."""
     pairs = (item.partition(b"=") for item in _read(f"/proc/{pid}/environ").split(b"\0") if item)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
 def marked(mark: str) -> list[int]:
-    """Return the pids of the processes that carry a session's mark, except this process."""
+    """Return the pids of the processes that belong to a session by their environment, except this process."""
     own = os.getpid()
     return [pid for pid, _ in _parents() if pid != own and environment(pid).get(SESSION_MARK) == mark]
 
@@ -299,10 +299,10 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def end(left: Callable[[], Sequence[int]], patience_s: float) -> Sequence[int]:
-    """Kill the processes that `left` returns until it returns none; return the pids that could not be killed.
+    """Kill the processes that `left` returns until it returns no pids. Return the pids that stay.
 
-    A busy machine ends processes slowly, so the function gives up only when their number has not decreased
-    for `patience_s`.
+    A busy machine ends processes slowly. So the function gives up only when the number of processes has not
+    decreased for `patience_s`.
     """
     fewest, given_up_at = sys.maxsize, 0.0
     while pids := left():
@@ -336,25 +336,25 @@ def take_output(fd: int) -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory; 0 if it doesn't report that."""
+    """Return the number of processes that the kernel has killed for lack of memory; 0 if not reported."""
     return int(_read("/proc/vmstat").partition(b"\noom_kill ")[2].partition(b"\n")[0] or 0)
 
 
 def exit_code(error: SystemExit) -> int:
-    """Return the exit code of a process that `error` ends, from 0 to 255."""
+    """Return the exit code, from 0 to 255, of a process that ends by `error`."""
     return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
 
 
 def is_open(stream: TextIO | None) -> bool:
-    """Return whether a standard stream is usable, as user code may close it or set it to None."""
+    """Return True if a standard stream is usable, as user code may close the stream or set it to None."""
     return stream is not None and not getattr(stream, "closed", False)
 
 
 def flush_streams(code: int) -> int:
-    """Flush standard output and error, and return the code to exit with.
+    """Flush standard output and error, and return the process's exit code.
 
-    If output could not be written, the error is shown and the code is 120, as in a Python program. A stream
-    that failed is set to None.
+    If output could not be written, show the error, set the failed stream to None and return 120, as Python
+    does.
 
     Args:
         code: exit code if all output could be written.
@@ -374,7 +374,7 @@ def flush_streams(code: int) -> int:
 
 
 def finish_program(limit_s: float | None) -> None:
-    """Wait for threads and then call exit functions, in the same order as the end of a Python program.
+    """Wait for threads and then call exit functions, in the same order as Python does at a program's end.
 
     Each exit function is called only once, even if this function is called several times.
 
@@ -403,7 +403,7 @@ def _run_threads_exitfuncs() -> None:
 
 
 def memory_files(pid: int, name: str) -> list[str]:
-    """Return paths of a process's memory files with this name; [] if it has ended or is another user's."""
+    """Return paths of a process's memory files with this name; [] if it has ended or is not accessible."""
     found = []
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
@@ -422,8 +422,8 @@ def offer_stacks() -> None:
 def stacks(pid: int) -> str | None:
     """Return the Python stacks of a process's threads, with the last call first.
 
-    Return None if the process has ended, is another user's, or has not called `offer_stacks`. The signal
-    would kill a process without `offer_stacks`, so such a process gets no signal.
+    Return None if the process has ended, belongs to another user, or has not called `offer_stacks`. The
+    signal would kill a process that has not called `offer_stacks`, so such a process gets no signal.
     """
     try:
         pidfd = os.pidfd_open(pid)  # ensures that the file and the signal belong to the same process
@@ -448,7 +448,7 @@ def stacks(pid: int) -> str | None:
                     break
             file.seek(before)
             return file.read().decode(errors="replace")
-    except (OSError, IndexError, ValueError):  # the process has ended meanwhile, or is another user's
+    except (OSError, IndexError, ValueError):  # the process has ended meanwhile, or belongs to another user
         return None
     finally:
         os.close(pidfd)

@@ -1,14 +1,14 @@
-"""Connections: frames over a Unix socket, with file descriptors as ancillary data.
+"""Connections that exchange frames over a Unix socket, with file descriptors as ancillary data.
 
     sender ──send()──▶ kernel's buffer ──▶ read_available() ──▶ on_frame(frame)
               └─ full? ─▶ backlog ──flush(), by the background thread──▶ kernel's buffer
 
-A send never blocks: data that the kernel doesn't accept waits in the backlog. Any thread may read, one at a
-time: it holds the reading lock and processes every frame that has arrived, also frames that other threads
+A send never blocks, as data that the kernel doesn't accept waits in the backlog. One thread at a time may
+read, under the reading lock. It processes every frame that has arrived, including frames that other threads
 wait for. Descriptors are sent beside the bytes, and a frame's header contains the number of its descriptors.
 
-A single small call or answer is posted, and sent at once. Those in a burst are collected until the batch is
-full, until a thread waits for an answer, or until the next tick of the background thread.
+Small calls and answers are posted. A single posted entry is sent at once. Entries in a burst are collected
+until the batch is full, until a thread waits for an answer, or until the next tick of the background thread.
 """
 
 from __future__ import annotations
@@ -33,36 +33,37 @@ from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.serialize import Handle, LostHandle, Packed
 from trainkit.runtime.signals import InterruptGuard
 
-# Fields: kind, whether the body is in a segment, handle count, buffer count, call id, size of the rest.
+# The fields are kind, True for a body in a memory segment, handle count, buffer count, call id, and body
+# size.
 HEADER = struct.Struct("<B?HIQQ")
 
-INIT = 1  # the first frame to an actor: its class and its constructor's arguments
-CALL = 2  # a method, or a task's function, with its arguments
-VALUE = 3  # the answer to a call, or to a request
-FAILURE = 4  # user code raised
-CONNECT = 5  # a further connection to this process, as the frame's only handle
-REQUEST = 6  # to the node, which answers with VALUE or FAILURE
-NOTICE = 7  # to or from the node, not answered
+INIT = 1  # first frame to an actor, with its class and its constructor's arguments
+CALL = 2  # call of a method, or of a task's function, with arguments
+VALUE = 3  # answer to a call or a request
+FAILURE = 4  # answer of a call that raised, or of a failed request
+CONNECT = 5  # new connection to the receiving process, as the frame's only handle
+REQUEST = 6  # request to the node, which answers with VALUE or FAILURE
+NOTICE = 7  # message to or from the node without an answer
 CALLS = 8  # several small calls
-ANSWERS = 9  # several small values, and how long they took
-RETURNED = 10  # ids of calls that this process returns without running them, and the reason
-ITEM = 11  # one value of a streaming call; VALUE or FAILURE ends the stream
-CANCEL = 12  # to the owner of a promise: stop the call; its two bytes are `force` and `recursive`
+ANSWERS = 9  # several small values, and the run time of their calls
+RETURNED = 10  # ids of calls that the sender returns without running them, and the reason
+ITEM = 11  # value of a streaming call, whose stream ends with VALUE or FAILURE
+CANCEL = 12  # request to a promise's owner to stop the call; two bytes: `force`, `recursive`
 
-BLOCKED = "blocked"  # the running call waits for others
+BLOCKED = "blocked"  # the running call waits for other calls
 SLOW = "slow"  # the running call takes long
 UNKNOWN = "unknown"  # this process does not know the function, or has forgotten it
 
 
 MOST = 256
-"""Maximum number of entries in a frame: many amortize its cost, but too many delay the receiver's start."""
+"""Maximum number of entries in a frame. Many entries amortize its cost, but too many delay the receiver."""
 
 _ALONE_S = 30e-6
-"""Time after the last frame from which a post no longer belongs to a burst."""
+"""Time after the last frame from which a posted entry no longer belongs to a burst."""
 
 
 class Frame(NamedTuple):
-    """Message on a connection: its kind, the id of its call, and its body."""
+    """Message on a connection, with its kind, the id of its call, and its body."""
 
     kind: int
     call_id: int
@@ -89,19 +90,19 @@ RECONNECTING_ACTOR = 9
 _FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
-"""Size up to which the kernel accepts a frame whole or not at all, as its buffer is far larger."""
+"""Size up to which the kernel accepts a frame as a whole or not at all, as its buffer is far larger."""
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _CUT_OFF = int(socket.MSG_CTRUNC)  # a plain int, as enum operations are slow
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 SHORT_WAIT_S = 60e-6
-"""Longest busy wait, as sleeping and waking costs about as much. The CPU is yielded between polls."""
+"""Longest busy wait, as sleeping and waking takes about as long. The CPU is yielded between polls."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
 _LOST = -1
-"""Placeholder among received descriptors for the descriptors of a send that this process could not open."""
+"""Placeholder among received descriptors for descriptors that this process could not open."""
 
 
 class Descriptor:
-    """Handle of a bare descriptor, which this object owns until it is taken or sent."""
+    """Handle that is a plain descriptor, which this object owns until the descriptor is taken or sent."""
 
     kind = 0
     __slots__ = ("_fd",)
@@ -110,7 +111,7 @@ class Descriptor:
         self._fd = fd
 
     def take(self) -> int:
-        """Return the descriptor, which the caller now owns."""
+        """Return the descriptor, which the caller then owns."""
         fd, self._fd = self._fd, -1
         return fd
 
@@ -126,11 +127,11 @@ class Descriptor:
 
 
 HANDLE_KINDS: dict[int, Callable[[int], Handle]] = {0: Descriptor}
-"""Functions that make a handle from a descriptor, by the handle's kind; other modules add entries."""
+"""Functions that make a handle from a descriptor, by the handle's kind. Other modules add entries."""
 
 
 class _Socket(socket.socket):
-    """Socket that closes without a warning when it is garbage-collected, with its connection."""
+    """Socket that closes without a warning when it is garbage-collected with its connection."""
 
     def __del__(self) -> None:
         self.close()
@@ -147,7 +148,7 @@ def no_descriptor_left() -> ObjectLostError:
 
 
 def explain(error: OSError) -> None:
-    """Raise a readable error if `error` is a lack of file descriptors; return otherwise."""
+    """Raise a readable error if `error` means that no file descriptor is left. Otherwise return."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise no_descriptor_left() from error
 
@@ -156,7 +157,7 @@ class Explained:
     """Context manager that replaces an OSError of its block by a readable error.
 
     Args:
-        explain: raises a readable error for an OSError, or returns.
+        explain: function that raises a readable error for an OSError, or returns.
     """
 
     def __init__(self, explain: Callable[[OSError], None]) -> None:
@@ -173,17 +174,18 @@ class Explained:
 
 
 descriptors_explained = Explained(explain)
-"""Context manager for code that needs file descriptors."""
+"""Context manager that explains errors of code that needs file descriptors."""
 
 
 class Connection:
-    """One end of a Unix stream socket. Subclasses process the frames, and may post entries in batches.
+    """One end of a Unix stream socket. Subclasses process the arriving frames, and may post entries in
+    batches.
 
     Args:
         sock: a connected socket, which this connection owns from now on.
 
     Attributes:
-        ticking: the background thread flushes posted entries within a millisecond.
+        ticking: True while the background thread flushes posted entries every millisecond.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -191,7 +193,7 @@ class Connection:
         self.reading = threading.Lock()
         self.closed = False
         self.ended = False
-        """True if the other end sends nothing more; it may still read."""
+        """True if the other end has finished sending. It may still read."""
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
         self._followers = 0
@@ -207,20 +209,20 @@ class Connection:
         self._fds: deque[int] = deque()
 
     def on_frame(self, frame: Frame) -> None:
-        """Process a frame that has arrived; called by the thread that reads."""
+        """Process an arrived frame. The reading thread calls this."""
 
     def on_end(self) -> None:
-        """Handle that the other end sends nothing more; called once, by the thread that reads."""
+        """Handle that the other end has finished sending. The reading thread calls this once."""
         self.closed = True
         with self._send_lock:
             self._drop_backlog()
         self.on_close()
 
     def on_close(self) -> None:
-        """Handle the end of the connection; called once."""
+        """Handle the end of the connection. This is called once."""
 
     def on_backlog(self) -> None:
-        """Have `flush` called when the socket becomes writable, as a send did not fit."""
+        """Arrange a call of `flush` when the socket becomes writable, as a send did not fit."""
         raise BlockingIOError(errno.EAGAIN, "the connection is full, and nobody would flush it")
 
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
@@ -228,10 +230,10 @@ class Connection:
         raise NotImplementedError("a connection that posts entries defines make_batch()")
 
     def tick(self) -> None:
-        """Have `flush_posted` called soon."""
+        """Arrange a call of `flush_posted` soon."""
 
     def on_tick(self) -> bool:
-        """Do periodic work in the background thread while ticking; return True to keep ticking."""
+        """Do periodic work in the background thread while ticking. Return True to keep ticking."""
         return False
 
     def fileno(self) -> int:
@@ -240,12 +242,12 @@ class Connection:
     # sending
 
     def send(self, kind: int, call_id: int, body: Packed) -> None:
-        """Send a frame, or queue it.
+        """Send a frame, or queue it in the backlog if the kernel's buffer is full.
 
         Raises:
             BrokenPipeError, ConnectionResetError: the other end has closed.
-            ObjectLostError, ObjectStoreFullError: no descriptor is left for one of the frame's handles, and
-                nothing was sent.
+            ObjectLostError, ObjectStoreFullError: no descriptor is left for a handle of the frame, and the
+                frame was not sent.
         """
         if self._posted:
             with self._send_lock:
@@ -255,10 +257,10 @@ class Connection:
             self._transmit(kind, call_id, body)
 
     def _transmit(self, kind: int, call_id: int, body: Packed) -> None:
-        if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path: most calls
+        if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path for most calls
             self._send_frame(encoded(kind, call_id, body), [])
             return
-        # Ctrl-C between sending a part of a frame and queueing the rest would leave half a frame sent.
+        # Without the guard, Ctrl-C could leave a frame half sent, before the rest is queued.
         with InterruptGuard():
             self._send_frame(encoded(kind, call_id, body), _open_all(body.handles))
 
@@ -273,15 +275,15 @@ class Connection:
             rest = self._write(memoryview(data), fds)
             if rest is None:
                 return
-            # A backlog without a call of `on_backlog` would never be flushed, so Ctrl-C is deferred. Its
-            # handler runs after the lock is released.
+            # A backlog without a call of `on_backlog` would never be flushed, so Ctrl-C is deferred. The
+            # handler of Ctrl-C runs after the lock is released.
             with InterruptGuard(acts=False) as guard:
                 self._backlog.append(rest)
                 self.on_backlog()
         guard.act()
 
     def post(self, entry: Any) -> None:
-        """Send `entry` at once if it comes alone, else in a batch soon.
+        """Send `entry` at once if it is not part of a burst, else soon in a batch.
 
         Raises:
             BrokenPipeError: the connection is closed.
@@ -296,7 +298,7 @@ class Connection:
                 self.tick()
 
     def post_together(self, entries: list[Any]) -> None:
-        """Send `entries`, at most `MOST`, now and in one frame; raise like `post`."""
+        """Send at most `MOST` entries in one frame now; raise like `post`."""
         with self._send_lock:
             self._require_open()
             self._posted.extend(entries)
@@ -310,7 +312,7 @@ class Connection:
         """Send the posted entries now."""
         with self._send_lock:
             if len(self._posted) > 1:
-                # Ctrl-C between two steps would lose or repeat entries that other threads wait for.
+                # Without the guard, Ctrl-C could lose or repeat entries that other threads wait for.
                 with InterruptGuard():
                     self._send_posted()
             elif self._posted:
@@ -330,11 +332,11 @@ class Connection:
     def flush_if_open(self) -> None:
         """Send the posted entries now, unless the connection is closed."""
         if self._posted and not self.closed:
-            with contextlib.suppress(OSError):  # the other end has ended and needs no entries
+            with contextlib.suppress(OSError):  # the process at the other end has ended
                 self.flush_posted()
 
     def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
-        """Write as much as the kernel accepts now; return the rest, or None."""
+        """Write as much as the kernel accepts now. Return the rest, or None if all was written."""
         try:
             while fds:
                 now, later = fds[:_FDS_PER_SEND], fds[_FDS_PER_SEND:]
@@ -355,9 +357,9 @@ class Connection:
         return None
 
     def open_further(self) -> int | None:
-        """Ask the other end to serve a new connection; return this end of it, or None if that has closed.
+        """Ask the other process to serve a new connection. Return this end of it, or None on failure.
 
-        Nothing else is sent over this connection, so a frame that does not fit at once can be dropped.
+        The connection has no other use, so a frame that does not fit at once can be dropped.
         """
         ours, theirs = socket.socketpair()
         with theirs, self._send_lock, contextlib.suppress(OSError):
@@ -368,9 +370,9 @@ class Connection:
         return None
 
     def open_fd(self) -> int:
-        """Return the descriptor of a further connection to the same process, for another process."""
+        """Return the descriptor of a new connection to the same process, to send it to a third process."""
         ours, theirs = socket.socketpair()
-        with contextlib.suppress(OSError):  # that process is dead: the receiver finds a closed connection
+        with contextlib.suppress(OSError):  # that process is dead; the receiver finds it closed
             self.send(CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
         return theirs.detach()
 
@@ -387,7 +389,7 @@ class Connection:
                 try:
                     rest = self._write(data, fds)
                 except OSError:
-                    self._drop_backlog()  # the other end has closed, which the reading thread finds
+                    self._drop_backlog()  # the other end has closed; the reading thread notices this
                     break
                 if rest is not None:
                     self._backlog.appendleft(rest)
@@ -398,16 +400,16 @@ class Connection:
                 self._shutdown_write()
 
     def flush_blocking(self, timeout_s: float) -> None:
-        """Write the whole backlog, waiting up to `timeout_s` each time the kernel's buffer is full."""
+        """Write the whole backlog. Wait up to `timeout_s` each time the kernel's buffer is full."""
         poll = select.poll()
         with self._send_lock:
-            if self._backlog:  # otherwise another thread may have sent it and closed this end
+            if self._backlog:  # without a backlog, another thread may have closed this end
                 poll.register(self.sock, select.POLLOUT)
         while self._backlog and poll.poll(timeout_s * 1000):
             self.flush()
 
     def finish_sending(self) -> None:
-        """Shut down sending once the backlog is written; answers still arrive."""
+        """Shut down sending once the backlog is written. Answers still arrive."""
         self.flush_if_open()
         with self._send_lock:
             if not self._half_closed and not self.closed:
@@ -440,7 +442,7 @@ class Connection:
     # reading
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float | None, guard: InterruptGuard) -> None:
-        """Read, or wait for the reading thread, until `done()`, a timeout, the connection's end or Ctrl-C."""
+        """Read, or let another thread read, until `done()`, a timeout, the connection's end or Ctrl-C."""
         now = SYSTEM.monotonic
         deadline = None if timeout_s is None else now() + timeout_s
         left = timeout_s
@@ -470,7 +472,7 @@ class Connection:
                     return
 
     def _receive_shortly(self) -> bool:
-        """Poll for up to 60 us if the last answers came quickly, as sleeping would take longer."""
+        """Poll for up to 60 us if the last answers arrived quickly, as sleeping would take longer."""
         if self._is_quick:
             now = SYSTEM.monotonic
             end = now() + SHORT_WAIT_S
@@ -487,24 +489,24 @@ class Connection:
         self._wake_followers()
 
     def _wake_followers(self) -> None:
-        # A follower counts itself before it checks the reading lock. So either it is counted here, or it
-        # finds the lock free.
+        # A waiting thread counts itself before it checks the reading lock. So the thread is counted here, or
+        # it finds the lock free.
         if self._followers:
             with self._changed:
                 self._changed.notify_all()
 
     def read_available(self) -> None:
-        """Process the frames that have arrived, without waiting. The caller holds `reading`."""
+        """Process the frames that have arrived, without waiting. The caller must hold the lock `reading`."""
         self._receive()
 
     def read_all(self) -> None:
-        """Process all frames that have arrived, by repeated reads, as one read ends at each descriptor."""
+        """Process all arrived frames. This takes repeated reads, as a read ends at each descriptor."""
         with self.reading:
             while self._receive():
                 pass
 
     def try_read(self) -> bool:
-        """Process the frames that have arrived and return True; return False if another thread is reading."""
+        """Process the arrived frames and return True. Return False if another thread is reading."""
         if not self.reading.acquire(blocking=False):
             return False
         try:
@@ -514,7 +516,7 @@ class Connection:
         return True
 
     def _receive(self) -> bool:
-        """Read once and process the frames; return whether anything had arrived."""
+        """Read once and process the frames. Return True if data had arrived."""
         if self.closed or self.ended:
             return False
         try:
@@ -566,16 +568,17 @@ class Connection:
         at = len(body) - sum(lengths)
         payload = body[handle_count + 8 * buffer_count : at]
         buffers: list[bytearray] = []
-        for length in lengths:  # separate copies, which are writable and aligned
+        for length in lengths:  # each buffer is a separate copy, which is writable and aligned
             buffers.append(bytearray(body[at : at + length]))
             at += length
         return Packed(payload, buffers, handles)
 
     def _take_fds(self, count: int) -> list[int]:
-        """Return the `count` descriptors of a frame, with `_LOST` in place of each lost descriptor.
+        """Return the `count` descriptors of a frame, with `_LOST` for each lost descriptor.
 
-        The kernel delivers the descriptors of one send together. If it can't open all, it reports only that
-        the later ones are lost. A send carries descriptors of only one frame, see `_write`.
+        The kernel delivers the descriptors of one send together. If the kernel can't open all of them, it
+        only reports that the later descriptors are lost. A send contains descriptors of only one frame, see
+        `_write`.
         """
         taken: list[int] = []
         while len(taken) < count:
@@ -594,7 +597,7 @@ class Connection:
         self._fds.clear()
 
     def close(self) -> None:
-        """Close this end now; frames not yet written or read are lost."""
+        """Close this end now. Frames that are not yet written or read are lost."""
         self.closed = True
         with self._send_lock:
             self._drop_backlog()
@@ -606,7 +609,7 @@ class Connection:
 
 
 def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: str) -> None:
-    """Send an answer, or an error if it can't be sent, with `where` the call ran.
+    """Send an answer, or an error that names `where` the call ran if the answer can't be sent.
 
     Raises:
         OSError: the other end has closed.
@@ -615,7 +618,7 @@ def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: 
         conn.send(kind, call_id, body)
     except (BrokenPipeError, ConnectionResetError):
         raise
-    except (OSError, TrainkitError) as error:  # no descriptor is left for the answer's handles, or no memory
+    except (OSError, TrainkitError) as error:  # no descriptor or memory is left for the answer
         is_ours = isinstance(error, TrainkitError)
         failure = error if is_ours else ObjectLostError(f"the result could not be sent: {error}")
         conn.send(FAILURE, call_id, pack_failure(failure, where))

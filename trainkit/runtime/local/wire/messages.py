@@ -1,4 +1,4 @@
-"""Messages between clients, the node, templates and workers, except calls."""
+"""Messages between clients, the node, template processes and workers, except calls."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def packed(message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] 
 
 
 def unpacked(body: Packed) -> Any:
-    """Return the message in the body of a frame, which comes from one of trainkit's processes."""
+    """Return the message in the body of a frame, which must come from a process of trainkit."""
     return pickle.loads(body.payload)
 
 
 class WorkerEnvironment(NamedTuple):
-    """Environment that a worker inherits from the process that requested it, at the time of the request.
+    """Environment that a worker inherits from the process that requested it, as of the request.
 
     Attributes:
-        inherited: that process's `os.environ`, `sys.path` and `sys.argv` as JSON, as the text is passed on
-            and compared for each worker, but most templates parse only one text.
-        preload: imports of that process; see `wanted` in runtime/session.py.
+        inherited: `os.environ`, `sys.path` and `sys.argv` of that process, as JSON. The JSON text is passed
+            on and compared for each worker, but most templates parse only one text.
+        preload: packages to import before the worker is forked; see `wanted` in runtime/session.py.
     """
 
     inherited: bytes
@@ -58,11 +58,11 @@ class ActorConduct(NamedTuple):
     """Rules by which an actor runs its calls.
 
     Attributes:
-        is_async: calls run on an event loop, as the class has `async def` methods.
-        is_registered: processes may find the actor by name, so it asks the node before it ends for lack of
+        is_async: True if calls run on an event loop, as the class has `async def` methods.
+        is_registered: True if the actor has a name, so that it asks the node before it ends for lack of
             handles.
         max_task_retries: number of retries of a call, for processes that receive a handle of the actor.
-        is_restarted: the actor is restarted when its process dies.
+        is_restarted: True if the actor is restarted when its process dies.
     """
 
     concurrency: Concurrency = Concurrency()
@@ -81,13 +81,14 @@ class ActorConduct(NamedTuple):
 
 
 class ConstructorCall(NamedTuple):
-    """Constructor call with which an actor is restarted: the body of the actor's first frame.
+    """Constructor call for restarts of an actor, which is the body of the actor's first frame.
 
-    Its buffers are the buffers of the frame that carries it, and its handles are the last handles there.
+    Its buffers are the buffers of the frame that contains it, and its handles are the last handles of that
+    frame.
 
     Attributes:
         max_restarts: maximum number of restarts; -1 for no limit.
-        payload, stored: see `Packed`.
+        payload, stored: attributes of `Packed`.
         actors: for each handle, the id of the actor that it belongs to; None for other handles.
     """
 
@@ -100,14 +101,14 @@ class ConstructorCall(NamedTuple):
 class StartActor(NamedTuple):
     """Request for an actor's process. The frame's first handle is the actor's first connection.
 
-    Without a registration, the request has no answer. With a registration, the answer is None if the actor is
-    registered and its process requested, or the `Found` actor that has the name already.
+    Without a registration, the request has no answer. With a registration, the answer is None for a newly
+    registered actor, or the `Found` actor that already has the name.
 
     Attributes:
-        constructor_call: None for an actor that is never restarted.
+        constructor_call: constructor call for restarts; None for an actor that is never restarted.
         registration: the actor's name, and whether the actor outlives its owner.
-        interface: for processes that find the actor by name.
-        ready: False while the constructor waits for an argument: the actor gets resources only after
+        interface: methods of the actor, for processes that find the actor by name.
+        ready: False while the constructor waits for an argument. The actor then gets resources only after
             `ArgumentsThere`.
     """
 
@@ -143,7 +144,7 @@ class Reconnect(NamedTuple):
 
 
 class ReleaseActor(NamedTuple):
-    """Notice that the owner of an actor has released it; other processes may still hold it."""
+    """Notice that an actor's owner has released the actor. Other processes may still have handles."""
 
     worker_id: int
 
@@ -165,7 +166,8 @@ class ReturnLease(NamedTuple):
     """Notice that a lease is returned.
 
     Attributes:
-        retire: the worker must end, as it has reached a function's `max_calls` or its pool has retired.
+        retire: True if the worker must end, as it has reached a function's `max_calls` or its pool has
+            retired.
     """
 
     worker_id: int
@@ -176,7 +178,7 @@ class Kill(NamedTuple):
     """Request to kill a worker, answered when the worker is dead.
 
     Attributes:
-        restart: the actor may be restarted.
+        restart: True if the actor may be restarted.
     """
 
     worker_id: int
@@ -188,7 +190,7 @@ class Cancel(NamedTuple):
     """Notice to stop a call of a worker, which the node forwards to that worker.
 
     Attributes:
-        recursive: also cancel the calls that this call has started.
+        recursive: True to also cancel the calls that this call has started.
     """
 
     worker_id: int
@@ -197,10 +199,10 @@ class Cancel(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Request of an actor without holders, answered with True if the actor must end.
+    """Request of an actor without handles, answered with True if the actor must end.
 
-    The answer is False if a process has found the actor by name meanwhile; that process's connection arrives
-    before the answer.
+    The answer is False if a process has found the actor by name meanwhile. The connection of that process
+    arrives before the answer.
 
     Attributes:
         introduced: number of `Connect` messages that have arrived at the actor.
@@ -213,8 +215,8 @@ class Departing(NamedTuple):
     """Message that a worker ends cleanly by itself and must not be restarted.
 
     Attributes:
-        stays: the process stays until the results that it owes others are sent; an actor counts as ended at
-            once. With `stays` the message is answered.
+        stays: True if the process stays until it has sent the results that others wait for. The actor counts
+            as ended at once, and the message is answered.
         reason: reason for the end of an actor.
     """
 
@@ -231,7 +233,8 @@ class Imports(NamedTuple):
 class QueryExit(NamedTuple):
     """Request for the `ExitRecord` of a worker whose connection closed, answered once the worker has ended.
 
-    If the worker is alive, the connection was lost on its way there, and the answer is an ObjectLostError.
+    If the worker is alive, the connection was lost on its way to the worker, and the answer is an
+    ObjectLostError.
     """
 
     worker_id: int
@@ -240,11 +243,11 @@ class QueryExit(NamedTuple):
 class FindActor(NamedTuple):
     """Request for the actor with a name, answered with `Found` or `NotFound`.
 
-    A handle in the frame is connected to the actor.
+    Any handle in the frame is one end of a new connection, which the actor receives.
 
     Attributes:
-        namespace: namespace of the name; None for the session's own.
-        detached: find only a detached actor.
+        namespace: namespace of the name; None for the session's namespace.
+        detached: True to find only a detached actor.
     """
 
     name: str
@@ -253,13 +256,13 @@ class FindActor(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Answer to `FindActor`: a registered actor.
+    """Answer to `FindActor` that describes a registered actor.
 
     Attributes:
         label: name of the actor in errors and logs.
         life: number of the actor's restarts; None for an actor that is never restarted.
         max_task_retries: number of retries of calls that the actor's death interrupted.
-        in_order: the actor runs the calls of each caller in the order in which they were made.
+        in_order: True if the actor runs the calls of each caller in the order in which they were made.
     """
 
     worker_id: int
@@ -281,8 +284,8 @@ class Reserve(NamedTuple):
     """Request for a placement group, answered when it is queued. `AwaitGroup` waits until it is reserved.
 
     Attributes:
-        name: name that no other living group has; "" for no name.
-        detached: the group does not end with the process that requests it.
+        name: name that is unique among living groups; "" for no name.
+        detached: True if the group outlives the process that requests it.
     """
 
     group_id: int
@@ -305,7 +308,7 @@ class AwaitGroup(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Request to free a group's bundles and kill the workers in it, answered when both are done."""
+    """Request to kill a group's workers and free its bundles, answered when both are done."""
 
     group_id: int
 
@@ -317,7 +320,7 @@ class Available(NamedTuple):
 class State(NamedTuple):
     """Request for the state listing of a kind, answered with a list of mappings.
 
-    For the kind "calls", the node asks the driver; the answer is empty if the driver does not reply soon.
+    For the kind `"calls"`, the node asks the driver. The answer is empty if the driver does not reply soon.
     """
 
     kind: str
@@ -334,21 +337,22 @@ class CallsCounted(NamedTuple):
 
 
 class Reclaimed(NamedTuple):
-    """Notice that idle leases were returned, as the `Reclaim` with the same number requested."""
+    """Notice that idle leases were returned, in response to the `Reclaim` with the same number."""
 
     number: int
 
 
 class Blocked(NamedTuple):
-    """Notice that a worker begins to wait for others, so that its CPUs may be lent, or that it resumes."""
+    """Notice that a worker waits for other processes, so that its CPUs may be lent, or that it resumes."""
 
     waiting: bool
 
 
 class Shutdown(NamedTuple):
-    """Request to end everything; the connection closes when that is done.
+    """Request to end the session. The connection closes when the session has ended.
 
-    From the driver, while detached actors or groups exist: end everything else, and answer when that is done.
+    If the driver sends the request while detached actors or groups exist, they stay. The request is then
+        answered when all other workers have ended.
     """
 
 
@@ -356,10 +360,10 @@ class Shutdown(NamedTuple):
 
 
 class Reconnected(NamedTuple):
-    """Answer to `Reconnect`: the actor has been, or is being, restarted.
+    """Answer to `Reconnect` for an actor that has been, or is being, restarted.
 
     Attributes:
-        life: number of the actor's restarts by now.
+        life: number of the actor's restarts so far.
         exit_: exit record of the actor's last process.
     """
 
@@ -371,7 +375,7 @@ class Reclaim(NamedTuple):
     """Notice to return idle leases now, and busy leases when they become idle, as a request waits.
 
     Attributes:
-        number: number of the count of free resources that waits for `Reclaimed`; 0 for no count.
+        number: id of the count of free resources that waits for `Reclaimed`; 0 if no count waits.
     """
 
     number: int = 0
@@ -428,11 +432,12 @@ class EndWorker(NamedTuple):
 
 
 class WorkerSpec(NamedTuple):
-    """Specification of a worker, from which a new process becomes this worker.
+    """Specification from which a newly forked process becomes a worker.
 
     Attributes:
         serial: number of the process in the session, which the ids of its references contain.
-        is_actor: the worker ends when its last connection is gone; other workers end by `EndWorker`.
+        is_actor: True for an actor, which ends when its last connection closes. Other workers end by
+            `EndWorker`.
         group_bundles: bundles of the placement group that the worker was started in.
         gpus: share of each granted GPU, 0 to 1, by the GPU's index.
         placement: requested placement.
@@ -466,7 +471,8 @@ class WorkerSpec(NamedTuple):
 class ForkWorker(NamedTuple):
     """Request to fork a worker.
 
-    Handles: its control connection, its first connection, stdout, stderr, the object store's account.
+    The frame's handles are the worker's control connection, first connection, stdout, stderr, and the account
+        of the object store.
     """
 
     spec: WorkerSpec
@@ -477,7 +483,7 @@ class Redirect(NamedTuple):
 
 
 class ForkTemplate(NamedTuple):
-    """Request to fork a template that also imports `preload`; the handle is its connection to the node."""
+    """Request to fork a template that also imports `preload`. The handle is its socket to the node."""
 
     preload: frozenset[str]
 
@@ -493,7 +499,7 @@ class Forked(NamedTuple):
 
 
 class ForkFailed(NamedTuple):
-    """Notice that a fork failed; `refused` if the machine has no resources for the process at present."""
+    """Notice that a fork failed. `refused` means that the machine has no resources for it at present."""
 
     serial: int
     reason: str
@@ -501,7 +507,7 @@ class ForkFailed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """Notice that a process that the template forked has ended, with its `waitpid` status."""
+    """Notice that a process forked by the template has ended, with its `waitpid` status."""
 
     pid: int
     status: int

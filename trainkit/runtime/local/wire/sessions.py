@@ -1,7 +1,7 @@
-"""Sessions of this user: their folders and sockets, and a client for their nodes.
+"""Sessions of this user, with their folders and sockets, and a client for their nodes.
 
-The client makes one connection to a node's socket for a few requests, and needs no session itself. The
-command line uses it, and programs that call an actor of another session.
+The client makes one connection to a node's socket for a few requests. Its process need not belong to a
+session. The command line uses the client, and so do programs that call an actor of another session.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CARD = "node.json"
 """File in a session's folder with facts about the session."""
 
 _ENDED_BY = "ended-by"
-"""File in a session's folder with the command that ended the session, such as `trainkit stop`."""
+"""File in a session's folder that names the command that ended the session, such as `trainkit stop`."""
 
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
@@ -47,10 +47,10 @@ class Session(NamedTuple):
     """Session of this user.
 
     Attributes:
-        folder: the session's folder, whose path is also its mark.
+        folder: the session's folder. Its path is in the environment of all processes of the session.
         node: pid of the session's node.
         driver: pid of the program that started the session.
-        driver_gone: that program has ended; only detached actors and groups are left.
+        driver_gone: True once that program has ended, so that only detached actors and groups are left.
         started: start time in seconds since the epoch.
         program: name and folder of that program, such as 'train.py in /data'.
     """
@@ -73,7 +73,7 @@ class Session(NamedTuple):
         """True if the session's node is running."""
         if process.environment(self.node).get(SESSION_MARK) == str(self.folder):
             return True
-        # In another container the node's pid differs, but a node that accepts a connection is running.
+        # The pid differs in another container, but a node that accepts a connection is running.
         try:
             connect(self.folder).close()
         except NodeDiedError:
@@ -85,7 +85,7 @@ class Session(NamedTuple):
 
 
 def folders(parent: Path) -> list[Path]:
-    """Return the folders of this user's sessions, including folders that ended sessions left behind."""
+    """Return the folders of this user's sessions, including those left behind by ended sessions."""
     found = []
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(FileNotFoundError):  # the session has just ended
@@ -95,7 +95,7 @@ def folders(parent: Path) -> list[Path]:
 
 
 def session_at(folder: Path) -> Session | None:
-    """Return the session with that folder; None if its description does not exist, or is incomplete."""
+    """Return the session with that folder; None if its description is missing or incomplete."""
     import json  # imported here, as most programs find no other session
 
     try:
@@ -103,23 +103,23 @@ def session_at(folder: Path) -> Session | None:
         return Session(folder, *(card[name] for name in Session._fields[1:]))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError):  # the file is truncated, such as after a crash of the machine
+    except (ValueError, KeyError, TypeError):  # the file is truncated, such as after a machine's crash
         return None
 
 
 def note_end(folder: Path, by: str) -> None:
-    """Write the command that ends a session to a file, for the session's program.
+    """Write the command that ends a session to a file, which the session's program reads.
 
     Args:
         folder: the session's folder.
-        by: the user's command that ends the session.
+        by: command that ends the session, with its user.
     """
     with contextlib.suppress(FileNotFoundError):  # the session has just ended
         (folder / _ENDED_BY).write_text(by)
 
 
 def ended_by(folder: Path) -> str:
-    """Return the command that ended the session with that folder; '' without such a command."""
+    """Return the command that ended the session with that folder; "" if no command ended the session."""
     try:
         return (folder / _ENDED_BY).read_text()
     except OSError:
@@ -129,8 +129,8 @@ def ended_by(folder: Path) -> str:
 def socket_path(folder_fd: int) -> str:
     """Return the path of the socket in an open folder, for bind() and connect().
 
-    The path goes through /proc, as a socket's path may have at most 107 bytes, and the path of a folder for
-    temporary files can be longer.
+    The path goes through /proc because a socket's path may have at most 107 bytes, and the path of a
+    temporary folder can be longer.
     """
     return f"/proc/self/fd/{folder_fd}/{SOCKET}"
 
@@ -153,7 +153,7 @@ def connect(folder: Path) -> ControlClient:
     """Connect to the node of the session with that folder.
 
     Raises:
-        NodeDiedError: no node answers there.
+        NodeDiedError: the session's node has ended.
         ObjectLostError: this process has no file descriptor left.
     """
     try:
@@ -185,7 +185,7 @@ def _gone(folder: Path, why: str) -> NodeDiedError:
 
 
 class ControlClient(Connection):
-    """Connection to a node's socket, used by one thread.
+    """Connection to a node's socket, for use by one thread.
 
     Args:
         sock: a connected socket.
@@ -212,12 +212,12 @@ class ControlClient(Connection):
         self.flush_blocking(_PATIENCE_S)
 
     def ask(self, message: Any, handles: Sequence[Handle] = (), timeout_s: float | None = _PATIENCE_S) -> Any:
-        """Return the node's answer; with `timeout_s=None` wait without a limit.
+        """Return the node's answer to a request. With `timeout_s=None`, wait without a limit.
 
         Raises:
             NodeDiedError: the node ended.
             GetTimeoutError: the node did not answer within `timeout_s`.
-            TrainkitError: the node answered with this error.
+            TrainkitError: the node answered with an error.
         """
         call = next(self._calls)
         try:
@@ -245,7 +245,7 @@ class ControlClient(Connection):
             raise _gone(self._folder, str(error)) from error
 
     def await_end(self, timeout_s: float) -> bool:
-        """Wait for the node to close the connection; return False if `timeout_s` passes first."""
+        """Wait for the node to close the connection. Return False if `timeout_s` passes first."""
         self._read_until(lambda: False, timeout_s)
         return self.closed
 
@@ -255,7 +255,7 @@ class ControlClient(Connection):
             left = None if deadline is None else deadline - SYSTEM.monotonic()
             with InterruptGuard() as guard:
                 self.wait_until(lambda: done() or self.closed, left, guard)
-            if not guard.noted:  # otherwise a Ctrl-C handler has returned, and the wait continues
+            if not guard.noted:  # else a handler of Ctrl-C has returned, and the wait continues
                 return
 
 
@@ -267,7 +267,7 @@ class SessionState:
     """State of one session.
 
     Attributes:
-        lists: rows by kind, for KINDS or the requested kinds.
+        lists: rows of the state listing, by kind.
         problem: reason why the lists are empty; "" if the node answered.
     """
 
@@ -300,7 +300,7 @@ class SessionState:
 
 
 def state_of(session: Session, kinds: Sequence[str] = KINDS) -> SessionState:
-    """Return the rows of these kinds from the node of a session."""
+    """Return a session's state, with the rows of these kinds from its node."""
     lists: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     problem = ""
     try:
@@ -313,7 +313,7 @@ def state_of(session: Session, kinds: Sequence[str] = KINDS) -> SessionState:
 
 
 def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:
-    """Return the exit record of an actor of another session; see `messages.QueryExit`.
+    """Return the exit record of an actor in another session; see `messages.QueryExit`.
 
     Raises:
         ObjectLostError: the actor is alive, and a connection to it was lost.
@@ -329,24 +329,24 @@ def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:
 
 
 def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
-    """Kill an actor of another session and wait until it is dead. With `restart` it may be restarted."""
-    with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # without a node, it is dead
+    """Kill an actor of another session and wait until it is dead. With `restart`, it may be restarted."""
+    with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # the actor died with its node
         node.ask(Kill(worker_id, reason, restart))
 
 
 @contextlib.contextmanager
 def in_turn(parent: Path) -> Iterator[None]:
-    """Run the block in only one thread of all the user's programs at a time.
+    """Run the block in one thread at a time, among all threads of the user's programs.
 
     Otherwise two threads could create detached actors with the same name.
 
     Raises:
-        TrainkitError: the same thread has been in the block for 10 s.
+        TrainkitError: a single thread has been in the block for 10 s.
     """
     global _turns
     _await_turn(parent, lambda: _own_turn.acquire(timeout=_LOOK_S), lambda: (os.getpid(), _turns))
     try:
-        # The folder itself is locked, so no lock file remains; the kernel releases the lock with the process.
+        # Locking the folder itself leaves no lock file. The kernel releases the lock when the process ends.
         fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _await_turn(parent, lambda: _locks(fd), lambda: (_lock_holder(fd), 0))
@@ -360,11 +360,11 @@ def in_turn(parent: Path) -> Iterator[None]:
 
 _own_turn = threading.Lock()
 _turns = 0
-"""Number of turns that threads of this process have had."""
+"""Number of times that threads of this process have left the block of `in_turn`."""
 
 
 def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:
-    """Call `take` until it returns True; raise TrainkitError when `turn()` has not changed for 10 s."""
+    """Call `take` until it returns True. Raise TrainkitError when `turn()` has not changed for 10 s."""
     seen, since = turn(), SYSTEM.monotonic()
     while not take():
         now = turn()
@@ -379,7 +379,7 @@ def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple
 
 
 def _locks(fd: int) -> bool:
-    """Try for 0.5 s to lock `fd`; return whether that succeeded."""
+    """Try to lock `fd` for 0.5 s. Return True on success."""
     deadline = SYSTEM.monotonic() + _LOOK_S
     while SYSTEM.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
@@ -390,7 +390,7 @@ def _locks(fd: int) -> bool:
 
 
 def _lock_holder(fd: int) -> int | None:
-    """Return the pid of the process that holds the lock of `fd`; None if the kernel does not show it."""
+    """Return the pid of the process that has locked `fd`; None if the kernel does not show the process."""
     inode = f":{os.fstat(fd).st_ino}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -1,1 +1,1 @@
-"""Worker process: runs the calls of one actor, or of leased tasks."""
+"""Worker process, which runs the calls of one actor, or tasks."""

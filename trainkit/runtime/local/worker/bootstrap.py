@@ -1,4 +1,4 @@
-"""Setup of a new worker: environment variables, threads, seeds, and its share of a GPU's memory."""
+"""Setup of a new worker's environment variables, threads, random seeds, and share of GPU memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def limit(gpus: Mapping[int, float]) -> None:
     """Limit this process's GPU memory to its share.
 
     Args:
-        gpus: share of each granted GPU. Only one share can be below 1; that GPU is then torch's first.
+        gpus: share of each granted GPU. Only one share can be below 1, and its GPU is then torch's first GPU.
     """
     shares = [share for share in gpus.values() if share < 1]
     if not shares:
@@ -45,7 +45,7 @@ def limit(gpus: Mapping[int, float]) -> None:
 
 
 def _cap(torch: Any, share: float) -> None:
-    # torch runs this when CUDA is first used, so never without CUDA.
+    # torch calls the function when CUDA is first used, so never without CUDA.
     torch.cuda._lazy_call(functools.partial(torch.cuda.set_per_process_memory_fraction, share, 0))
 
 
@@ -70,7 +70,7 @@ class _OnImport(MetaPathFinder):
 
     def _run(self, execute: Any, module: ModuleType) -> None:
         execute(module)
-        if self in sys.meta_path:  # a retried import runs this twice, and the first run removes `self`
+        if self in sys.meta_path:  # a retried import calls this twice, and the first call removes `self`
             sys.meta_path.remove(self)
             _cap(module, self._share)
 
@@ -87,8 +87,8 @@ THREAD_VARIABLES = (
 class Inherited:
     """Changes that give a worker the environment of the process that requested it.
 
-    A template prepares the changes once for all workers with the same environment. A worker that prepared
-    them itself would first have to copy the pages of memory that it writes to.
+    A template prepares the changes once for all workers with the same environment. A worker that prepared the
+    changes itself would first have to copy the memory pages that it writes to.
 
     Args:
         text: the environment as JSON, see `WorkerEnvironment`.
@@ -114,13 +114,13 @@ class TaskOutput(io.BufferedWriter):
     """Standard output or error of a worker, in which several functions may run one after another.
 
     When the printing function changes, a mark with the new function's name precedes the output. Only `write`
-    is Python code, which a signal may interrupt; an interruption puts no data into the buffer twice.
+    is Python code, which a signal may interrupt. An interruption does not put data into the buffer twice.
     """
 
     name_of_function = ""
-    """Name of the running function; "" for the function after which the node names the process."""
+    """Name of the running function; "" for the function whose name the node shows by default."""
     pipes: ClassVar[dict[int, int]] = {}
-    """Inodes of the pipes to the node, by descriptor: output that user code has redirected is not marked."""
+    """Inodes of the pipes to the node, by descriptor. Output that user code has redirected is not marked."""
     texts: ClassVar[list[io.TextIOWrapper]] = []
     """Original standard output and error of this process, even if user code has replaced them."""
     _marked = ""
@@ -128,7 +128,7 @@ class TaskOutput(io.BufferedWriter):
 
     @classmethod
     def end_call(cls) -> None:
-        """Flush the output of a call, and end an unfinished line of a task, so that it is shown."""
+        """Flush the output of a call, and end an unfinished line of a task, so that the line is shown."""
         for text in cls.texts:
             try:
                 text.flush()
@@ -156,7 +156,7 @@ def _standard(fd: int) -> io.TextIOWrapper:
 
 
 def prepare() -> None:
-    """Set up a template with everything that its workers would otherwise set up identically."""
+    """Set up a template's streams and handlers, which its workers would otherwise set up themselves."""
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stdout, sys.stderr = _standard(1), _standard(2)
     sys.argv[:] = [""]
@@ -173,10 +173,10 @@ def _breakpoint(terminal: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int) -> dict[str, str]:
-    """Give this process the environment of the process that requested it, before any user code runs.
+    """Give this worker the environment of the process that requested it, before any user code runs.
 
     Returns:
-        The variables that were set for this process alone, which its own workers do not inherit.
+        Variables that were set only for this process, so that its own workers do not inherit them.
     """
     null = os.open(os.devnull, os.O_RDONLY)
     for fd, standard in ((null, 0), (out, 1), (err, 2)):
@@ -188,7 +188,7 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
     threads = str(max(1, int(spec.cpus)))
     own = {name: threads for name in THREAD_VARIABLES if name not in given}
     own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_gpus)
-    # Keeps this session's mark, as a program inside a worker of another session may pass that mark on.
+    # This session's mark is kept, as a program in another session's worker may pass on that worker's mark.
     os.environ.update(own | dict(spec.env) | {SESSION_MARK: os.environ[SESSION_MARK]})
     if spec.cwd != spec.environment.cwd:
         sys.path.insert(0, spec.cwd)
@@ -202,14 +202,14 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
 
 
 def _keep_sockets(session: str) -> None:
-    """Put multiprocessing's sockets into the session's folder, which is removed even for killed processes."""
+    """Put multiprocessing's sockets into the session's folder, which is removed even after kills."""
     folder = os.path.join(session, "pymp")
-    # The kernel refuses longer addresses, and a data loader whose process can't bind a socket waits forever.
+    # The kernel refuses longer addresses, and a data loader that can't bind its socket would wait forever.
     if len(os.fsencode(folder)) > LONGEST_SOCKET_FOLDER:
         link = os.path.join(session, ELSEWHERE, "pymp")
         folder = os.path.join(tempfile.gettempdir(), f"pymp-{session[-16:]}")
         os.makedirs(os.path.dirname(link), exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another worker has made the link
+        with contextlib.suppress(FileExistsError):  # another worker has created the link already
             os.symlink(folder, link)
     os.makedirs(folder, 0o700, exist_ok=True)
     current: Any = multiprocessing.process.current_process()
@@ -222,23 +222,23 @@ def _set_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(max(1, count))
-    if "sklearn" in sys.modules and count:  # its OpenMP was loaded with a thread for each CPU
+    if "sklearn" in sys.modules and count:  # its OpenMP library was loaded with a thread for each CPU
         threadpoolctl.threadpool_limits(count, user_api="openmp")
     if "numpy" in sys.modules:
         blas = _first_number(os.environ["OPENBLAS_NUM_THREADS"])
-        if blas > 1:  # it was loaded with one thread already, and finding the library takes milliseconds
+        if blas > 1:  # OpenBLAS was loaded with one thread, and finding it takes milliseconds
             threadpoolctl.threadpool_limits(blas, user_api="blas")
 
 
 def _first_number(setting: str) -> int:
-    """Return the first number of a setting such as "4" or "4,2"; 0, which means "not set", without one."""
+    """Return the first number of a setting such as "4" or "4,2"; 0 if the setting has no number."""
     first = setting.split(",")[0].strip()
     return int(first) if first.isdigit() else 0
 
 
 def _reseed() -> None:
     """Reseed the random generators, as forked siblings would otherwise draw the same numbers."""
-    # Python's own generator reseeds itself after a fork. NumPy is ten times faster with an array as seed.
+    # Python's own generator reseeds itself after a fork. NumPy's seeding is ten times faster with an array.
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(numpy.frombuffer(os.urandom(16), numpy.uint32))

@@ -1,4 +1,4 @@
-"""Calls of a worker: unpacking the arriving frame, running the call, and sending the answer."""
+"""Calls of a worker, from unpacking the arriving frame and running the call to sending the answer."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from trainkit.runtime.specs import DYNAMIC, STREAMING
 
 
 class ArrivedCall(NamedTuple):
-    """Call that arrived in a frame of its own, which has its `body`, or in a batch of small calls.
+    """Call that arrived in its own frame with a `body`, or in a batch of small calls without one.
 
     Attributes:
-        target: the method of a small call, or the id of the function's definition.
+        target: method of a small call, or id of the function's definition.
         arguments: packed arguments of a small call, see `serialize.lasting`.
         kind: kind of the frame.
     """
@@ -55,7 +55,7 @@ class CallerConnection(channel.Connection):
     """Connection over which calls arrive.
 
     Attributes:
-        spent_s: run time in seconds of the calls whose answers are posted here and not sent yet.
+        spent_s: run time in seconds of the calls whose answers are posted here but not sent yet.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -75,7 +75,7 @@ class CallerConnection(channel.Connection):
 
 
 def parts_of(call: ArrivedCall) -> Sequence[Any]:
-    """Return the parts of a call: definition, method, result count, args, kwargs, and any group and name."""
+    """Return a call's definition, method, result count, args, kwargs, and optional group and name."""
     if call.body is None:
         arguments = call.arguments
         args, kwargs = (arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)
@@ -85,7 +85,7 @@ def parts_of(call: ArrivedCall) -> Sequence[Any]:
 
 
 def results_of(call: ArrivedCall) -> int:
-    """Return the number of answers to a call, even if it can't be unpacked; see `CallCodec.of_call`."""
+    """Return the number of answers to a call, even to one that can't be unpacked; see `CallCodec.of_call`."""
     if call.body is None:
         return 1
     return max(1, int.from_bytes(call.body.payload[-COUNT_BYTES:], "little", signed=True))
@@ -95,7 +95,7 @@ Answers = Sequence[tuple[int, Packed]]
 
 
 ENDS = (SystemExit, KeyboardInterrupt, ActorExit)
-"""Exceptions of user code that end the process; other exceptions fail only the call."""
+"""Exceptions of user code that end the process. Other exceptions fail only the call."""
 
 _FUNCTIONS_KEPT = 256
 _CANCELLED_KEPT = 10_000
@@ -106,7 +106,7 @@ class Cancelled(KeyboardInterrupt):
     """Exception that interrupts a running task when it is cancelled."""
 
 
-# The frame of `call` belongs to no file of the runtime, so a task may be interrupted there while C code runs.
+# The frame of `call` does not belong to a file of the runtime, so a task that runs C code may be interrupted.
 _THROUGH: dict[str, Any] = {}
 exec(  # noqa: S102 - a constant text
     compile(
@@ -122,7 +122,7 @@ exec(  # noqa: S102 - a constant text
 
 
 def interruptible(function: Any) -> Any:
-    """Return `function` itself if it has Python frames; else a Python function that calls it."""
+    """Return `function` itself if it is a Python function or class, else a Python function that calls it."""
     if isinstance(function, (types.FunctionType, type)):
         return function
     call = _THROUGH["through"](function)
@@ -131,7 +131,7 @@ def interruptible(function: Any) -> Any:
 
 
 def end_fork(what: str, error: BaseException | None) -> NoReturn:
-    """End a process that user code `what` has forked, with the exit code for `error`, or 0 for None."""
+    """End a process that user code in `what` has forked, with exit code 0, or the code for `error`."""
     if isinstance(error, SystemExit):
         code = process.exit_code(error)
     else:
@@ -151,23 +151,24 @@ class Calls:
 
     Args:
         spec: specification of the worker.
-        codec: packs results.
-        waiter: waits for arguments.
-        node: receives the name under which the actor's output is shown.
-        parted: called with each connection that has carried an answer though its other end sends no more.
+        codec: packer of results.
+        waiter: object that waits for arguments.
+        node: client of the node, which receives the name under which the actor's output is shown.
+        parted: function called with each connection over which an answer was sent after its other end had
+            finished sending.
 
     Attributes:
         instance: the actor's object.
         made_of: class of the actor, already set while its constructor runs.
-        beginning: the unfinished coroutine of an `async def __init__`.
+        beginning: unfinished coroutine of an `async def __init__`.
         begun_at: start time of the last call, by the monotonic clock.
         running: id of the call that a signal may interrupt, see `executors.Interruption`; 0 without a call,
-            and from the moment at which its answer is about to be sent.
+            and as soon as the call's answer is about to be sent.
         interrupted: id of the last call that was interrupted.
         resolving: True while the running call waits for its arguments.
-        cancelled: ids of calls that must not run, with True if the calls that they started are cancelled too.
-        is_fork: True in a process that user code has forked, which answers no call.
-        recorder: records calls for the timeline; None to record nothing.
+        cancelled: ids of cancelled calls, with True if the calls that they started are cancelled too.
+        is_fork: True in a process that user code has forked, which must not answer calls.
+        recorder: recorder of calls for the timeline; None to disable recording.
     """
 
     _spec: WorkerSpec
@@ -193,12 +194,12 @@ class Calls:
         os.register_at_fork(after_in_child=lambda: setattr(self, "is_fork", True))
 
     def require_parent(self, what: str, error: BaseException | None = None) -> None:
-        """End this process if `what` has forked it and then returned, or raised `error`."""
+        """End this process if it is a fork by `what`, which has then returned or raised `error`."""
         if self.is_fork:
             end_fork(what, error)
 
     def require_failure(self, error: BaseException, method: str) -> None:
-        """Raise the exception of a call again if it ends the process; return if it only fails the call."""
+        """Raise a call's exception again if it ends the process. Return if it only fails the call."""
         self.require_parent(method, error)
         if isinstance(error, ENDS) and not isinstance(error, Cancelled):
             raise error
@@ -206,7 +207,7 @@ class Calls:
     # running calls
 
     def run_small(self, conn: CallerConnection, call: ArrivedCall) -> None:
-        """Run and answer a small call, faster than `run`."""
+        """Run and answer a small call. This is faster than `run`."""
         call_id, target, arguments, _, _ = call
         method = str(target)
         try:
@@ -215,7 +216,7 @@ class Calls:
             start = 0.0
             if isinstance(target, str):
                 function = self.bound(target)
-                calling.set(call)  # the call itself, as a new tuple would double the cost
+                calling.set(call)  # set to the call itself, as a new tuple would double the cost
             else:
                 function = self._functions.get(target)
                 if function is None:
@@ -284,7 +285,7 @@ class Calls:
         group: str | None = None,
         name: str | None = None,
     ) -> None:
-        """Run and answer an unpacked call; user code is called directly from this method, see `_BOUNDARY`."""
+        """Run and answer an unpacked call. This method must call user code directly, see `_BOUNDARY`."""
         calling.set((call_id, method if name is None else GivenName(name)))
         if kind == channel.CALL and definition is not None:
             TaskOutput.name_of_function = method if name is None else name
@@ -326,7 +327,7 @@ class Calls:
         self.answer(conn, call_id, answers)
 
     def show_as(self, instance: Any) -> None:
-        """Have the actor's output shown under its `repr`, if its class defines one and no label was given."""
+        """Show the actor's output under its `repr`, if its class defines `__repr__` and it has no label."""
         spec = self._spec
         named = (spec.class_name, spec.registration.name if spec.registration else "")
         own: object = type(instance).__repr__
@@ -365,14 +366,14 @@ class Calls:
             raise TaskCancelledError(f"{self.where(channel.CALL, method)} was cancelled")
 
     def cancel(self, call_id: int, recursive: bool) -> None:
-        """Mark a call as cancelled: it does not begin, and stops at its next check."""
+        """Mark a call as cancelled. It does not begin, or stops at its next check."""
         self.cancelled[call_id] = recursive
-        if len(self.cancelled) > _CANCELLED_KEPT:  # cancellations of calls that had already ended
+        if len(self.cancelled) > _CANCELLED_KEPT:  # these are cancellations of calls that had already ended
             for stale in list(self.cancelled)[: -_CANCELLED_KEPT // 2]:
                 self.cancelled.pop(stale, None)
 
     def packed(self, result: Any, count: int, method: str) -> Iterator[tuple[int, Packed]]:
-        """Yield the answers of a call that returned `result`; a generator's answers until it raises."""
+        """Yield the answers of a call that returned `result`. Answers of a generator end when it raises."""
         if count == DYNAMIC:
             require_iterator(result, method, "dynamic")
             result = DynamicObjectRefGenerator.of(
@@ -387,28 +388,28 @@ class Calls:
         return self._codec.put_packed(channel.FAILURE, pack_failure(error, self.where(channel.CALL, method)))
 
     def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
-        """Return the answers of a call that raised; keep the failure of a constructor for all later calls."""
+        """Return the answers of a call that raised. Keep a constructor's failure for all later calls."""
         self.running = 0
         if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
         failure = pack_failure(error, self.where(kind, method), of_constructor=kind == channel.INIT)
-        with contextlib.suppress(ObjectStoreFullError):  # if the store is full, the frame carries the failure
+        with contextlib.suppress(ObjectStoreFullError):  # if the store is full, the frame has the failure
             failure = self._codec.store(failure)
         if kind == channel.INIT:
             self._failed = failure
-            if not isinstance(error, TaskError):  # printed, as no call may ever report it
+            if not isinstance(error, TaskError):  # printed, as perhaps no later call reports it
                 sys.stderr.write(f"{formatted(error)}\n")
         return [(channel.FAILURE, failure)] * max(1, count)
 
     def refuse(self, conn: CallerConnection, frame: ArrivedCall, error: Exception) -> None:
-        """Answer a call that can't be run, such as one that can't be unpacked, with `error`."""
+        """Answer with `error` a call that can't be run, for example because it can't be unpacked."""
         answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, results_of(frame))
         if frame.kind != channel.INIT:
             self.answer(conn, frame.call_id, answers)
 
     def send_item(self, conn: CallerConnection, call_id: int, item: Any, method: str) -> None:
-        """Send one value of a streaming call; raise an OSError if its caller has ended."""
+        """Send one value of a streaming call. Raise an OSError if the caller has ended."""
         self.require_parent(method)
         conn.send(channel.ITEM, call_id, self._codec.store(pack(item, f"what {method} yielded")))
         if conn.ended:
@@ -427,7 +428,7 @@ class Calls:
             self._parted(conn)
 
     def shown(self, method: str, name: str | None = None) -> str:
-        """Return the name of a call in the timeline: the name that the user gave, or the default name."""
+        """Return a call's name in the timeline, which is the user's name for it, or the default name."""
         if name is not None:
             return name
         return f"{self._spec.class_name}.{method}" if self._spec.is_actor else method
@@ -443,7 +444,7 @@ class Calls:
         return f"{name} (pid {os.getpid()})"
 
     def bound(self, method: str) -> Any:
-        """Return a method of the actor; raise ConstructorFailed if the constructor failed."""
+        """Return a method of the actor. Raise ConstructorFailed if the constructor failed."""
         if self._failed is not None:
             raise ConstructorFailed(self._failed)
         found = self._methods.get(method)
@@ -457,13 +458,13 @@ class Calls:
         function = self._functions.pop(definition.id, None)
         if function is None:
             function = interruptible(self._waiter.get([definition], None)[0])
-        self._functions[definition.id] = function  # moved to the end, as the first entry is dropped first
+        self._functions[definition.id] = function  # moved to the end, as the first is dropped first
         if len(self._functions) > _FUNCTIONS_KEPT:
             del self._functions[next(iter(self._functions))]
         return function
 
     def resolved(self, value: Any) -> Any:
-        """Return an argument, or its value if it is a reference."""
+        """Return an argument, or its value if the argument is a reference."""
         if not isinstance(value, ObjectRef):
             return value
         self.resolving = True
@@ -481,10 +482,10 @@ class Calls:
 
 @dataclass(eq=False, kw_only=True)
 class RecordedCalls(Calls):
-    """Runner that records each call for the timeline, from its begin to its answer.
+    """Runner that records each call for the timeline, from its beginning to its answer.
 
     Args:
-        recorder: recorder of this process.
+        recorder: call recorder of this process.
     """
 
     recorder: CallRecorder
@@ -522,7 +523,7 @@ class ConstructorFailed(Exception):
 
 def _synchronous(items: AsyncIterator[Any]) -> Iterator[Any]:
     """Yield the items of an asynchronous iterator, in a process without a running event loop."""
-    import asyncio  # imported only where needed, as it takes a tenth of a second
+    import asyncio  # imported only where needed, as the import takes a tenth of a second
 
     loop = asyncio.new_event_loop()
     try:

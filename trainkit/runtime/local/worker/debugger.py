@@ -1,4 +1,4 @@
-"""Debugger of a worker: `breakpoint()` uses the terminal of the program, one worker at a time."""
+"""Debugger of a worker. `breakpoint()` uses the program's terminal, for one worker at a time."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _REMEDY = (
 
 
 def break_at(frame: FrameType, path: str) -> None:
-    """Start `pdb` at `frame` on a terminal; wait while another worker uses the terminal.
+    """Start `pdb` at `frame` on a terminal, after waiting until no other worker uses the terminal.
 
     Args:
-        frame: the frame at which the code stops.
-        path: the terminal's device; "" if the program has none.
+        frame: frame at which the code stops.
+        path: device of the terminal; "" if the program has no terminal.
 
     Raises:
         RuntimeError: the terminal is missing.
     """
     debugger = _debugger(path, threading.get_ident())
-    sys.settrace(None)  # a debugger that is stepping already would stop in its own code
+    sys.settrace(None)  # a debugger that is already stepping would stop in its own code
     debugger.set_trace(frame)
 
 
-@functools.cache  # a thread may reach a second breakpoint() by stepping, while it has the terminal
+@functools.cache  # a thread that has the terminal may step to a second breakpoint()
 def _debugger(path: str, thread: int) -> Any:
-    """Return the debugger of a thread, which holds the terminal from each stop until the code resumes."""
+    """Return the debugger of a thread, which locks the terminal from each stop until the code resumes."""
     import pdb  # imported here, as it takes milliseconds
 
     class TerminalPdb(pdb.Pdb):
@@ -73,7 +73,7 @@ def _terminal(path: str) -> TextIO:
         raise RuntimeError(
             f"breakpoint() in a worker needs the program's terminal, which is missing. {_REMEDY}"
         ) from error
-    fcntl.flock(fd, fcntl.LOCK_EX)  # released as the terminal is closed
+    fcntl.flock(fd, fcntl.LOCK_EX)  # the lock is released when the terminal is closed
     both_ways = io.BufferedRWPair(io.FileIO(fd, "r"), io.FileIO(os.dup(fd), "w"))
     terminal = io.TextIOWrapper(both_ways, line_buffering=True)  # type: ignore[type-var]
     terminal.write(f"\nbreakpoint() in process {os.getpid()}: `continue` resumes the code\n")

@@ -1,4 +1,4 @@
-"""Executors that run calls in the main thread, in threads or on event loops; and interruption of calls."""
+"""Executors that run calls in the main thread, in threads or on event loops, and interruption of calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _RUNTIME = str(Path(runtime.__file__).resolve().parent) + os.sep
 _BOUNDARY = frozenset({Calls.carry_out.__code__, Calls.run_small.__code__, Calls.stream.__code__})
-"""Code objects of the methods that call user code. Frames of trainkit above them are called by user code."""
+"""Code objects of the methods that call user code. Later frames of trainkit are called by user code."""
 _AGAIN_S = 0.001
 _MOST_AT_ONCE = 1_000
 
@@ -51,12 +51,13 @@ class Interruption:
 
     Args:
         calls: the worker's calls.
-        control: the connection that delivers cancellations.
-        can_raise: True if the calls are tasks. An actor's method that has begun continues, unless the actor's
-            class has a method `__cancelled__`, which raises the exception that ends it.
+        control: connection that delivers cancellations.
+        can_raise: True if the calls are tasks. A running actor method continues when cancelled, unless the
+            actor's class has a method `__cancelled__`, which raises an exception that ends the call.
 
     Attributes:
-        missed: a signal arrived while no call was running, so the connection may have to be read.
+        missed: True if a signal arrived while no call was running, so that the connection may have to be
+            read.
     """
 
     def __init__(self, calls: Calls, control: Connection, can_raise: bool) -> None:
@@ -69,12 +70,12 @@ class Interruption:
         signal.signal(signal.SIGINT, self._arrived)
 
     def cancelled(self, call_id: int) -> None:
-        """Signal the main thread if another thread has read the cancellation of the running call."""
+        """Send SIGINT to the main thread if another thread has read the cancellation of the running call."""
         if call_id == self._calls.running and threading.get_ident() != self._main:
             signal.pthread_kill(self._main, signal.SIGINT)
 
     def look(self) -> None:
-        """Read the cancellations that missed signals announced."""
+        """Read the cancellations whose signals arrived while no call was running."""
         self.missed = False
         self._control.try_read()
 
@@ -86,16 +87,16 @@ class Interruption:
         if not running or running == calls.interrupted:  # only once per call, so that its `finally` completes
             self.missed = True
             return
-        # Without a frame, a wait of trainkit has called this handler, such as the wait of `get`.
+        # Without a frame, waiting code of trainkit, such as `get`, has called this handler.
         can_be_caught = _is_users(frame) if frame is not None else _is_in_call(sys._getframe())
         if not can_be_caught:
-            # Uses `_thread`, as the interrupted code may hold a lock of the `threading` module.
+            # `_thread` is used because the interrupted code may hold a lock of the `threading` module.
             _thread.start_new_thread(_again, (self._main,))
             return
         self._control.try_read()
-        # While a call waits for its arguments, its own code has not begun, so a method may be interrupted.
+        # A method that waits for its arguments has not begun, so it may be interrupted.
         may_raise = self._can_raise or (frame is None and calls.resolving)
-        # Looked up on the type, as an instance of a user's class may forward any attribute name.
+        # The method is looked up on the type, as a user's instance may forward any attribute name.
         own = getattr(type(calls.instance), "__cancelled__", None)
         if (may_raise or own) and running in calls.cancelled:
             calls.interrupted = running
@@ -110,9 +111,9 @@ def _again(thread: int) -> None:
 
 
 def _is_users(frame: FrameType | None) -> bool:
-    """Return whether no frame between `frame` and the call of user code belongs to trainkit.
+    """Return True if no frame between `frame` and the call of user code belongs to trainkit.
 
-    The frames of a greenlet end where it was started, which was in a call.
+    The frames of a greenlet end where it was started, which is always within a call.
     """
     if frame is None or frame.f_code.co_filename.startswith(_RUNTIME):
         return False
@@ -122,17 +123,17 @@ def _is_users(frame: FrameType | None) -> bool:
 
 
 def _is_in_call(frame: FrameType) -> bool:
-    """Return whether a call has begun, as an exception that is raised earlier would not be caught."""
+    """Return True if a call has begun, as an exception raised earlier would not be caught."""
     while frame.f_back is not None and frame.f_code not in _BOUNDARY:
         frame = frame.f_back
     return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"  # start of a greenlet
 
 
 class ExecutorHost(Protocol):
-    """Part of a worker that its executor uses."""
+    """Methods of a worker that its executor uses."""
 
     def end(self, error: BaseException) -> None:
-        """End the worker as if `error` had been raised in its main thread; callable from any thread."""
+        """End the worker as if `error` had been raised in its main thread. Any thread may call this."""
 
     def wake(self) -> None:
         """Wake the main thread, so that it checks its queue and connections."""
@@ -142,16 +143,16 @@ class Executor(Protocol):
     """Executor of calls.
 
     Attributes:
-        unfinished: number of unfinished calls that run outside the main thread's loop.
+        unfinished: number of unfinished calls that do not run in the main thread's loop.
     """
 
     unfinished: int
 
     def begin(self, conn: CallerConnection, frame: ArrivedCall) -> None:
-        """Run or schedule a call; called in the main thread, in the order in which calls arrived."""
+        """Run or schedule a call. The main thread calls this in the order in which calls arrived."""
 
     def cancelled(self, call_id: int, recursive: bool) -> None:
-        """Stop a call; callable from any thread."""
+        """Stop a call. Any thread may call this."""
 
 
 def limits(concurrency: Concurrency, default: int) -> dict[str | None, int]:
@@ -168,7 +169,7 @@ def group_error(group: str | None, known: Mapping[str | None, Any], method: str)
 
 
 class SerialExecutor:
-    """Executor that runs one call at a time in the main thread, as signal handlers and CUDA code prefer."""
+    """Executor that runs one call at a time in the main thread, which suits signal handlers and CUDA code."""
 
     unfinished = 0
 
@@ -193,7 +194,7 @@ class SerialExecutor:
             self._clear(frame.call_id)
 
     def _clear(self, call_id: int) -> None:
-        """Drop the cancellation of an ended call; if the call was interrupted, cancel its child calls."""
+        """Drop the cancellation of an ended call. If the call was interrupted, cancel its child calls."""
         recursive = self._calls.forget_cancelled(call_id)
         if recursive and self._calls.interrupted == call_id:
             self._results.cancel_started()
@@ -250,7 +251,7 @@ class Threads:
 
 
 class _Pool:
-    """Pool of up to `limit` threads, started when needed, that run work in its order of arrival."""
+    """Pool of up to `limit` threads, started when needed, which run functions in order of arrival."""
 
     def __init__(self, name: str, limit: int, on_exit: Callable[[BaseException], None]) -> None:
         self._name = name
@@ -275,10 +276,10 @@ class _Pool:
                 work = self._work.get()
             try:
                 work()
-            except BaseException as error:  # SystemExit and exit_actor end the actor, not only the thread
+            except BaseException as error:  # SystemExit and `exit_actor` end the actor, not only the thread
                 self._on_exit(error)
                 return
-            del work  # releases the connection and the arguments
+            del work  # releases the call's connection and arguments
 
 
 @dataclass(slots=True, eq=False)
@@ -304,22 +305,24 @@ class _Group:
 class AsyncioExecutor:
     """Executor with event loops, for an actor with `async def` methods.
 
-    The main thread's loop runs the constructor and the methods without a group, and serves the connections.
-    With concurrency groups, each group has a loop in its own thread, and a further thread serves the
-    connections. So a blocking method stops only the methods of its group.
+    The main thread's event loop runs the constructor and the methods without a group. It also serves the
+    connections, unless the actor has concurrency groups. Then each group has an event loop in its own thread,
+    and a further thread serves the connections. So a blocking method stops only the methods of its group.
 
-    Calls of a group begin in their order of arrival. A coroutine method runs as a task, an asynchronous
-    generator as a task that sends the yielded values, and a plain method blocks its loop while it runs.
+    Calls of a group begin in their order of arrival. A coroutine method runs as an asyncio task. An
+    asynchronous generator runs as a task that sends the yielded values. A plain method blocks its loop while
+    it runs.
 
     Args:
         host: the worker.
         calls: the worker's calls.
         futures: futures of this process.
-        concurrency: numbers of concurrent calls.
+        concurrency: numbers of concurrent calls of the actor and its groups.
     """
 
     def __init__(self, host: ExecutorHost, calls: Calls, futures: Futures, concurrency: Concurrency) -> None:
-        # Imported only by workers that need it, as it takes a tenth of a second and megabytes.
+        # asyncio is imported only by workers that need it, as the import takes a tenth of a second and
+        # megabytes.
         import asyncio
 
         self._asyncio = asyncio
@@ -350,11 +353,11 @@ class AsyncioExecutor:
         self._asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
-        except BaseException as error:  # SystemExit in a task that user code has created
+        except BaseException as error:  # such as SystemExit in a task that user code has created
             self._host.end(error)
 
     def serve(self, fd: int, turn: Callable[[], bool]) -> None:
-        """Run the main loop; call `turn` when `fd` is readable or calls have ended, until it is False."""
+        """Run the main loop. Call `turn` when `fd` is readable or calls have ended, until it is False."""
 
         def look() -> None:
             if not turn():
@@ -531,7 +534,7 @@ class AsyncioExecutor:
             else:
                 for item in items:
                     self._calls.send_item(call.conn, call.frame.call_id, item, call.method)
-                    await self._asyncio.sleep(0)  # lets other calls run, and a cancellation of this call
+                    await self._asyncio.sleep(0)  # lets other calls run, and lets this call be cancelled
         finally:
             if hasattr(items, "aclose"):
                 await items.aclose()

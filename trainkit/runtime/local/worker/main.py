@@ -1,4 +1,4 @@
-"""Worker process: start, loop over its connections, and end.
+"""Worker process with its start, the loop over its connections, and its end.
 
 connections ──▶ queue ──▶ runner.begin(conn, frame) ──▶ Calls ──▶ Calls.answer(conn, call_id, answers)
 """
@@ -38,7 +38,7 @@ from trainkit.runtime.specs import Interface
 
 _FLUSH_S = 10.0
 _LONG_S = 0.02
-"""Duration of a call after which the tasks behind it are returned, so that other workers run them."""
+"""Duration of a call after which the tasks queued behind it are returned, so that other workers run them."""
 
 
 def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[int]) -> None:
@@ -47,12 +47,12 @@ def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[in
     Args:
         spec: specification of the worker.
         inherited: environment of the worker.
-        fds: descriptors of its control connection, its first connection, its stdout and stderr, and the
-            account of the object store. They are copied and closed.
+        fds: descriptors of the worker's control connection, first connection, stdout, stderr, and the account
+            of the object store. The function copies and closes them.
     """
     control, first, out, err, account = fds
     signals.serve_program()
-    # Orphans of this worker's children become its children while it runs, and the node's when it ends.
+    # Orphaned descendants become children of this worker while it runs, and of the node when it ends.
     process.become_subreaper()
     own_variables = enter_environment(spec, inherited, out, err)
     group = None if spec.group is None else (spec.group, list(spec.group_bundles))
@@ -115,7 +115,7 @@ class _Connection(CallerConnection):
         self._worker.arrived(self, calls)
 
     def on_end(self) -> None:
-        return  # the caller makes no more calls, but may still read answers
+        return  # the caller sends no more calls, but may still read answers
 
     def on_backlog(self) -> None:
         self._background.flush(self)
@@ -140,7 +140,7 @@ class _Worker:
         self._parted: list[CallerConnection] = []
         self._parting = threading.Lock()
         self._queue: deque[tuple[CallerConnection, ArrivedCall]] = deque()
-        # Calls to a restarted actor may arrive before its constructor call, and wait here for it.
+        # Calls to a restarted actor may arrive before its constructor call, and wait here for that call.
         self._early: list[tuple[CallerConnection, ArrivedCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._introduced = 0
@@ -183,24 +183,24 @@ class _Worker:
         return conn
 
     def _introduce(self, body: Packed) -> None:
-        """Serve the connection in `body`; if its descriptor was lost, its other end finds it closed."""
+        """Serve the connection in `body`. If the descriptor was lost, the other end finds it closed."""
         (handle,) = body.handles
         if isinstance(handle, channel.Descriptor):
             self.connect(socket.socket(fileno=handle.take()))
 
     def _is_cancelled(self) -> bool:
-        self._node.try_read()  # the main thread, which normally reads, may be running the call that asks
+        self._node.try_read()  # the main thread, which normally reads, may be busy with the call itself
         return calling.get()[0] in self._calls.cancelled
 
     def _own_handle(self) -> tuple[ActorEndpoint, Interface]:
-        """Return an endpoint of this process's own actor, for a new handle, and the actor's interface."""
+        """Return an endpoint of this process's own actor and the actor's interface, for a new handle."""
         interface = interface_of(self._calls.made_of, self._spec.name)
         known = known_endpoint(self._engine.mark, self._spec.worker_id)
         if known is not None:
             return known, interface
         own = self._own_conn
         if own is not None and self._conns.get(own.fileno()) is own:
-            self._read_caller(own.fileno())  # frees the descriptor if the earlier handles are gone
+            self._read_caller(own.fileno())  # closes the connection if the earlier handles are gone
             self.wake()  # to run the calls that were read
         with channel.descriptors_explained:
             ours, theirs = socket.socketpair()
@@ -209,7 +209,7 @@ class _Worker:
         conduct = self._spec.conduct
         peer.home, peer.in_order = self._engine.mark, conduct.in_order
         peer.max_task_retries = conduct.max_task_retries
-        if conduct.is_restarted:  # handles that are sent from this connection to others must reconnect
+        if conduct.is_restarted:  # handles that are sent to other processes must reconnect
             peer.kind, peer.life = channel.RECONNECTING_ACTOR, self._spec.restarts
         return shared(ActorEndpoint(peer)), interface
 
@@ -252,17 +252,17 @@ class _Worker:
         return False
 
     def _takes_long(self) -> bool:
-        """Return whether the running call has taken more than 20 ms."""
+        """Return True if the running call has taken more than 20 ms."""
         return bool(self._calls.running) and SYSTEM.monotonic() - self._calls.begun_at > _LONG_S
 
     def _stop_returning(self) -> None:
-        """Keep tasks that arrive from now on, as the long call has ended."""
+        """Keep the tasks that arrive from now on, as the long call has ended."""
         self._returns_slow = False
         for conn in list(self._conns.values()):
             self._background.unwatch(conn, channel.SLOW)
 
     def _blocked(self, waiting: bool) -> None:
-        """Return queued and arriving tasks while the main thread waits, as it may wait for one of them."""
+        """Return queued and arriving tasks while the main thread waits, as it may wait for such a task."""
         self._waiting = waiting
         note = self._background.watch if waiting else self._background.unwatch
         for conn in list(self._conns.values()):
@@ -302,7 +302,7 @@ class _Worker:
         self.wake()
 
     def serve(self) -> None:
-        """Run calls until no process can make further calls, or the node ends the worker."""
+        """Run calls until no process can send further calls, or the node ends the worker."""
         if isinstance(self._runner, AsyncioExecutor):
             self._runner.serve(self._poll.fileno(), self._turn)
         else:
@@ -312,24 +312,24 @@ class _Worker:
             raise self._fatal
 
     def _turn(self) -> bool:
-        self._calls.require_parent(self._spec.name)  # a coroutine may have forked this process
-        self._main = threading.get_ident()  # with concurrency groups, another thread runs this
+        self._calls.require_parent(self._spec.name)  # in case a coroutine has forked this process
+        self._main = threading.get_ident()  # with concurrency groups, a different thread runs this method
         return self._read(0) and self._begin()
 
     def depart(self, reason: str) -> None:
         """Report to the node that this process ends cleanly, so that its actor is not restarted.
 
-        Stay until other processes have the results that this process owes, and the tasks started here have
+        The process stays until other processes have received its results, and the tasks that it started have
         ended.
         """
         engine = self._engine
         engine.owed.on_settled = self.wake
         stays = engine.owes()
         departing = messages.Departing(stays, reason)
-        if not stays:  # no answer is needed, as the node reads this before it handles the exit
+        if not stays:  # no answer is needed, as the node reads this message before it handles the exit
             self._node.tell(departing)
             return
-        with contextlib.suppress(NodeDiedError):  # before connections close, as callers then ask the node why
+        with contextlib.suppress(NodeDiedError):  # sent before connections close, as callers ask why
             self._waiter.get_without_lending(self._node.ask(departing))
         self._calls.forget()
         for fd, conn in list(self._conns.items()):  # later calls fail, as the actor has ended
@@ -342,12 +342,12 @@ class _Worker:
             pass
 
     def _begin(self) -> bool:
-        """Begin the queued calls; return False if the worker must end."""
+        """Begin the queued calls. Return False if the worker must end."""
         queue, begin = self._queue, self._runner.begin
         while queue and self._fatal is None:
             try:
                 conn, call = queue.popleft()
-            except IndexError:  # the background thread has just returned the task
+            except IndexError:  # the background thread has just returned the task to its owner
                 break
             begin(conn, call)
             if self._returns_slow:
@@ -360,7 +360,7 @@ class _Worker:
         return not (abandoned and self._may_end())
 
     def _may_end(self) -> bool:
-        """Return whether this actor, which has no holders, may end; ask the node if it is registered."""
+        """Return True if this actor, which has no handles left, may end. Ask the node about a named actor."""
         if not self._spec.conduct.is_registered:
             return True
         try:
@@ -377,7 +377,7 @@ class _Worker:
             return False
 
     def _read(self, timeout_s: float) -> bool:
-        """Read all connections, waiting up to `timeout_s` (-1: forever); return False at the node's end."""
+        """Read all connections, waiting up to `timeout_s` (-1: no limit). Return False at the node's end."""
         # Only a serial executor may poll busily, as other executors' threads need the CPU.
         looks = timeout_s < 0 and isinstance(self._runner, SerialExecutor)
         for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
@@ -391,7 +391,7 @@ class _Worker:
         return True
 
     def _arrived_shortly(self) -> list[tuple[int, int]]:
-        """Poll briefly if the last calls followed quickly, as sleeping costs more; see `SHORT_WAIT_S`."""
+        """Poll briefly if the last calls arrived quickly, as sleeping costs more; see `SHORT_WAIT_S`."""
         begun, before = SYSTEM.monotonic(), self._waited_at
         self._waited_at = begun
         if begun - before > 4 * channel.SHORT_WAIT_S:  # the last wait or the last call was long
@@ -405,15 +405,15 @@ class _Worker:
         return []
 
     def _read_caller(self, fd: int) -> None:
-        conn = self._conns.get(fd)  # None if another thread has just read its end
+        conn = self._conns.get(fd)  # None if another thread has just read the connection's end
         if conn is not None and conn.try_read() and conn.ended and self._conns.pop(fd, None) is conn:
             self._poll.unregister(fd)
-            # Its queued calls keep the connection alive; `_parted` keeps it while answers are unsent.
+            # Queued calls keep the connection alive. `_parted` keeps it alive while answers are unsent.
             with self._parting:
                 self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
 
     def keep_writing(self, conn: CallerConnection) -> None:
-        """Keep `conn`, which is not read any more, until its unsent answers are written."""
+        """Keep `conn`, which is no longer read, until its unsent answers are written."""
         if conn.has_backlog:
             with self._parting:
                 self._parted.append(conn)
@@ -432,7 +432,7 @@ class _Worker:
                 self._engine.notified(message, body)
 
     def leave(self, code: int) -> None:
-        """Finish like a Python program (threads, then exit functions), send unsent data, and exit."""
+        """Finish threads and exit functions as a Python program does, send unsent data, and exit."""
         self._calls.forget()
         process.finish_program(_FLUSH_S)
         for conn in {*self._conns.values(), *self._parted, *(conn for conn, _ in self._queue)}:

@@ -1,6 +1,6 @@
-"""Template process: imports packages that workers need, and forks the workers.
+"""Template process, which imports packages that workers need, and forks the workers.
 
-A template runs no tensor operation, uses no GPU and imports no user module, so that it has only one thread. A
+A template does not run tensor operations, use GPUs or import user modules, so that it has only one thread. A
 fork copies only the calling thread, and a lock held by another thread would stay locked in the child.
 """
 
@@ -31,21 +31,22 @@ _FLUSH_S = 60.0
 _NAME = "trainkit-tmpl"
 
 _IDLE_MS = 500
-"""Idle time after which a template does work that takes most of a second."""
+"""Idle time after which a template moves its memory to huge pages, which takes most of a second."""
 
 
 def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) -> NoReturn:
-    """Import `preload`, then fork the processes that the node requests, until the connection closes.
+    """Import the packages in `preload`, then fork processes at the node's request until the connection
+    closes.
 
     Args:
-        sock: the socket to the node.
+        sock: socket to the node.
         lifeline: reading end of a pipe whose writer is the node, so that the workers end with the node.
         preload: packages to import.
     """
     process.set_name(_NAME)
     prepare()
     template = _Template(sock, lifeline)
-    # The collector would visit all modules repeatedly, for a third of torch's import time.
+    # Garbage collection would visit all modules repeatedly, which takes a third of torch's import time.
     gc.disable()
     try:
         for package in sorted(preload, key=lambda name: (name not in PRELOADS, name)):
@@ -63,15 +64,15 @@ def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) ->
             )
         )
         os._exit(1)
-    # A child must not run the finalizers of the template's objects when it ends: the finalizers of torch's
-    # operators alone would copy thousands of pages.
+    # A child must not run the finalizers of the template's objects when it ends. The finalizers of torch's
+    # operators alone would copy thousands of memory pages.
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
-    # Frozen objects are not visited by a child's collector, which would unshare their pages.
+    # A child's garbage collector skips frozen objects. Visiting them would copy their memory pages.
     gc.freeze()
     gc.enable()
     template.tell(messages.Ready())
-    # Without torch, moving to huge pages takes as long as dozens of forks save.
+    # Without torch, moving memory to huge pages takes as long as it saves in dozens of forks.
     template.serve(process.use_huge_pages if "torch" in sys.modules else None)
     os._exit(0)
 
@@ -110,7 +111,7 @@ class _Template:
         """Handle requests of the node until the connection closes.
 
         Args:
-            when_idle: called once, when the node has sent no request for 0.5 s.
+            when_idle: function called once, when the node has not sent a request for 0.5 s.
         """
         self._children = process.ChildWatch()
         poll = select.poll()
@@ -163,7 +164,7 @@ class _Template:
             )
             return
         parent = os.getpid()
-        sys.stdout.flush()  # flushed before the fork, or the child would print the same output again
+        sys.stdout.flush()  # the child would print unflushed output again
         sys.stderr.flush()
         try:
             pid = os.fork()
@@ -177,8 +178,8 @@ class _Template:
             process.set_name(name)
             if serial:
                 process.die_with_writer(self._lifeline)
-                # The worker sends this itself. Otherwise, if the template died here, the node would ask
-                # another template for the same worker.
+                # The worker sends this message itself. Otherwise, if the template died here, the node would
+                # request the same worker from a different template.
                 self._conn.announce(messages.Forked(serial, os.getpid()))
             else:
                 process.die_with_parent(parent)
