@@ -47,21 +47,22 @@ logger = logging.getLogger("trainkit.tune")
 
 
 class ExperimentRun:
-    """Checked parts of an experiment for one or more calls of `fit`.
+    """Experiment with checked settings, for one or more calls of `fit`.
 
     Args:
-        bound: the trainable with its requests and parameters.
+        bound: the trainable with its resource requests and parameters.
         space: the search space.
         tune, run: the settings.
         folder: folder of the experiment.
-        resume: rule for resuming the experiment in `folder`; None: `folder` must not hold an experiment yet.
+        resume: rule for resuming the experiment in `folder`; None: a new experiment, so `folder` must not
+            contain one.
         facts: stored facts of the resumed experiment.
         changes: differences between `space` and the earlier space, in words.
         address: address that the folder is copied to.
-        in_memory: True: `folder` holds only files that trials write, and trials create their own folders.
-            With steps in this process, no folder is created.
-        clock: source of the time.
-        not_before: latest date in the earlier run. New dates continue from there, even if the clock was set
+        in_memory: True: `folder` contains only files that trials write, and trials create their own folders.
+            If steps run in this process, no folder is created.
+        clock: clock to read the time from.
+        not_before: latest date in the earlier run. New dates are never earlier, even if the clock was set
             back or belongs to another machine.
 
     Raises:
@@ -90,7 +91,7 @@ class ExperimentRun:
         self._space = space
         # Copies, because later assignments to the user's objects must not affect this experiment.
         self._tune = copy.copy(tune)
-        self._run = copy.copy(run)  # copied without the constructor, which a subclass may have changed
+        self._run = copy.copy(run)  # not by the constructor, which a subclass may have changed
         for part in ("failure_config", "checkpoint_config", "sync_config"):
             vars(self._run)[part] = copy.copy(getattr(run, part))
         if self._run.checkpoint_config.checkpoint_at_end is None:
@@ -102,7 +103,7 @@ class ExperimentRun:
         self._named = folder, address
         self._in_memory, self.restorable = in_memory, not in_memory
         self.ended_by: Ending | None = None
-        """Reason of an early end, once `fit` has returned or raised; None without an early end."""
+        """Reason for an early end, set once `fit` has returned or raised; None without an early end."""
         self._facts = dict(facts or new_facts(bound.name, space, tune, self._run, address, clock.now()))
         start, zero = max(clock.now(), not_before), clock.monotonic()
         # Dates start at the wall clock but never decrease, as the controller and deadlines require.
@@ -115,7 +116,7 @@ class ExperimentRun:
 
     @classmethod
     def new(cls, bound: Bound, space: Space, tune: TuneConfig, run: RunConfig) -> ExperimentRun:
-        """Return an experiment in the folder that `run` names."""
+        """Return a new experiment in the folder that `run` names."""
         trainable_name = safe_name(bound.name)[:100]
         dated = f"_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
         name = run.name or trainable_name + dated * settings.experiments_are_dated()
@@ -133,12 +134,13 @@ class ExperimentRun:
         run: RunConfig | None,
         address: Address | None = None,
     ) -> ExperimentRun:
-        """Return the experiment in `folder` for resuming; `address` is the place it was copied from.
+        """Return the experiment in `folder`, ready to resume; `address` is the source of a copied folder.
 
         Raises:
-            StoreError: the experiment is missing, or its file is damaged or foreign.
-            ConfigError: a part that the file can't hold was not given again.
-            MetricError: `tune` names a metric that no report has, and it is misspelt or no more reports come.
+            StoreError: the experiment is missing, or its file is damaged or not from trainkit.
+            ConfigError: an object that the file can't store, such as a custom scheduler, was not given again.
+            MetricError: `tune` names a metric that no report has, and the name is misspelt or no further
+                reports will be made.
         """
         with running.ExperimentReader(folder) as reader:
             facts, until = reader.facts(), reader.last_date()
@@ -169,7 +171,7 @@ class ExperimentRun:
         )
 
     def note(self, facts: Mapping[str, Any]) -> None:
-        """Add facts to those that a new experiment's file starts with."""
+        """Add facts to store in the file of a new experiment."""
         self._facts |= facts
 
     def fit(self) -> running.ResultGrid:
@@ -184,8 +186,8 @@ class ExperimentRun:
                 unchanged.
             TuneError: the number of failed trials has reached max_failed_trials.
             NodeDiedError: the runtime's node died repeatedly without progress of any trial.
-            SystemExit: after SIGTERM, once the experiment has ended as after Ctrl-C; another error is its
-                context.
+            SystemExit: after SIGTERM, once the experiment has ended as after Ctrl-C; any other error is
+                stored as the context.
         """
         try:
             return self._fit()
@@ -201,7 +203,7 @@ class ExperimentRun:
             limit = self._run.failure_config.max_failed_trials
             raise TuneError(running.too_many_failed(controller.trials, str(self.folder), limit))
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
-            # The display has already shown the reason. Without a display, the warning gives it.
+            # The display has already shown the reason. Without a display, the warning includes the reason.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning("%sAll that was reported is kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
@@ -209,8 +211,8 @@ class ExperimentRun:
             grid: running.ResultGrid = running.MemoryGrid(store, self.metric, self.mode, executor.errors)
         else:
             configs = {trial.trial_id: trial.config for trial in controller.trials}
-            # The results are read from the file. Freeing these objects avoids a second copy of thousands of
-            # trials.
+            # The results are read from the file. These objects are freed first, to avoid holding thousands of
+            # trials twice.
             del controller, self._searcher, self._source, self._scheduler
             grid = running.ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
         if self.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
@@ -262,7 +264,7 @@ class ExperimentRun:
         return controller, executor, store
 
     def _require_first(self, ledger: ResourceLedger) -> None:
-        """Check that the first trial could run; its request may depend on its configuration."""
+        """Check that the first trial could run; a resource request may depend on the configuration."""
         trial_id = trial_id_of(self._facts["prefix"], 0)
         config = self._source.ahead(trial_id)
         if isinstance(config, dict):
@@ -273,7 +275,7 @@ class ExperimentRun:
                 raise
 
     def _take_settings(self, store: running.ExperimentStore | running.MemoryStore) -> None:
-        """Apply settings that commands changed in the file after this object read it."""
+        """Apply settings that users' commands changed in the file after this object read the file."""
         with store.reader() as reader:
             facts = reader.facts()
         known, now = self._facts["tune_config"], facts["tune_config"]
@@ -288,7 +290,7 @@ class ExperimentRun:
     def _go_beside(self) -> None:
         """Choose the next free name, such as "name_2", if an experiment of the requested name exists.
 
-        A folder with a numbered name must not exist at all, because its content would belong to the user.
+        A folder with a numbered name must not exist at all, because it would belong to the user.
         """
         folder, address = self.folder, self._address = self._named
         numbers = itertools.count(2)
@@ -311,10 +313,10 @@ class ExperimentRun:
         return running.ExperimentStore.open(self.folder)
 
     def results(self) -> running.ResultGrid:
-        """Return the results in the experiment's file, whether finished, running or interrupted.
+        """Return the results in the file of the finished, running or interrupted experiment.
 
         Raises:
-            StoreError: the file is missing, damaged or foreign.
+            StoreError: the file is missing, damaged or not from trainkit.
         """
         grid = running.ResultGrid.load(self.folder, **self._goal)
         if any(holds_opaque(result.config) for result in grid):  # replaying the searcher restores the objects
@@ -387,7 +389,7 @@ class ExperimentRun:
             resources=ledger.existing,
             past=functools.cache(lambda: [(by_id[name], each) for name, each in reader.past().items()]),
         )
-        # These facts are for observers: searchers or schedulers may have set them.
+        # These facts are for readers of the file: a searcher or scheduler may have changed the total.
         store.set_fact("total_samples", controller.total_samples)
         first = self._facts.setdefault("first_total_samples", controller.total_samples)
         store.set_fact("first_total_samples", first)
@@ -414,7 +416,7 @@ class ExperimentRun:
                     if controller.refused_total:  # the next restore must use the earlier number
                         store.set_fact("tune_config", {**self._facts["tune_config"], **before})
                     hub.experiment_end(self._now, **end)
-                    interrupts.give_back()  # from here on, a Ctrl-C ends the wait for the copy
+                    interrupts.give_back()  # from now on, a Ctrl-C ends the wait for the copy
         finally:
             hub.display_end(time=self._now(), **end)
         if hub.raised is not None:
@@ -498,7 +500,7 @@ class ExperimentRun:
         self._plan = setup.make_plan(self._tune, self._run, self.metric, self.objectives, saves=saves)
 
     def _take_parts(self, *, rehearsal: bool = False) -> None:
-        """Make searcher, scheduler and stop rules, which one run or one replay may use."""
+        """Create searcher, scheduler and stop rules for a single run or replay."""
         self._parts_unused = not rehearsal
         self._searcher = setup.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
         self._source = setup.make_source(
@@ -510,7 +512,7 @@ class ExperimentRun:
             trainable_name=self._bound.name,
             request_of=self._bound.request,
         )
-        # The scheduler starts with the first number of trials; a replay reports later changes to it.
+        # The scheduler starts with the original number of trials; a replay notifies it of later changes.
         total = self._facts.get("first_total_samples", self._source.total)
         self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher, total)
         self._stop = StopRules.of(self._run.stop)

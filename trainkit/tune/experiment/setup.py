@@ -1,4 +1,4 @@
-"""Parts of an experiment, made from its settings; and the settings in the form that the store keeps."""
+"""Searcher, scheduler and rules of an experiment, made from its settings, and the settings in stored form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
 
     Raises:
         ConfigError: the trainable is neither a function of the configuration, a `Trainable` class nor a
-            registered name; or it can't save the checkpoints that `run` requests.
+            registered name; or the trainable can't save the checkpoints that `run` requests.
     """
     if not isinstance(trainable, type) and hasattr(trainable, "__trainable__"):
         trainable = trainable.__trainable__()  # a trainer object provides its own trainable
@@ -136,9 +136,9 @@ def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space
 def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
     """Return a copy of the searcher, ready for its first suggestion.
 
-    The user's object stays unchanged and can be used by another Tuner.
+    The user's object stays unchanged, so that another Tuner can use it.
 
-    With `rehearsal`, the copy has no external effects, for example on a database of the user's searcher.
+    With `rehearsal`, the copy must have no external effects, for example on a searcher's database.
     """
     given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
     searcher = _copied(
@@ -162,7 +162,7 @@ def make_source(
     trainable_name: str,
     request_of: Callable[[dict[str, Any]], PlacementGroupFactory] | None = None,
 ) -> TrialSource:
-    """Return the source of trials, with the configurations of the searcher."""
+    """Return the source of trials, which gets their configurations from the searcher."""
     return TrialSource(
         searcher,
         space,
@@ -178,7 +178,7 @@ def make_source(
 def make_scheduler(
     tune: TuneConfig, space: Space, seed: int, searcher: Searcher, total_samples: int | None
 ) -> TrialScheduler:
-    """Return a copy of the scheduler, with the searcher's objectives if there are several.
+    """Return a copy of the scheduler; if the searcher has several objectives, the copy gets them.
 
     Args:
         tune: the settings.
@@ -189,7 +189,8 @@ def make_scheduler(
     """
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    # FIFOScheduler never draws, so it need not wait for the import of NumPy, nearly as slow as the tuner's.
+    # FIFOScheduler needs no random numbers. It thus avoids the import of NumPy, nearly as slow as the
+    # tuner's.
     rng: Any = None if type(scheduler) is FIFOScheduler else scheduler_generator(seed)
     CheckedScheduler(scheduler).begin(
         space,
@@ -225,14 +226,14 @@ def goal_of(
 
 
 def metrics_of(tune: TuneConfig, metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """Return the metrics that every trial must report: the single metric, or those of the objectives."""
+    """Return the metrics that every trial must report: the single metric, or the objectives' metrics."""
     if not (tune.strict_metric_checking and settings.metric_is_required()):
         return ()
     return tuple(each.metric for each in objectives) or (() if metric is None else (metric,))
 
 
 def can_save(bound: Bound) -> bool:
-    """Return True for a class that can save a checkpoint at any report; unknown for functions, so False."""
+    """Return True for a class that can save a checkpoint at any report; always False for functions."""
     cls = bound.trainable
     return isinstance(cls, type) and issubclass(cls, Trainable) and cls._can_save()
 
@@ -276,7 +277,7 @@ _POLICIES: dict[str, Callable[..., Any]] = {
     "sync_config": SyncConfig,
 }
 
-# A file may name only these parts. The user gives all other parts again; they are never looked up.
+# Only these objects are created from the file. The user must give all other objects again.
 _MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
     "scheduler": described_scheduler,
     "search_alg": described_searcher,
@@ -288,7 +289,7 @@ _REGISTRIES = {"scheduler": (SCHEDULERS, "base_scheduler"), "search_alg": (SEARC
 def new_facts(
     trainable: str, space: Space, tune: TuneConfig, run: RunConfig, address: Address | None, created: float
 ) -> dict[str, Any]:
-    """Return the facts of a new experiment, which stay constant; draw a seed if none is given.
+    """Return the facts of a new experiment; if no seed is given, they include a random seed.
 
     Args:
         trainable: name of the trainable.
@@ -313,7 +314,7 @@ def new_facts(
 
 
 def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
-    """Return the settings in the form that the experiment's file keeps."""
+    """Return the settings in the form that the experiment's file stores."""
     return {
         "tune_config": {
             "metric": describe_metric(tune),
@@ -378,13 +379,13 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
 
 
 def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> RunConfig:
-    """Return the stored RunConfig, overridden by `given`; name and folder stay those of the file.
+    """Return the stored RunConfig, overridden by `given`, except for the name and the folder.
 
-    Callbacks given by name are created again. Callback objects can't be stored, so they come from `given`,
-    which may have none.
+    Callbacks that were given by name are created again. Callback objects can't be stored, so they are taken
+    from `given`, which may omit them.
 
     Raises:
-        ConfigError: the file could not store a stop function; or it could not store callbacks, and no
+        ConfigError: the file could not store a stop function; or the file could not store callbacks, and no
             RunConfig is given.
     """
     settings = _given(given or RunConfig(), RunConfig())
@@ -434,7 +435,7 @@ def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | 
 
 
 def _require_all(lacking: Mapping[str, str], call: str, why: Sequence[str] = ()) -> None:
-    """Raise one error that names all parts that must be given again."""
+    """Raise one error that names all settings that must be given again."""
     if lacking:
         what = " and ".join(f"{name}={value}" for name, value in lacking.items())
         again = ", ".join(f"{name}={'[...]' if name == 'callbacks' else '...'}" for name in lacking)

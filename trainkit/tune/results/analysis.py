@@ -1,6 +1,7 @@
-"""`ExperimentAnalysis`: results under the names of Ray Tune before `ResultGrid`.
+"""`ExperimentAnalysis`: results under the names that Ray Tune used before `ResultGrid`.
 
-It is a thin layer over `ResultGrid`. Trials are `Result` objects, which also support a Ray trial's names.
+The class is a thin layer over `ResultGrid`. Trials are `Result` objects, which also have the attributes of a
+Ray trial.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class ExperimentAnalysis:
     Args:
         experiment_checkpoint_path: path of the experiment's folder or of a file in it, or its address.
         storage_filesystem: an fsspec file system for the path; None: the file system that the path names.
-        trials: results that are already loaded; None loads them.
+        trials: results that are already loaded; None: load them from the path.
         default_metric: reported value that "best" refers to; None: the experiment's metric.
         default_mode: "min" or "max"; None: the experiment's mode.
 
     Raises:
-        StoreError: the experiment is missing, or its file is damaged or foreign.
+        StoreError: the experiment is missing, or its file is damaged or not from trainkit.
         StorageError: the address can't be read.
         ConfigError: `default_mode` is neither "min" nor "max".
     """
@@ -112,7 +113,7 @@ class ExperimentAnalysis:
     def best_trial(self) -> Result:
         """The trial with the best last report.
 
-        This property and those below raise the same errors:
+        This property and the following properties of the best trial raise the same errors.
 
         Raises:
             ConfigError: no metric or mode is known.
@@ -137,13 +138,13 @@ class ExperimentAnalysis:
 
     @property
     def best_checkpoint(self) -> Checkpoint | None:
-        """The best trial's checkpoint with the best report; None without a checkpoint."""
+        """The best trial's checkpoint with the best report; None if the trial has no checkpoint."""
         best = self.best_trial
         return self.get_best_checkpoint(best)
 
     @property
     def best_dataframe(self) -> pandas.DataFrame:
-        """All reports of the best trial as a table, one row each."""
+        """All reports of the best trial as a table with one row per report."""
         return self.best_trial.metrics_dataframe
 
     @property
@@ -163,7 +164,8 @@ class ExperimentAnalysis:
         """Return the best trial, with the arguments of `ResultGrid.get_best_result`.
 
         Returns:
-            None, after a warning with the reported names, if no trial has a number of that name.
+            The best trial; None, after a warning with the reported names, if no trial reported the metric as
+                a number.
 
         Raises:
             ConfigError: no metric or mode is known, or `scope` is unknown.
@@ -181,7 +183,7 @@ class ExperimentAnalysis:
 
         Args:
             metric: reported values; None: the experiment's objectives.
-            mode: "min" or "max" for each; None: the experiment's modes.
+            mode: "min" or "max" for each metric; None: the experiment's modes.
 
         Raises:
             ConfigError: fewer than two objectives are known.
@@ -207,12 +209,12 @@ class ExperimentAnalysis:
     def get_best_checkpoint(
         self, trial: Result | str, metric: str | None = None, mode: str | None = None
     ) -> Checkpoint | None:
-        """Return the trial's checkpoint with the best report; None, after a warning, without one.
+        """Return the trial's checkpoint with the best report; None, after a warning, without a checkpoint.
 
         Args:
             trial: one of `trials`, or its id, or the path of its folder.
-            metric: None: the default metric; without one, "training_iteration".
-            mode: None: the default mode; without one, "max" for "training_iteration".
+            metric: reported value to compare; None: the default metric, or else "training_iteration".
+            mode: "min" or "max"; None: the default mode, or else "max" for "training_iteration".
 
         Raises:
             ConfigError: the trial is unknown, or no mode is known.
@@ -229,7 +231,7 @@ class ExperimentAnalysis:
     def get_last_checkpoint(
         self, trial: Result | str | None = None, metric: str = ITERATION, mode: str = "max"
     ) -> Checkpoint | None:
-        """Return the latest checkpoint of `trial`, or of the best trial for None; None if it has none."""
+        """Return the latest checkpoint of `trial` (None: of the best trial); None without a checkpoint."""
         found = self._trial(trial) if trial is not None else self.get_best_trial(metric, mode)
         return found.checkpoint if found is not None else None
 
@@ -238,7 +240,7 @@ class ExperimentAnalysis:
     ) -> list[tuple[str, float]]:
         """Return the path of each kept checkpoint with its report's `metric`, oldest first.
 
-        Checkpoints whose report has no number of that name are left out.
+        A checkpoint is left out if its report has no numeric value for the metric.
         """
         metric = metric or self.default_metric or ITERATION
         pairs = [
@@ -256,7 +258,7 @@ class ExperimentAnalysis:
 
     @property
     def results_df(self) -> pandas.DataFrame:
-        """The last reports as a table: a row for each trial id, with nested keys joined by '/'."""
+        """The last reports as a table with one row for each trial id, and with nested keys joined by '/'."""
         table = pandas_frame([flatten(trial.metrics) for trial in self._grid if trial.metrics])
         return table.set_index("trial_id") if len(table) else table
 
@@ -278,18 +280,17 @@ class ExperimentAnalysis:
         return self.fetch_trial_dataframes()
 
     def fetch_trial_dataframes(self) -> ByTrial:
-        """Read the reports again and return new `trial_dataframes`, for a running experiment."""
+        """Read the reports again and return new tables as in `trial_dataframes`, for a running experiment."""
         tables = {trial.trial_id: pandas_frame([]) for trial in self._grid}
         for trial, history in self._grid.histories():
             tables[trial.trial_id] = pandas_frame([flatten(report) for report in history])
         return ByTrial(self.trials, tables)
 
     def dataframe(self, metric: str | None = None, mode: str | None = None) -> pandas.DataFrame:
-        """Return a table with a row per trial: a report, `config/...` and `logdir`.
+        """Return a table with one row per trial: a report, the `config/...` columns and `logdir`.
 
         Args:
-            metric: with `mode`, the best report of each trial by this metric is used; otherwise the last
-                report.
+            metric: metric that, with `mode`, selects the best report of each trial; None: the last report.
             mode: "min" or "max".
 
         Raises:
@@ -315,11 +316,11 @@ class ExperimentAnalysis:
         return {"start_time": self.runner_data().get("created")}
 
     def runner_data(self) -> dict[str, Any]:
-        """Return the facts about the whole experiment: seed, space, settings."""
+        """Return the stored facts about the whole experiment, such as seed, space and settings."""
         return self._grid.facts()
 
     def set_filetype(self, file_type: str | None = None) -> None:
-        """Do nothing, for Ray's sake: reports come from the experiment's file, not from JSON or CSV.
+        """Do nothing; exists for code written for Ray, as reports come from the experiment's file.
 
         Raises:
             ConfigError: `file_type` is not None, "json" or "csv".
@@ -339,4 +340,4 @@ class ExperimentAnalysis:
 
 
 Analysis = ExperimentAnalysis
-"""Name in Ray 1.x for the analysis of an experiment's folder."""
+"""Ray 1.x's name for the analysis of an experiment's folder."""

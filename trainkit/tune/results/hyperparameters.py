@@ -1,4 +1,4 @@
-"""Hyperparameters of many trials by name, their importance, and Optuna studies of the trials."""
+"""Hyperparameters over all trials, their importance, and Optuna studies of the trials."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _PRIMITIVE = (str, int, float, bool, type(None))
 
 @dataclass
 class Hyperparameter:
-    """Hyperparameter over all trials; derived values are computed once, after all values are added.
+    """Hyperparameter with its values in all trials; all values must be added before a property is read.
 
     Attributes:
         name: flat name, such as "optimizer/lr" or "layers/0".
         domain: domain in the space, or None if it is unknown.
-        values: value in each trial, by the trial's index; trials in which it is inactive are missing.
-            Numbers, texts, truth values and None are kept; other values are converted to text.
+        values: value in each trial, by the trial's index; trials in which the hyperparameter is inactive are
+            missing. Numbers, strings, truth values and None are kept; other values are converted to strings.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Hyperparameter:
 
     @cached_property
     def choices(self) -> list[Any]:
-        """The choices in the space's order, then other observed values."""
+        """The choices in the order of the space, followed by other observed values."""
         listed: Sequence[Any] = ()
         if isinstance(self.domain, Categorical):
             listed = self.domain.categories
         elif isinstance(self.domain, GridSearch):
             listed = self.domain.values
-        # Choices with inner domains appear under other names. The type is compared too, because True equals
+        # Choices with inner domains are other hyperparameters. The type is compared too, because True equals
         # 1.
         every = [*(_leaf(each) for each in listed if not _holds_domain(each)), *self.values.values()]
         return list({(type(value), repr(value)): value for value in every}.values())
@@ -73,7 +73,7 @@ class Hyperparameter:
 
     @cached_property
     def bounds(self) -> tuple[float, float]:
-        """Bounds of a numeric hyperparameter: the domain's, extended to the tried values."""
+        """Bounds of a numeric hyperparameter: the domain's bounds, extended to include all tried values."""
         ends = [
             end
             for end in (getattr(self.domain, "lower", None), getattr(self.domain, "upper", None))
@@ -91,7 +91,7 @@ class Hyperparameter:
 
     @cached_property
     def is_log(self) -> bool:
-        """True if the domain is logarithmic; without a domain, if values span a factor of 1000 or more."""
+        """True if the domain is logarithmic, or is unknown and the values span a factor of 1000 or more."""
         low, high = self.bounds
         if low <= 0:
             return False
@@ -103,7 +103,7 @@ def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list
 
     Args:
         configs: configurations of the trials.
-        space: search space from the experiment's file; missing domains are derived from the values.
+        space: search space from the experiment's file; for missing domains, the values are used.
     """
     found: dict[str, Hyperparameter] = {}
     for place, config in enumerate(configs):
@@ -122,7 +122,7 @@ def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list
 
 
 def _leaves(value: Any, node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, value and domain of each leaf; `node` is the part of the space at this path."""
+    """Yield name, value and domain of each leaf of a configuration; `node` is the space at this path."""
     while isinstance(node, When):
         node = node.content
     if isinstance(node, (Categorical, GridSearch)):
@@ -143,7 +143,7 @@ def _leaves(value: Any, node: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _branch(value: Any, options: Sequence[Any]) -> Any:
-    """Return the option that `value` was drawn from, if options have inner domains; otherwise None."""
+    """Return the option from which `value` was sampled, if options have inner domains; otherwise None."""
     if not isinstance(value, Mapping) or not any(map(_holds_domain, options)):
         return None
     alike = [each for each in options if isinstance(each, Mapping) and each.keys() == value.keys()]
@@ -260,7 +260,7 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
 
     Args:
         result: the trial.
-        stop: reason of a stop that was decided on its last report, or None.
+        stop: reason for a stop that was decided on the trial's last report, or None.
         has_value: True if the trial has a finite value of the metric.
     """
     match result.status:
@@ -280,7 +280,7 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
 
 
 def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
-    """Return the Optuna distribution of the domain, or of the values; it covers all tried values."""
+    """Return Optuna's distribution for the domain, or else for the values; it covers all tried values."""
     if parameter.is_numeric:
         low, high = parameter.bounds
         if parameter.is_whole:
@@ -297,7 +297,7 @@ def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
 
 
 def param_of(parameter: Hyperparameter, place: int) -> Any:
-    """Return a trial's value in the form that its distribution uses."""
+    """Return a trial's value in the form that the hyperparameter's distribution uses."""
     value = parameter.values[place]
     return str(value) if not parameter.is_numeric and parameter.is_mixed else value
 
@@ -311,7 +311,7 @@ def _value(history: Sequence[Mapping[str, Any]], objective: Objective, scope: st
 
 
 def _last_values(result: Result, objectives: Sequence[Objective]) -> dict[str, float]:
-    """Return the other finite numbers of the last report, by flat name."""
+    """Return the finite numbers of the last report that are not objectives, by flat name."""
     known = {"trial_id", "status", "reason", *(each.metric for each in objectives)}
     return {
         name: value
@@ -336,15 +336,15 @@ def _intermediate(history: Sequence[Mapping[str, Any]], metric: str) -> dict[int
 def importances(
     parameters: Sequence[Hyperparameter], values: Sequence[float], mode: str, method: str = ""
 ) -> tuple[dict[str, float], str]:
-    """Return each hyperparameter's share in the differences between the values, and the method in words.
+    """Return each hyperparameter's share of the variation in the values, and a description of the method.
 
     Args:
         parameters: hyperparameters of the trials.
         values: one value per trial.
         mode: "min" or "max".
         method: "forest": importance in scikit-learn's random forest, from its splits by each hyperparameter.
-            "ped_anova": Optuna's PED-ANOVA, which tells what distinguishes the best tenth of the trials.
-            Empty: the forest if scikit-learn is installed, else Optuna's.
+            "ped_anova": Optuna's PED-ANOVA, which measures how the best tenth of the trials differs. Empty:
+            "forest" if scikit-learn is installed, otherwise "ped_anova".
 
     Raises:
         ConfigError: the method is unknown.
@@ -379,7 +379,7 @@ def _forest(parameters: Sequence[Hyperparameter], values: Sequence[float]) -> di
 
 
 def _columns(each: Hyperparameter, count: int) -> list[list[float]]:
-    """Return a hyperparameter as number columns, one for each choice; NaN in trials without it."""
+    """Return a hyperparameter as columns of numbers, with a column per choice; NaN in trials without it."""
     if each.is_numeric:
         return [[float(each.values.get(place, math.nan)) for place in range(count)]]
     words = [str(each.values[place]) if place in each.values else None for place in range(count)]

@@ -30,14 +30,14 @@ FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
 
 
 def experiments_in(root: Path) -> list[Path]:
-    """Return the experiment folders in `root`, sorted by name; or `root` itself if it is one."""
+    """Return the experiment folders in `root`, sorted by name; or `root` if it is such a folder."""
     if (root / FILENAME).exists():
         return [root]
     return sorted(path.parent for path in root.glob(f"*/{FILENAME}"))
 
 
 def paths(metric: str) -> tuple[str, str]:
-    """Return the two JSON paths of a metric: as a flat name, and nested."""
+    """Return the two possible JSON paths of a metric: as a flat key, and as nested keys."""
     return "$." + json.dumps(metric), "$." + ".".join(map(json.dumps, metric.split("/")))
 
 
@@ -57,13 +57,13 @@ def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 _OF_PLACE = ("trial_id", "attempt", "iteration", "verdict")
-"""Keys of a decision that are not facts behind it."""
+"""Keys of a decision that identify it and are not part of its reason."""
 
 
 def reasons_of(decision: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the facts behind a decision of a scheduler or a stop rule, as values and in words.
+    """Return the reason for a decision of a scheduler or a stop rule, as values by name and as text.
 
-    `load_words` must have loaded the schedulers' words before.
+    `load_words` must have been called before.
     """
     facts = {name: value for name, value in decision.items() if name not in _OF_PLACE}
     return facts, str(facts["stop"]) if "stop" in facts else in_words(facts)
@@ -93,7 +93,7 @@ class LogReader(ExperimentReader):
     """Reader of an experiment's log, which may still be written."""
 
     def events(self, trial_id: str | None = None) -> list[LogEvent]:
-        """Return the log of a trial, or of the whole experiment for None, in order."""
+        """Return the log entries of a trial in order; None: entries about the whole experiment."""
         rows = self._rows(
             "SELECT seq, time, kind, detail FROM events WHERE trial_id IS ? ORDER BY seq", trial_id
         )
@@ -114,7 +114,7 @@ class LogReader(ExperimentReader):
         return [LogEvent(*row) for row in rows]
 
     def steering(self) -> Steering:
-        """Return the commands that still apply."""
+        """Return the users' commands that still apply."""
         found = Steering()
         for event in self.commands():
             command = decode(event.detail)
@@ -130,7 +130,7 @@ class LogReader(ExperimentReader):
         return found
 
     def stand_still(self) -> None:
-        """Freeze the reader's view: all later reads see the current state."""
+        """Freeze the reader's view, so that all later reads return the current state."""
         list(self._rows("BEGIN"))
 
     def counts(self, *, owned: bool) -> Counter[str]:
@@ -153,8 +153,8 @@ class LogReader(ExperimentReader):
             metric: name, or a path such as "eval/loss".
         """
         found = self._rows(
-            # The subquery looks up only the last report of each trial. The plus makes SQLite sort the trials
-            # instead of searching for each by an index.
+            # The subquery reads only the last report of each trial. The plus makes SQLite sort the trials
+            # instead of looking up each trial by an index.
             f"SELECT trial_id, (SELECT {VALUE} FROM results r WHERE r.trial_id = t.trial_id "
             "ORDER BY attempt DESC, iteration DESC LIMIT 1) FROM trials t ORDER BY +trial_index",
             *paths(metric),
@@ -174,7 +174,7 @@ class LogReader(ExperimentReader):
         return ended, [started for started, _, status in rows if status == TrialStatus.RUNNING]
 
     def reports_after(self, seq: int, trial_id: str | None = None) -> Iterator[tuple[int, Report]]:
-        """Yield the reports committed after entry `seq`, each with its entry number, of one trial or all."""
+        """Yield reports after log entry `seq` with their entry numbers, of one trial or of all trials."""
         for entry, trial, attempt, iteration, metrics in self._rows(
             "SELECT seq, trial_id, attempt, iteration, metrics FROM results "
             "WHERE seq > ? AND (? IS NULL OR trial_id = ?) ORDER BY seq",
@@ -194,13 +194,13 @@ class Overview:
 
     Attributes:
         folder: folder of the experiment.
-        owner: pid of the process that runs it, or None.
+        owner: pid of the process that runs the experiment, or None.
         created: creation time in seconds since 1970.
         metric, mode: criterion for the best trial; None: the experiment has no metric.
-        counted: number of trials by state. Interrupted trials count separately from pending ones; without an
-            owner, no trial counts as running.
-        best: id of the trial with the best last report, and its value. None without a metric, if no last
-            report has a finite value, or if all trials have failed.
+        counted: number of trials by state. Interrupted trials are counted separately from pending trials;
+            without an owner, no trial counts as running.
+        best: id and value of the trial with the best last report. None if the experiment has no metric, no
+            last report has a finite value, or all trials have failed.
         ending: reason for the end of the last run; '' if it is running or was killed.
         total: total number of trials; None: no limit, or unknown.
         trials: trials in the order of suggestion; empty if not requested.
@@ -239,7 +239,7 @@ class Overview:
             open_reader: function that opens the file.
 
         Raises:
-            StoreError: the experiment is missing, or its file is damaged or foreign.
+            StoreError: the experiment is missing, or its file is damaged or not from trainkit.
         """
         owner = owner_of(folder)  # checked first, so that an end between this check and the reading is seen
         with open_reader(folder) as log:
@@ -298,7 +298,7 @@ class Overview:
 
 
 _FAILED = {"failed"}
-"""States of an experiment whose trials have all failed."""
+"""States that occur if all trials have failed."""
 
 
 def _ending(events: Sequence[LogEvent]) -> str:

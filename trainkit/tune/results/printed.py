@@ -12,9 +12,9 @@ from trainkit.tune.results.overview import LogReader
 from trainkit.tune.trial.environment import log_files
 
 MAX_LINE = 10_000
-"""Maximum number of characters shown of a line."""
+"""Maximum number of characters to show of a line."""
 MAX_READ = 64 * 1024 * 1024
-"""Maximum number of bytes searched in a file, counted from its end."""
+"""Maximum number of bytes to search in a file, counted from its end."""
 _BLOCK = 1024 * 1024
 
 
@@ -24,7 +24,7 @@ def printed_files(folder: Path, dirname: str, log_to_file: Any) -> list[Path]:
     Args:
         folder: folder of the experiment.
         dirname: name of the trial's folder.
-        log_to_file: setting of RunConfig; files with the names for True are always found.
+        log_to_file: `log_to_file` of RunConfig; files with the default names are always found.
     """
     names = dict.fromkeys((*(log_files(log_to_file) or ()), *(log_files(True) or ())))
     found = (inside(folder, dirname, name) for name in names)
@@ -61,13 +61,13 @@ def last_lines(
 ) -> list[dict[str, Any]]:
     """Return the last lines of text files that contain `search`, ignoring case.
 
-    Memory use stays within a block, however long a line is.
+    Memory use is limited to one block, however long a line is.
 
     Args:
         paths: paths of the files.
         search: text that a line must contain.
-        most: maximum number of lines from each file.
-        max_line: maximum number of characters from a line.
+        most: maximum number of lines to return from each file.
+        max_line: maximum number of characters to return from a line.
 
     Returns:
         For each file: `name`, `size` in bytes, `lines`, and `cut`, which is True if earlier lines may exist.

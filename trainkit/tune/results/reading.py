@@ -1,4 +1,4 @@
-"""Readers of experiments by trainkit and by Ray Tune."""
+"""Readers for experiments of trainkit and of Ray Tune."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_ray_folder(folder: Path) -> bool:
 
 
 class RayFolder:
-    """Read-only reader of Ray Tune's experiment in `folder`, with the methods of `ExperimentReader`.
+    """Read-only reader of the Ray Tune experiment in `folder`, with the methods of `ExperimentReader`.
 
     Raises:
         StoreError: a file does not have Ray's format.
@@ -50,13 +50,13 @@ class RayFolder:
         return {"tune_config": {"metric": None, "mode": None}, "space": {}}
 
     def trials(self) -> list[Trial]:
-        """Return all trials, in the order of the state file, then by folder name."""
+        """Return all trials: first in the order of the state file, then the others by folder name."""
         order = {trial_id: place for place, trial_id in enumerate(self._states)}
         found = sorted(self._folders.items(), key=lambda item: (order.get(item[0], len(order)), item[1].name))
         return [self._trial(index, trial_id, folder) for index, (trial_id, folder) in enumerate(found)]
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the reports of a trial by iteration; of repeated iterations, the later line."""
+        """Return the reports of a trial by iteration; for a repeated iteration, the later report."""
         if trial_id not in self._histories:
             reports = _lines(self._folders[trial_id] / RESULTS)
             by_iteration = {
@@ -72,7 +72,7 @@ class RayFolder:
                 yield trial_id, history
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """Return for each checkpoint number the report with its folder's name, or else of its iteration."""
+        """Return the report of each checkpoint number, found by the folder's name or else by iteration."""
         history = self.history(trial_id)
         named = {
             report["checkpoint_dir_name"]: report for report in history if report.get("checkpoint_dir_name")
@@ -202,7 +202,7 @@ class RayFolder:
 
 
 def _status(stated: Any, last: dict[str, Any], failure: Failure | None) -> TrialStatus:
-    """Return the status in the state file; without it, derive the status from the trial's files."""
+    """Return the status from the state file, or else derive the status from the trial's files."""
     if stated in list(TrialStatus):
         return TrialStatus(stated)
     if failure is not None:
@@ -231,7 +231,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 class Reader(Protocol):
-    """Reader of the experiment behind results; close it soon, because a running experiment keeps writing."""
+    """Reader of an experiment; close it soon, because a running experiment keeps writing to its file."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
@@ -274,7 +274,7 @@ def open_experiment(folder: Path) -> Reader:
     """Open the experiment in `folder` for reading, whether finished or running.
 
     Raises:
-        StoreError: the experiment is missing, or its file is damaged or foreign.
+        StoreError: the experiment is missing, or its file is damaged or not from trainkit.
     """
     if not (folder / FILENAME).exists() and is_ray_folder(folder):
         return RayFolder(folder)
@@ -302,12 +302,12 @@ def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> P
 
 
 def trial_folder(path: str | os.PathLike[str], filesystem: Any = None) -> Path:
-    """Return the trial folder that `path` means; the experiment's folder above it exists.
+    """Return the trial folder that `path` refers to; its experiment's folder must exist.
 
-    The folder of an experiment with a single trial, such as a trainer's run, means that trial.
+    The folder of an experiment with a single trial, such as a trainer's run, refers to that trial.
 
     Raises:
-        StoreError: the folder is missing, or `path` is an experiment without or with several trials.
+        StoreError: the folder is missing, or `path` is an experiment with no trial or with several trials.
         StorageError: the address can't be read.
     """
     place = locate(path, filesystem)
@@ -331,12 +331,12 @@ def _only_trial(experiment: Path) -> Path:
 
 
 def metric_and_mode(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the metric and mode of an experiment; (None, None) without a single metric."""
+    """Return the metric and mode of an experiment; (None, None) unless it has exactly one metric."""
     settings = facts["tune_config"]
     metric, mode = facts.get("objective", (settings["metric"], settings["mode"]))
     return (None, None) if isinstance(metric, list) else (metric, mode)
 
 
 def known_objectives(facts: Mapping[str, Any]) -> tuple[Objective, ...]:
-    """Return the objectives from an experiment's facts; () without several objectives."""
+    """Return the objectives from an experiment's facts; () unless it has several objectives."""
     return tuple(Objective(metric, mode) for metric, mode in facts.get("objectives", []))

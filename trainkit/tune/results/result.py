@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trainkit.tune")
 
 MAX_WIDTH = 40
-"""Maximum number of characters of a value in a shown result."""
+"""Maximum number of characters of a value when a result is displayed."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +42,7 @@ class Result:
     the checkpoint with the best report among the reports that have a checkpoint.
 
     Attributes:
-        trial_id: id, unique in the experiment.
+        trial_id: id of the trial, unique in the experiment.
         config: hyperparameters.
         metrics: last report; {} without a report.
         status: status of the trial.
@@ -94,18 +94,18 @@ class Result:
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """All reports by iteration; a retry's report replaces the earlier report of the same iteration."""
+        """All reports by iteration; a retry's report replaces the earlier report for its iteration."""
         with self._reader() as reader:
             return [self._shown(with_config(report, self.config)) for report in reader.history(self.trial_id)]
 
     @property
     def metrics_dataframe(self) -> pandas.DataFrame:
-        """All reports as a table with a row each and nested keys joined by '/'. Needs pandas."""
+        """All reports as a table with one row per report and nested keys joined by '/'. Needs pandas."""
         return pandas_frame([flatten(report) for report in self.history])
 
     @property
     def best_metrics(self) -> dict[str, Any] | None:
-        """The best report by `metric`; None without a metric or without a finite value."""
+        """The best report by `metric`; None if `metric` is None or has no finite value."""
         if self.metric is None:
             return None
         return best_row(self.history, self.metric, self.mode or "max")
@@ -141,7 +141,7 @@ class Result:
         return self.get_best_checkpoint(self.metric, self.mode or "max")
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """Return the checkpoint with the best report by `metric`; None, after a warning, without one."""
+        """Return the checkpoint with the best report by `metric`; None, after a warning, without a value."""
         reports = [report for _, report in self.best_checkpoints]
         best = best_row(reports, metric, mode)
         if best is None and reports:
@@ -165,9 +165,10 @@ class Result:
             return reader.attempts(self.trial_id)
 
     def lineage(self) -> list[Stretch]:
-        """Return the training history of the last report's weights, in order: trial, length and config.
+        """Return the training history of the last report's weights, in order, as stretches of training.
 
-        Several stretches exist if population based training made the trial take over another trial's state.
+        The history has several stretches if population based training copied another trial's state to the
+        trial.
         """
         with self._reader() as reader:
             trials = {trial.trial_id: trial for trial in reader.trials()}
@@ -197,7 +198,7 @@ class Result:
 
     @property
     def experiment_tag(self) -> str:
-        """Index and varying hyperparameters, as in reports; '' before the first report."""
+        """Index and varying hyperparameters, as reports contain them; '' before the first report."""
         return str(self.metrics.get("experiment_tag", ""))
 
     @property
@@ -227,7 +228,7 @@ class Result:
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec file system of `path`, which is the local one. Needs fsspec."""
+        """The fsspec file system of `path`: the local file system. Needs fsspec."""
         return load("fsspec", "file systems", "storage").filesystem("file")
 
     def __repr__(self) -> str:
@@ -257,7 +258,7 @@ class Result:
 
 
 class AnalysisTrial(Result):
-    """Result for Ray's analyses, whose text is the trial's name, such as 'f_a4deb_00000'."""
+    """Result for Ray's analyses; str() of it is the trial's name, such as 'f_a4deb_00000'."""
 
     @classmethod
     def of(cls, result: Result) -> AnalysisTrial:
@@ -308,7 +309,7 @@ def result_of(
 
 
 def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report with the objects of `config`, of which the file holds only names."""
+    """Return a report with the objects of `config`, because the file stores only their names."""
     return {**report, "config": complete(report["config"], config) if "config" in report else dict(config)}
 
 

@@ -55,9 +55,9 @@ class ResultGrid(Sequence[Result]):
 
     Args:
         folder: folder of the experiment.
-        results: one result per trial; read at the first access to a result.
-        metric, mode: criterion for "best" if a method gets no other.
-        objectives: objectives of an experiment with several.
+        results: one result per trial; iterated over at the first access to a result.
+        metric, mode: default criterion for "best".
+        objectives: objectives of an experiment with several objectives.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class ResultGrid(Sequence[Result]):
         mode: str | None = None,
         storage_filesystem: Any = None,
     ) -> ResultGrid:
-        """Read a finished or running experiment, also one of Ray Tune.
+        """Read a finished or running experiment of trainkit or Ray Tune.
 
         The results show the current state; read a running experiment again for later results.
 
         Args:
             path: current path of the experiment's folder, or its address, which is downloaded.
-            metric: metric for "best"; None: the experiment's own.
-            mode: "min" or "max"; None: the experiment's own.
+            metric: metric for "best"; None: the experiment's setting.
+            mode: "min" or "max"; None: the experiment's setting.
             storage_filesystem: an fsspec file system for `path`; None: the file system that `path` names.
 
         Raises:
-            StoreError: the experiment is missing, or its file is damaged or foreign.
+            StoreError: the experiment is missing, or its file is damaged or not from trainkit.
             StorageError: the address can't be read.
         """
         return cls.load(experiment_folder(path, storage_filesystem), metric=metric, mode=mode)
@@ -110,18 +110,18 @@ class ResultGrid(Sequence[Result]):
         errors: Mapping[tuple[str, int], BaseException] | None = None,
         configs: Mapping[str, dict[str, Any]] | None = None,
     ) -> ResultGrid:
-        """Load results in the process that ran the experiment and still has objects that the file lacks.
+        """Load results in the process that ran the experiment, with objects that the file does not contain.
 
         Args:
             folder: folder of the experiment.
-            metric: metric for "best"; None: the experiment's own.
-            mode: "min" or "max"; None: the experiment's own.
-            objectives: several objectives; (): the experiment's own.
+            metric: metric for "best"; None: the experiment's setting.
+            mode: "min" or "max"; None: the experiment's setting.
+            objectives: several objectives; (): the experiment's objectives.
             errors: exceptions by trial and attempt.
-            configs: configurations by trial, which may hold objects that the file can't hold.
+            configs: configurations by trial, which may contain objects that the file can't store.
 
         Raises:
-            StoreError: the experiment is missing, or its file is damaged or foreign.
+            StoreError: the experiment is missing, or its file is damaged or not from trainkit.
         """
         with open_experiment(folder) as reader:
             known = metric_and_mode(reader.facts())
@@ -160,7 +160,7 @@ class ResultGrid(Sequence[Result]):
         return self._table().html()
 
     def _table(self) -> Table:
-        """Return the table of the best trials by last reports; without a metric, of the first trials."""
+        """Return a table of the trials with the best last reports; without a metric, of the first trials."""
         counts = [count_words(len(self), "trial"), f"{self.num_terminated} terminated"]
         counts += [f"{self.num_errors} failed"] if self.num_errors else []
         counts += [f"{self.num_unfinished} unfinished"] if self.num_unfinished else []
@@ -204,7 +204,7 @@ class ResultGrid(Sequence[Result]):
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec file system of `experiment_path`, which is the local one. Needs fsspec."""
+        """The fsspec file system of `experiment_path`: the local file system. Needs fsspec."""
         return load("fsspec", "file systems", "storage").filesystem("file")
 
     @property
@@ -224,7 +224,7 @@ class ResultGrid(Sequence[Result]):
 
     @property
     def num_terminated(self) -> int:
-        """Number of trials that ended without failing, by themselves or by a stop."""
+        """Number of trials that finished or were stopped without a failure."""
         return sum(result.status is TrialStatus.TERMINATED for result in self._results)
 
     def get_best_result(
@@ -239,13 +239,13 @@ class ResultGrid(Sequence[Result]):
         Args:
             metric: reported value to compare; None: the experiment's metric.
             mode: "min" or "max"; None: the experiment's mode.
-            scope: reports that represent a trial: "last", "all" (its best), "avg" (their mean), "last-5-avg"
-                or "last-10-avg".
-            filter_nan_and_inf: ignore reports that are not finite numbers.
+            scope: reports that represent a trial: "last", "all" (the best report), "avg" (mean of all
+                reports), "last-5-avg" or "last-10-avg".
+            filter_nan_and_inf: ignore reports whose metric is NaN or infinite.
 
         Returns:
-            The result of the best trial, with the scope in `ranked_by`. For any scope, `metrics` is the last
-            report and `best_metrics` the best report.
+            The result of the best trial, with the scope in `ranked_by`. Whatever the scope, `metrics` is the
+                last report and `best_metrics` is the best report.
 
         Raises:
             MetricError: no trial reported the metric; the message lists the reported names.
@@ -274,13 +274,13 @@ class ResultGrid(Sequence[Result]):
     ) -> list[Result]:
         """Return the trials that no other trial dominates, in the order of suggestion.
 
-        A trial dominates another if its last report is nowhere worse and somewhere better. Trials with equal
-        values are all included. A trial is left out if it failed, or if its last report lacks a finite value
-        of an objective.
+        A trial dominates another trial if its last report is not worse in any objective and better in at
+        least one objective. Trials with equal values are all included. A trial is left out if it failed, or
+        if its last report lacks a finite value of an objective.
 
         Args:
             metric: reported values; None: the experiment's objectives.
-            mode: "min" or "max" for each; None: the experiment's modes.
+            mode: "min" or "max" for each metric; None: the experiment's modes.
 
         Raises:
             ConfigError: fewer than two objectives are known.
@@ -298,7 +298,7 @@ class ResultGrid(Sequence[Result]):
     def objectives_or(
         self, metric: Sequence[str] | None = None, mode: Sequence[str] | None = None
     ) -> tuple[Objective, ...]:
-        """Return the given objectives, or else the experiment's.
+        """Return the given objectives, or else the experiment's objectives.
 
         Raises:
             ConfigError: fewer than two objectives are known.
@@ -314,10 +314,10 @@ class ResultGrid(Sequence[Result]):
     def get_dataframe(
         self, filter_metric: str | None = None, filter_mode: str | None = None
     ) -> pandas.DataFrame:
-        """Return a table with a row per trial: its last report, and its configuration as config/... columns.
+        """Return a table with one row per trial: last report, and configuration in config/... columns.
 
         Args:
-            filter_metric: metric that selects the best report of each trial instead of the last.
+            filter_metric: metric that selects the best report of each trial; None: the last report.
             filter_mode: "min" or "max", for `filter_metric`.
 
         Raises:
@@ -333,7 +333,7 @@ class ResultGrid(Sequence[Result]):
         return pandas_frame([best[each.trial_id] for each in self._results if each.trial_id in best])
 
     def histories(self) -> Iterator[tuple[Result, list[dict[str, Any]]]]:
-        """Yield each trial that has reports, with all of them; only one trial's reports are in memory."""
+        """Yield each trial that has reports, with all its reports; only one trial's reports are in memory."""
         by_id = {result.trial_id: result for result in self._results}
         with self._reader() as reader:
             for trial_id, history in reader.histories():
@@ -357,7 +357,7 @@ class ResultGrid(Sequence[Result]):
             return reader.spans()
 
     def hyperparameters(self, results: Sequence[Result] | None = None) -> list[Hyperparameter]:
-        """Return the varying hyperparameters of `results` by flat names; None: of all trials."""
+        """Return the hyperparameters that have a domain or differ between `results` (None: all trials)."""
         with self._reader() as reader:
             space = reader.facts().get("space")
         chosen = self._results if results is None else results
@@ -375,8 +375,9 @@ class ResultGrid(Sequence[Result]):
             scope: reports that represent a trial, as in `get_best_result`.
 
         Returns:
-            The study. Trials stopped by a scheduler are PRUNED, trials without a value FAIL. Reports are
-            intermediate values by iteration. `user_attrs["trial_id"]` is the trial's id in the experiment.
+            The study. Trials that a scheduler stopped are PRUNED; trials without a value are FAIL. Reports
+                become intermediate values by iteration. `user_attrs["trial_id"]` is the trial's id in the
+                experiment.
 
         Raises:
             ConfigError: no metric or mode is known.
@@ -395,12 +396,12 @@ class ResultGrid(Sequence[Result]):
                 coordinates), "importances", "slice", "contour" and "matrix" (of hyperparameters), "rungs" (of
                 a scheduler), "lineage" (of a population), "timeline" (workers against time), "pareto" (front
                 of two objectives), "edf" (distribution) or "compare" (curves of chosen trials).
-            ax: axes to draw into; None: a new figure, which is not shown automatically. "slice" and
-                "matrix" have several axes, and so their own figure.
-            **options: options of the kind; see the page on plots.
+            ax: axes to draw into; None: a new figure, which is not shown automatically. "slice" and "matrix"
+                need several axes, and always create a figure.
+            **options: options of the kind of plot; see the page on plots.
 
         Returns:
-            The figure. A notebook shows it, and `figure.savefig("curves.png")` writes it.
+            The figure. A notebook shows the figure, and `figure.savefig("curves.png")` writes it to a file.
 
         Raises:
             ConfigError: the kind is unknown; the message lists the known kinds.
@@ -421,7 +422,7 @@ class ResultGrid(Sequence[Result]):
             yield from reader.histories()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the whole experiment: seed, space, settings."""
+        """Return the stored facts about the whole experiment, such as seed, space and settings."""
         with self._reader() as reader:
             return reader.facts()
 
@@ -452,7 +453,7 @@ class MemoryGrid(ResultGrid):
 
     Args:
         store: store with the records.
-        metric, mode: criterion for "best" if a method gets no other.
+        metric, mode: default criterion for "best".
         errors: exceptions of trials, by trial and attempt.
     """
 

@@ -1,1 +1,1 @@
-"""Experiments on a virtual clock."""
+"""Simulation of experiments on a virtual clock."""

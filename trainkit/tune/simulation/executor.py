@@ -40,10 +40,10 @@ FINISH, FAILURE, START = Kind.FINISH, Kind.FAILURE, Kind.START
 
 
 class Agenda(Generic[T]):
-    """A heap of future events, ordered by time, kind and insertion.
+    """Heap of future events, ordered by time, kind and order of insertion.
 
     Attributes:
-        now: the virtual time, in seconds; it advances when events are taken, and never moves back.
+        now: the virtual time in seconds; it advances when events are taken, and never decreases.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Agenda(Generic[T]):
         self._number = 0
 
     def put(self, time: float, kind: Kind, what: T) -> None:
-        """Schedule `what` at `time`, which must not be before now."""
+        """Schedule `what` at `time`, which must not be before `now`."""
         self._number += 1
         heapq.heappush(self._heap, (time, kind, self._number, what))
 
@@ -62,9 +62,9 @@ class Agenda(Generic[T]):
         return self._heap[0][0] if self._heap else None
 
     def take(self) -> list[T]:
-        """Return the next events of one moment: either finishes and failures, or starts.
+        """Return the events at the next time: either all finishes and failures, or all starts.
 
-        They come together, because new work must be chosen with all that is known at that moment.
+        They are returned together, so that new work is chosen with all information of that time.
         """
         heap = self._heap
         time, first, _, what = heapq.heappop(heap)
@@ -76,15 +76,15 @@ class Agenda(Generic[T]):
         return batch
 
     def wait_until(self, time: float) -> None:
-        """Advance the clock through a time without events."""
+        """Advance the clock to `time`; no event may be earlier."""
         self.now = max(self.now, time)
 
 
 Script = Sequence[tuple[float, int]]
-"""Failures at given times: pairs (seconds, number of the trial)."""
+"""Failures at given times, as pairs (seconds, number of the trial)."""
 
 _BLOCK = 256
-"""Number of draws made at once; single draws would take longer than the rest of a step."""
+"""Number of random numbers drawn at once; single draws would take longer than the rest of a step."""
 
 
 class Stragglers:
@@ -93,8 +93,8 @@ class Stragglers:
     Source: Li et al. 2020, arXiv:1810.05934, appendix A.1.
 
     Args:
-        std: of the normal distribution; 0: durations stay unchanged.
-        seed: of the experiment.
+        std: standard deviation of the normal distribution; 0: durations stay unchanged.
+        seed: seed of the experiment.
 
     Raises:
         ConfigError: `std` is not a number of 0 or more.
@@ -116,14 +116,14 @@ class Stragglers:
 
 
 class Failures:
-    """The times at which attempts fail.
+    """Random or given times at which attempts fail.
 
     Args:
         given: probability that a running attempt fails within a second, constant over time; or a script.
-        seed: of the experiment.
+        seed: seed of the experiment.
 
     Raises:
-        ConfigError: `given` is neither.
+        ConfigError: `given` is neither a probability nor a script.
     """
 
     def __init__(self, given: float | Script, seed: int) -> None:
@@ -146,9 +146,9 @@ class Failures:
             yield from rng.exponential(mean_s, _BLOCK).tolist()
 
     def due(self, trial: int, now: float) -> float:
-        """Return when an attempt of this trial that begins now will fail; infinity: never.
+        """Return the time at which an attempt that begins at `now` fails; infinity: never.
 
-        Failures that the script has for the past, or for this very moment, are ignored.
+        Failures in the script at or before `now` are ignored.
         """
         if self._draws is not None:
             return now + next(self._draws)
@@ -172,19 +172,19 @@ def _entries(given: object) -> Script:
 
 
 class Measurements:
-    """The generator for an objective's draws, with equal draws for the same iteration of a trial.
+    """Random generator for objectives, with equal random numbers for the same iteration of a trial.
 
-    So a trial measures the same values under every scheduler, and each time that it runs again.
+    A trial therefore measures the same values under every scheduler, and each time that it runs again.
 
     Args:
-        seed: of the experiment.
+        seed: seed of the experiment.
     """
 
     def __init__(self, seed: int) -> None:
         self._rng, self._at = trial_draws(seed)
 
     def of(self, trial: int, iteration: int) -> Generator:
-        """Return the generator, set to this iteration; valid until the next call."""
+        """Return the generator, moved to this iteration; it is valid until the next call."""
         self._at(trial, iteration)
         return self._rng
 
@@ -193,25 +193,25 @@ COST = "time_this_iter_s"
 WORKER_FAILED = Failure("WorkerFailed", "the simulated worker failed")
 
 PATIENCE = 10_000
-"""Iterations after which a trial without a known end counts as endless."""
+"""Number of iterations after which a trial without a known end counts as endless."""
 
 FAILURES = 1000
-"""Failed attempts in a row after which unlimited retries count as endless."""
+"""Number of consecutive failed attempts after which unlimited retries count as endless."""
 
 _Objective = Callable[..., Mapping[str, Any]]
 
 
 @dataclass(slots=True)
 class _Run:
-    """An attempt that has a worker.
+    """Attempt that has a worker.
 
     Attributes:
-        factor: factor on its durations.
-        fails_at: time at which it fails, if it still runs then.
-        since: iteration that it resumed from.
-        spent_s: duration of this attempt; `before_s`: of the previous attempts.
+        factor: factor on the durations of iterations.
+        fails_at: time at which the attempt fails, if it still runs then.
+        since: iteration from which the attempt resumed.
+        spent_s: duration of this attempt; `before_s` is the total duration of previous attempts.
         state: state returned by the objective.
-        saved_at: iteration of the last mark.
+        saved_at: iteration of the last simulated checkpoint.
     """
 
     trial: Trial
@@ -228,19 +228,19 @@ class _Run:
 
 
 class SimulatedExecutor:
-    """The executor of simulated trials.
+    """Executor of simulated trials.
 
     Args:
-        objective: maps configuration, iteration and generator to metrics. An objective with a parameter
-            `state` also receives the value that its last report had under that name.
+        objective: function that maps configuration, iteration and generator to metrics. If it has a parameter
+            `state`, it also receives the value that its last report had under the key "state".
         workers: number of concurrent attempts.
         agenda: future events.
         stragglers, failures, measurements: sources of randomness.
-        resume: True: trials resume where they were; False: they restart from the beginning each time.
-        endless: True if no rule is known to end a trial, so an endless trial is an error.
-        relentless: True if every failure leads to another attempt, so a long row of failures is an error.
-        timed: True if the experiment ends at a given time, so failures that take time lead to its end.
-        marks: True: every report has a mark to resume from; False: only if the controller asks for it.
+        resume: True: trials resume where they stopped; False: they restart from the beginning each time.
+        endless: True if no known rule ends trials, so that an endless trial is an error.
+        relentless: True if every failure leads to a retry, so that a long series of failures is an error.
+        timed: True if the experiment ends at a given time, which failures that take time will reach.
+        marks: True: every report has a simulated checkpoint; False: only if the controller requests it.
 
     Attributes:
         errors: exceptions of the objective, by trial and attempt.
@@ -308,7 +308,7 @@ class SimulatedExecutor:
         self._agenda.put(now, START, started)
 
     def advance(self, action: ev.Advance) -> None:
-        """Run one iteration; its report comes at its end, if the attempt has not failed by then."""
+        """Run one iteration; its report is scheduled at its end, unless the attempt fails before."""
         run = self._runs[action.trial_id]
         trial, now = run.trial, self._agenda.now
         iteration = run.iteration + 1
@@ -382,7 +382,7 @@ class SimulatedExecutor:
         self._agenda.put(now, FINISH, event)
 
     def _mark(self, run: _Run) -> str | None:
-        """Record the trial's position, to resume from; return None if it is already recorded."""
+        """Save a simulated checkpoint and return its name; return None if one exists for this iteration."""
         if run.saved_at == run.iteration:
             return None
         run.saved_at = run.iteration

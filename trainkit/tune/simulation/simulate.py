@@ -43,7 +43,7 @@ from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.memory import MemoryStore
 
 _FILLED_IN = frozenset("trial_id experiment_tag date pid hostname node_ip config done".split())
-"""Fields that the controller adds to a report, and that other records contain already."""
+"""Fields that the controller adds to a report; other records already contain them."""
 
 
 def line_of(record: ev.Record) -> str:
@@ -72,17 +72,17 @@ def _plain(value: Any) -> Any:
 
 
 class Simulation(MemoryGrid):
-    """The results of a simulated experiment.
+    """Results of a simulated experiment.
 
     Args:
         store: the store with the records.
-        metric, mode: what "best" means in methods that receive no metric or mode.
+        metric, mode: default criterion for "best".
         workers: number of workers.
         ended_s: end of the experiment, in seconds of its clock, which begins at 0.
         errors: exceptions of the objective, by trial and attempt.
 
     Attributes:
-        workers, ended_s: the arguments.
+        workers, ended_s: values of the arguments.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Simulation(MemoryGrid):
 
     @property
     def work(self) -> int:
-        """Number of iterations reported by all trials together; repeated iterations count again."""
+        """Total number of iterations that all trials reported; repeated iterations count again."""
         return sum(isinstance(record, ev.ResultAdded) for record in self._store.records)
 
     @property
@@ -113,16 +113,16 @@ class Simulation(MemoryGrid):
 
     @property
     def utilisation(self) -> float:
-        """Fraction of their time that workers were busy."""
+        """Fraction of the time during which the workers were busy."""
         return self.busy_s / (self.workers * self.ended_s) if self.ended_s else 0.0
 
     def log(self) -> Iterator[str]:
-        """Return all events in order as lines of JSON, which are equal for equal seeds."""
+        """Return all events in order as lines of JSON; equal seeds give equal lines."""
         return map(line_of, self._store.records)
 
     @cached_property
     def log_hash(self) -> str:
-        """Hash of the log, equal for simulations with the same course."""
+        """Hash of the log, equal for simulations with equal events."""
         digest = hashlib.sha256()
         for line in self.log():
             digest.update(line.encode())
@@ -131,7 +131,7 @@ class Simulation(MemoryGrid):
 
 
 class WorkLimit(Stopper):
-    """A stopper that ends the experiment after a total number of iterations of all trials.
+    """Stopper that ends the experiment after a total number of iterations of all trials.
 
     Args:
         max_work: number of iterations; repeated iterations count again.
@@ -154,7 +154,7 @@ class WorkLimit(Stopper):
 
 @contextlib.contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Collect garbage a hundred times less often, because nearly all new objects are records, which stay.
+    """Collect garbage a hundred times less often, because nearly all new objects are records that are kept.
 
     Full collections, which visit all records, become rarer still.
     """
@@ -167,10 +167,10 @@ def _seldom_collected() -> Iterator[None]:
 
 
 class SimulatedLoop:
-    """The loop that runs a simulated experiment to its end.
+    """Loop that runs a simulated experiment to its end.
 
     Args:
-        controller, executor, store, agenda: the parts that the loop connects.
+        controller, executor, store, agenda: objects that the loop connects.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class SimulatedLoop:
 
 
 _TAKEN = ("stop", "failure_config")
-"""Settings of RunConfig that a simulation uses; the others concern processes and files."""
+"""Settings of RunConfig that a simulation uses; the other settings concern processes and files."""
 
 
 def simulate(
@@ -233,36 +233,38 @@ def simulate(
     resume: bool = True,
     run_config: RunConfig | None = None,
 ) -> Simulation:
-    """Run a search on a virtual clock, without processes, using the controller and all parts of a Tuner.
+    """Run a search on a virtual clock, without processes, with a Tuner's controller, searcher and scheduler.
 
     The result does not depend on real time, so equal arguments and seeds give equal events.
 
     Args:
-        objective: takes `(config, training_iteration, rng)` and returns the trial's report of that
-            iteration. Its `time_this_iter_s` is the duration of the iteration in virtual seconds, by default
-            1; a true `done` ends the trial. `rng` is a NumPy generator with equal draws for the same
-            iteration of a trial, whatever else happens; it is valid during the call. An objective with a
-            fourth parameter, `state`, receives what it last returned under "state", at first None: what a
-            trial has learned, and stores in its checkpoint.
-        param_space: as for a `Tuner`.
-        tune_config: as for a `Tuner`.
+        objective: function that takes `(config, training_iteration, rng)` and returns the trial's report for
+            that iteration. The report's `time_this_iter_s` is the duration of the iteration in virtual
+            seconds (default: 1); a true `done` ends the trial. `rng` is a NumPy generator that gives equal
+            numbers for the same iteration of a trial in every simulation; it is valid only during the call.
+            If the objective has a fourth parameter, `state`, it receives the value that it last returned
+            under "state" (at first None); the trial stores this state in its checkpoints.
+        param_space: search space, as for a `Tuner`.
+        tune_config: settings of the search, as for a `Tuner`.
         workers: number of concurrent trials.
-        horizon_s: virtual seconds after which everything ends; None: no limit.
-        max_work: total iterations of all trials after which everything ends; None: no limit. Other
-            iterations that end at the same moment still count.
-        seed: of all draws; None: the TuneConfig's, or a different one each time.
-        stragglers: standard deviation s: each attempt of a trial takes 1 + |N(0, s)| times as long.
-        failures: probability that a running attempt fails within a second; or pairs (second, number of the
-            trial) that list the failures. `FailureConfig` decides what follows: by default the trial is lost.
-        resume: True: paused and failed trials resume where they were. False: they restart from the
-            beginning, and repeat their time and work.
-        run_config: for `stop` and `failure_config`.
+        horizon_s: virtual seconds after which the experiment ends; None: no limit.
+        max_work: total number of iterations of all trials after which the experiment ends; None: no limit.
+            Other iterations that end at the same time are still reported.
+        seed: seed of all random numbers; None: the seed of `tune_config`, or a different seed each time.
+        stragglers: standard deviation s of a random slowdown: each attempt takes 1 + |N(0, s)| times as long.
+        failures: probability that a running attempt fails within a second; or a list of the failures as pairs
+            (second, number of the trial). `FailureConfig` determines the consequence: by default the trial
+            ends as failed.
+        resume: True: paused and failed trials resume where they stopped. False: they restart from the
+            beginning and repeat their iterations.
+        run_config: settings, of which only `stop` and `failure_config` are used.
 
     Returns:
-        The results, as from a `Tuner`, with the timeline and the log of all events.
+        The results, as from a `Tuner`, and the timeline and the log of all events.
 
     Raises:
-        ConfigError: an argument is wrong, or nothing ends the experiment; SpaceError: the search space is.
+        ConfigError: an argument is wrong, or nothing ends the experiment; SpaceError: the search space is
+            wrong.
     """
     tune, run = tune_config or TuneConfig(), run_config or RunConfig()
     require_kind("tune_config", tune, TuneConfig, "tune.TuneConfig(metric='loss', mode='min')")
@@ -341,7 +343,7 @@ def simulate(
 
 
 def _warn_if_unjudged(watch: Callback, trials: Sequence[Trial]) -> None:
-    """Warn as a Tuner does if reports lack what the scheduler reads, or come too early."""
+    """Warn, as a Tuner does, if reports lack values for the scheduler or end before its first decision."""
     reported = next((trial for trial in trials if trial.last_result), None)
     if reported is not None:
         watch.on_trial_result(0, trials, reported, reported.last_result)

@@ -152,7 +152,7 @@ class ExperimentReader:
     """Reader of the experiment in `folder`.
 
     Raises:
-        StoreError: the experiment is missing, or its file is damaged or foreign.
+        StoreError: the experiment is missing, or its file is damaged or not from trainkit.
     """
 
     def __init__(self, folder: Path) -> None:
