@@ -519,7 +519,7 @@ class ExperimentRun:
 
     @property
     def _space_since(self) -> int:
-        """Index of the first trial from the current space; for a new space, no existing trial."""
+        """Index of the first trial from the current space; after a change, above all existing indexes."""
         return sys.maxsize if self._changes else self._facts.get("space_since", 0)
 
     def _seed_of_trial(self, index: int) -> int | None:

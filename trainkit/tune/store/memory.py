@@ -1,7 +1,7 @@
 """Store of an experiment in memory.
 
-A commit only appends records to a list, so it costs next to nothing. Readers sort the records by trial, and
-sort only the new records on each later call.
+A commit only appends records to a list, so it is almost free. The reader sorts the records by trial; each
+later call sorts only the new records.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 
 class MemoryStore:
-    """Store for the records of an experiment without a file.
+    """Store for the records of an experiment that has no file.
 
     Args:
         facts: facts about the whole experiment, by name.
-        folder: folder of the trials, whose lock shows other processes the owner; None: no folder.
+        folder: folder of the trials, with a lock that shows its owner to other processes; None: no folder.
 
     Attributes:
         facts: facts about the whole experiment, by name.
@@ -42,7 +42,7 @@ class MemoryStore:
         self._reader = MemoryReader(self)
 
     def commit(self, records: Sequence[ev.Record]) -> None:
-        """Store `records`; for reports, keep only their results."""
+        """Store `records`; of reports, keep only the complete results."""
         for changed in [told for told in records if type(told) is ev.SettingsChanged]:
             settings = {**self.facts["tune_config"], **changed.settings}
             self.facts |= {"tune_config": settings, "total_samples": changed.total_samples}
@@ -57,7 +57,7 @@ class MemoryStore:
         """Do nothing, because the stored result already contains the added values."""
 
     def set_fact(self, key: str, value: Any) -> None:
-        """Set one fact of the experiment, replacing its former value."""
+        """Set one fact about the experiment; replace its former value."""
         self.facts[key] = value
 
     def close(self) -> None:
@@ -176,11 +176,11 @@ class MemoryReader:
         return attempts
 
     def past(self) -> dict[str, PastResults]:
-        """Return nothing, as an experiment in memory can't be restored."""
+        """Return {}, because an experiment in memory can't be restored."""
         return {}
 
     def spent_s(self) -> float:
-        """Return 0, as an experiment in memory has no earlier runs."""
+        """Return 0, because an experiment in memory has no earlier runs."""
         return 0.0
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
@@ -202,7 +202,7 @@ class MemoryReader:
         ends = iter(self._ends.get(trial_id, ()))
         spans = []
         for start in self._attempts.get(trial_id, ()):
-            # A status ends an attempt; but a trial may also end without a running attempt.
+            # A new status ends the attempt, but a trial may also end without a running attempt.
             end = next((end for end in ends if end.time >= start.time and _closes(end, start)), None)
             status, reason = (TrialStatus.RUNNING, "") if end is None else (end.status, end.reason)
             failed = end is not None and end.failure is not None
@@ -249,6 +249,6 @@ class MemoryReader:
 
 
 def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:
-    """Return True if a status ends an attempt: PENDING has the next attempt's number, others this one's."""
+    """Return True if `end` ends an attempt; PENDING has the next attempt's number, other statuses its own."""
     waits = end.status is TrialStatus.PENDING
     return end.attempt > start.attempt if waits else end.attempt == start.attempt

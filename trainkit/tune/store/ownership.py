@@ -1,8 +1,9 @@
-"""Lock of the process that owns an experiment, and commands that other processes leave for it.
+"""Lock of the process that owns an experiment, and commands that other processes send to this owner.
 
 A command is a file in the folder `commands`. The owner removes the file, carries the command out, and commits
-the command with its effects and its outcome. While the file exists, the command was not taken. Once the file
-is gone, the command is in the history or about to be; if the owner died in between, it had no effect.
+the command with its effects and its outcome. While the file exists, the owner has not taken the command.
+After the file's removal, the command is recorded in the history. If the owner dies before the record, the
+command has no effect.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trainkit.tune.controller import events as ev
 
 FILENAME = "experiment.lock"
 _LOOKS = 10
-"""Number of reads of the lock list without a lock before the lock counts as free."""
+"""Number of reads of the kernel's lock list without the lock after which the lock counts as free."""
 
 
 class Ownership:
@@ -53,13 +54,13 @@ class Ownership:
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def remove(self) -> None:
-        """Release the lock and remove its file, for a folder that no other process will ever own."""
+        """Release the lock and remove its file; only for a folder that no other process will ever own."""
         self._path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
         """Release the lock; its file stays, because another process may wait for the lock."""
-        os.ftruncate(self._descriptor, 0)  # without a pid in the file, `owner_of` need not repeat its search
+        os.ftruncate(self._descriptor, 0)  # without a pid in it, `owner_of` need not repeat its search
         # An explicit unlock, because a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
@@ -80,11 +81,11 @@ def owned_by(pids: Iterable[int]) -> list[Path]:
 
 
 def owner_of(folder: Path) -> int | None:
-    """Return the pid of the process that runs the experiment; 0 if it is unknown, None without a process.
+    """Return the pid of the process that runs the experiment; 0: the pid is unknown; None: no process.
 
-    The kernel's lock list shows the holder. Trying the lock instead would make a new owner fail at that
-    moment. The list is read in pages, and a lock that moves between pages meanwhile is missed. The list is
-    therefore read several times while the process in the lock file is alive.
+    The kernel's lock list shows if the lock is held. Trying to take the lock could make a new owner fail at
+    that moment. The list is read in pages, and a lock that moves between pages during the read is missed. The
+    list is therefore read several times while the process named in the lock file is alive.
 
     Raises:
         StoreError: the lock file or the list can't be read.
@@ -116,13 +117,13 @@ FOLDER = "commands"
 EVERY_S = 0.5
 _SUFFIX = ".json"
 _FRESH_S = 5.0
-"""Tolerated age of commands at the owner's start: they may have been given while it started."""
+"""Tolerated age of commands at the owner's start, because users may give commands during the start."""
 MAX_DEPTH = 100
 """Maximum nesting of dictionaries and lists in a command, to protect the owner's stack."""
 
 
 def asker() -> str:
-    """Return the name of this process for commands: 'user@host (pid 123)'."""
+    """Return the name of this process as the sender of commands: 'user@host (pid 123)'."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # users in containers may have no name
@@ -131,16 +132,16 @@ def asker() -> str:
 
 
 def leave_command(folder: Path, verb: str, arguments: Mapping[str, Any], by: str) -> Path:
-    """Leave a command for the experiment's owner; return its file, whose removal withdraws the command.
+    """Write a command for the experiment's owner to a file; removing the file withdraws the command.
 
     Args:
         folder: folder of the experiment.
         verb: verb of the command.
-        arguments: arguments of the verb by name; JSON values.
+        arguments: arguments of the verb by name, as JSON values.
         by: name of the person or process that gives the command.
 
     Returns:
-        The file, whose stem is the command's id.
+        The path of the file; its stem is the command's id.
 
     Raises:
         ConfigError: the arguments are not JSON values, or `by` is empty.
@@ -182,7 +183,7 @@ def _is_deep(command: Any) -> bool:
 
 
 def make_private(folder: Path, *, exist_ok: bool = True) -> None:
-    """Create an experiment's folder for this user only, as anybody who opens its database could lock it."""
+    """Create an experiment's folder for this user only, as other users could lock its database."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
 
 
@@ -191,8 +192,9 @@ class Inbox:
 
     Args:
         folder: folder of the experiment.
-        since: time of the owner's lock in seconds since 1970; older commands were for an earlier owner.
-        known: ids of commands in the history, which must not be carried out again.
+        since: time in seconds since 1970 at which the owner took the lock; older commands were for an earlier
+            owner.
+        known: ids of commands in the history; these commands must not be carried out again.
     """
 
     def __init__(self, folder: Path, since: float, known: Iterable[str] = ()) -> None:
@@ -216,7 +218,7 @@ class Inbox:
             return []
         if changed == self._changed:
             return []
-        # A folder can change twice within one timestamp, so a recently changed folder is read once more.
+        # A folder can change twice within one timestamp, so a recently changed folder is read again.
         self._changed = changed if now - changed / 1e9 > EVERY_S else 0
         return [ev.CommandGiven(now, *command) for command in self._take()]
 
@@ -235,7 +237,7 @@ class Inbox:
                 path.unlink()
             except FileNotFoundError:  # the command was withdrawn
                 continue
-            except OSError as error:  # for example a folder with this name; other commands are not affected
+            except OSError as error:  # for example, it is a folder; other commands are not affected
                 logger.warning("the command %s cannot be read: %s", path, error)
                 continue
             try:
@@ -255,7 +257,7 @@ def _is_command(path: Path) -> bool:
 
 
 def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
-    """Return the command in a file's text: its giver, verb, arguments and id.
+    """Return the command in a file's text: its sender, verb, arguments and id.
 
     Raises:
         Exception: the text is not a command.

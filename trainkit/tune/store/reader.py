@@ -36,12 +36,12 @@ class LogEntry(NamedTuple):
     """Entry in the log of all events that searcher and scheduler received.
 
     Attributes:
-        kind: kind of an event in the file: began, PENDING, PAUSED, TERMINATED, ERROR, rearranged, command,
-            no more trials;
-            or "trial": suggested; "result": reported; "RESUME": continues instead of being paused; "pulled":
-            paused by a command; "again": had ended and runs again.
+        kind: kind of an event in the file (began, PENDING, PAUSED, TERMINATED, ERROR, rearranged, command, no
+            more trials), or one of these kinds: "trial": the trial was suggested; "result": it reported;
+            "RESUME": it continues instead of pausing; "pulled": a command paused it; "again": it had ended
+            and runs again.
         trial_id: id of the trial; None for the whole experiment.
-        data: for a result, the complete result; for an end, true unless the trial was resumed later; for a
+        data: for a result, the complete result. For an end, True unless the trial was resumed later. For a
             rearrangement or a command, its details by name.
     """
 
@@ -54,7 +54,7 @@ Result = dict[str, Any]
 
 
 class PastResults(Sequence[Result]):
-    """Results of a trial, oldest first, which are read on first access; their number is known before.
+    """Results of a trial, oldest first. They are read on first access; len() needs no reading.
 
     Args:
         trial_id: id of the trial.
@@ -97,7 +97,8 @@ class Span:
         place: host and process id, or the worker of a simulation.
         started: start time in seconds since 1970, or on a simulation's clock.
         ended: end time; None: still running, or the end was not recorded.
-        status: status of the trial at the end: PENDING if it was to be resumed; RUNNING if `ended` is None.
+        status: status of the trial at the attempt's end: PENDING if another attempt was to follow; RUNNING if
+            `ended` is None.
         reason: reason for the status in words.
 
         outcome: finished, stopped, paused, failed, cut (by the experiment's end) or running.
@@ -195,11 +196,11 @@ class ExperimentReader:
         """Return all trials in the order of suggestion, as last committed.
 
         Args:
-            policy: policy that ranks their checkpoints again; None: the stored ranking.
+            policy: policy by which the checkpoints are ranked again; None: the stored ranking.
         """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
-        # A checkpoint from another trial belongs to no report. Its times continue from this trial's last
+        # A checkpoint copied from another trial has no report here. Its times continue from this trial's last
         # report.
         for trial_id, dropped, number, dirname, iteration, score, metrics, latest in self._rows(
             "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics, "
@@ -236,7 +237,8 @@ class ExperimentReader:
             place = row[17:]
             suggested, result = self._config(trial_id, config), {}
             if metrics is not None and (last := self._report(trial_id, metrics)):
-                # Shared by both, because most attempts run with the trial's own configuration.
+                # Trial and result share the object, because most attempts run with the trial's own
+                # configuration.
                 own = suggested if other is None else self._config(trial_id, other)
                 host, ip = places.setdefault(place, place)  # one shared copy for each machine
                 origin = Origin(trial_id, tag, own, pid, host, ip)
@@ -285,7 +287,7 @@ class ExperimentReader:
         return next((float(time) for (time,) in rows), 0.0)
 
     def spent_s(self) -> float:
-        """Return the seconds that the experiment has run over all restores, up to its last event."""
+        """Return the total running time of the experiment's runs in seconds, up to the last event."""
         runs: list[tuple[int, float, float]] = []  # first entry, start time, last time
         for seq, kind, time in self._rows("SELECT seq, kind, time FROM events ORDER BY seq"):
             if kind == ev.BEGAN:
@@ -322,7 +324,7 @@ class ExperimentReader:
         }
 
     def verdicts(self) -> dict[str, Decision]:
-        """Return each trial's last decision, unless a report came after it."""
+        """Return each trial's last decision, unless a report came after the decision."""
         return {
             trial_id: Decision(
                 self._member(Verdict, verdict, trial_id),
@@ -331,8 +333,7 @@ class ExperimentReader:
             for trial_id, verdict, reason, decided, reported in self._rows(
                 "SELECT d.trial_id, d.verdict, d.reason, max(d.seq), "
                 "(SELECT max(r.seq) FROM results r WHERE r.trial_id = d.trial_id) "
-                # Only the current attempt counts: a trial with a stop of an earlier attempt was resumed
-                # since.
+                # Only the current attempt counts: after a stop in an earlier attempt, the trial was resumed.
                 "FROM decisions d JOIN trials t USING (trial_id) WHERE d.attempt = t.attempt "
                 "GROUP BY d.trial_id"
             )
@@ -340,7 +341,7 @@ class ExperimentReader:
         }
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the reports of a trial by iteration, without those replaced by a later attempt."""
+        """Return the reports of a trial by iteration, without reports that a later attempt replaced."""
         return [
             result
             for attempt, metrics in self._rows(
@@ -359,7 +360,7 @@ class ExperimentReader:
 
     @without_collection()
     def past(self) -> dict[str, PastResults]:
-        """Return the history of each trial that has reports; a history is read on first access."""
+        """Return the results of each trial that has reports; they are read on first access."""
         return {
             trial_id: PastResults(trial_id, length, self.history)
             for trial_id, length in self._rows("SELECT trial_id, count(*) FROM history GROUP BY trial_id")
@@ -419,7 +420,7 @@ class ExperimentReader:
         ]
 
     def attempts(self, trial_id: str) -> list[Attempt]:
-        """Return the attempts of a trial in order; the start of an attempt ends the previous attempt."""
+        """Return the attempts of a trial in order; an attempt ends at the latest when the next one starts."""
         return [
             Attempt(
                 number,
@@ -483,7 +484,7 @@ class ExperimentReader:
         """Yield all events that searcher and scheduler received, in order.
 
         Args:
-            trials: all trials as read by this reader, unchanged; their last results then need not be read
+            trials: all trials as read by this reader, unchanged, so that their last results need not be read
                 again.
         """
         last = {trial.trial_id: trial.last_result for trial in trials}
@@ -526,7 +527,7 @@ class ExperimentReader:
             yield LogEntry(kind, trial_id, data)
 
     def _result(self, trial_id: str, attempt: int, metrics: str) -> dict[str, Any]:
-        """Return a report with its automatic keys; {} if it is damaged."""
+        """Return a report with its automatic keys; {} if the report is damaged."""
         report = self._report(trial_id, metrics)
         return full_result(report, self._origin(trial_id, attempt), done=False) if report else {}
 
@@ -557,7 +558,7 @@ class ExperimentReader:
             ) from error
 
     def _whole(self, read: Callable[[str], Any], text: str, what: str) -> dict[str, Any]:
-        """Return the dictionary in a text; if the text is damaged, warn once and return {}."""
+        """Return the dictionary that `read` finds in a text; warn once and return {} for a damaged text."""
         try:
             return dict(read(text))
         except _NOT_READ:

@@ -36,10 +36,11 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space, list[str]]:
-    """Return the search space to continue with, and a list of its differences from the stored space.
+    """Return the search space for the resumed experiment, and its differences from the stored space.
 
     Raises:
-        ConfigError: the file can't hold the space and none is given, or no hyperparameter is in both.
+        ConfigError: the file could not store the space and no space is given, or the two spaces share no
+            hyperparameter.
     """
     if given is None:
         if holds_opaque(stored):
@@ -56,7 +57,7 @@ def differences(old: Any, new: Any) -> list[str]:
     """Return the changes in the space `new`: 'lr: uniform(0, 1) -> uniform(0, 2)', 'act: new', 'net: gone'.
 
     Raises:
-        ConfigError: the two have no hyperparameter in common.
+        ConfigError: the two spaces have no hyperparameter in common.
     """
     before, after = dict(_leaves(old, ())), dict(_leaves(new, ()))
     if before and after and not before.keys() & after.keys():
@@ -96,8 +97,8 @@ def _shown(leaf: Any) -> str:
 def with_objects(space: Space) -> Callable[[Any], Any]:
     """Return a function that replaces names of objects in a stored configuration by the objects of `space`.
 
-    The file holds only the name of an object that is not a JSON value. If two objects of `space` share a
-    name, as two lambdas do, the name is not replaced.
+    The file stores only the names of objects that are not JSON values. If two objects of `space` share a
+    name, as two lambdas do, this name is not replaced.
     """
     objects: dict[str, Any] = {}
     ambiguous = set()
@@ -143,7 +144,7 @@ class ResumeRule:
         resume_finished: bool | Iterable[Any],
         config: ResumeConfig | None,
     ) -> ResumeRule:
-        """Return the arguments of `Tuner.restore` as one rule.
+        """Return the rule for the arguments of `Tuner.restore`.
 
         Raises:
             ConfigError: the arguments contradict each other, or `resume_finished` does not name trials.
@@ -205,10 +206,10 @@ def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> No
 
 
 def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
-    """Check that finished trials to resume have a checkpoint; a rerun must be requested explicitly.
+    """Check that finished trials to resume have a checkpoint; a restart must be requested explicitly.
 
     Raises:
-        ConfigError: such a trial has no checkpoint.
+        ConfigError: a finished trial to resume has no checkpoint.
     """
     lacking = [
         trial.trial_id
@@ -230,15 +231,16 @@ def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
 def require_reported(
     metrics: Sequence[str], histories: Iterable[Sequence[Mapping[str, Any]]], *, finished: bool
 ) -> None:
-    """Check that earlier reports have the metrics, unless later reports may still have them.
+    """Check that earlier reports contain the metrics, unless later reports may still contain them.
 
     Args:
-        metrics: metrics given to the restore.
+        metrics: metrics that the user gave to the restore.
         histories: the reports of each trial.
-        finished: True if all trials have finished, so that no more reports come.
+        finished: True if all trials have finished, so that no further reports will be made.
 
     Raises:
-        MetricError: a missing metric is misspelt, or comes too late; the message gives the closest name.
+        MetricError: a metric is missing because it is misspelt, or because all trials have finished; the
+            message gives the closest name.
     """
     last: list[Mapping[str, Any]] = []
     lacking = set(metrics)
@@ -271,10 +273,10 @@ class Restored:
     Attributes:
         trials: trials for the controller.
         with_metric: ids of trials that have reported the metrics.
-        records: changes by the restore, to be committed before anything runs.
-        steering: commands that apply.
-        commands: ids of the commands that were given.
-        owed: for each paused trial, a pending decision on an exchange or on other resources.
+        records: changes by the restore; they must be committed before anything runs.
+        steering: users' commands that still apply.
+        commands: ids of all commands that users gave.
+        owed: pending decisions on paused trials (exchange or other resources), by trial id.
     """
 
     trials: list[Trial]
@@ -306,7 +308,7 @@ def restore_trials(
         rule: rule for the trials.
         metrics: metrics that every trial must report.
         time: current time.
-        stop: rules of RunConfig(stop=...) that have seen no report yet.
+        stop: rules of RunConfig(stop=...) that have not received any report yet.
         space_since: index of the first trial from the space of `source`.
         checkpoints: policy for checkpoints from now on; None: unchanged.
 
@@ -347,7 +349,7 @@ def restore_trials(
     starts = reader.last_starts() if steering.first else {}
     for trial in trials:
         pulled = trial.status is TrialStatus.PAUSED and trial.trial_id in steering.pulled
-        if pulled and not steering.who_holds(trial.trial_id):  # it was resumed while it was being paused
+        if pulled and not steering.who_holds(trial.trial_id):  # it was resumed during the pause
             _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
         if trial.status is not TrialStatus.PAUSED:
             steering.pulled.discard(trial.trial_id)
@@ -375,15 +377,15 @@ def restore_trials(
 
 @dataclass
 class Replayed:
-    """Findings of a replay.
+    """Results of a replay.
 
     Attributes:
         with_metric: ids of trials with a report of all metrics.
         paused: ids of trials that are paused for the searcher.
-        owed: for each trial, the scheduler's last decision if the log shows no consequence of it.
-        steering: commands that apply.
-        left_out: added configurations that no longer fit the space: number of earlier additions, and reason.
-        commands: ids of all commands that were given.
+        owed: last decision on each trial, if the log shows no consequence of the decision.
+        steering: users' commands that still apply.
+        left_out: configurations that users added and that no longer fit the space: number and reason of each.
+        commands: ids of all commands that users gave.
     """
 
     with_metric: set[str] = field(default_factory=set)
@@ -398,7 +400,7 @@ _NO_NEWS = (
     *(ev.BEGAN, ev.NO_MORE_TRIALS, ev.REARRANGED, ev.COMMAND, ev.TOTAL, ev.LEFT_OUT),
     *(TrialStatus.PENDING, TrialStatus.PAUSED),
 )
-"""Kinds of entries that don't show the consequence of a decision on a trial."""
+"""Kinds of log entries that are not a consequence of a decision on a trial."""
 
 
 def replay(
@@ -416,13 +418,13 @@ def replay(
 
     Args:
         log: entries of the log.
-        trials: trials as the file has them.
+        trials: trials as read from the file.
         source: source of trials as at the start of the experiment.
         scheduler: scheduler as at the start of the experiment.
         metrics: metrics for `Replayed.with_metric`.
         stop: stop rules to update, or None.
-        going_on: ids of ended trials that will run again; the replay hides their end.
-        space_since: as in `restore_trials`.
+        going_on: ids of ended trials that will run again; the replay leaves out their end.
+        space_since: index of the first trial from the space of `source`.
 
     Raises:
         ConfigError: the searcher suggests fewer configurations than before.
@@ -502,7 +504,8 @@ def replay(
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 steering.forget(trial_id)
-                # A searcher that supports resumed trials also gets this end, on which it based suggestions.
+                # A searcher that supports resumed trials based later suggestions on this end, so it is
+                # replayed too.
                 if ended or source.hears_again:
                     source.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:
@@ -520,7 +523,7 @@ def replay(
 
 
 def _complete_added(source: TrialSource) -> list[tuple[int, str]]:
-    """Complete the added configurations; return those that don't fit the space, with reasons."""
+    """Complete the configurations that users added; return number and reason of each misfit."""
     left_out, added = [], source.added
     waiting, added.waiting = added.waiting, deque()
     for number, given in waiting:
@@ -540,10 +543,10 @@ def _remember(
     same_space: bool,
     added: bool,
 ) -> dict[str, Any]:
-    """Let the searcher suggest a trial's configuration again, and complete the stored configuration from it.
+    """Let the searcher suggest a configuration again, and take objects that the stored one lacks from it.
 
-    Computed objects, for example, are neither in the file nor in the space. With `added`, a user gave the
-    configuration, and the searcher only notes it.
+    For example, objects that functions in the space compute are not in the file. With `added`, a user gave
+    the configuration, and the searcher only records it.
     """
     stored = objects(trial.suggested)
     if added:
@@ -559,7 +562,7 @@ def _remember(
 
 
 def _unknown_object(trial: Trial) -> ConfigError:
-    """Return the error for a trial to run whose configuration lacks an object."""
+    """Return the error for a trial that must run but whose configuration lacks an object."""
     return ConfigError(
         f"trial {trial.name} is to go on, but its configuration {encode_config(trial.config)} holds an "
         "object that cannot be rebuilt: restore with the param_space of the start, or keep that object in "
@@ -578,7 +581,7 @@ def _settle(
     scheduler: TrialScheduler,
     time: float,
 ) -> None:
-    """Set the trial's new status, and record it if it has changed."""
+    """Set the trial's new status, and record the status if it has changed."""
     what, finished = rule.for_trial(trial), trial.status.is_finished
     if finished and what is Resume.SKIP:
         return
@@ -611,7 +614,7 @@ def _owe(restored: Restored, trial: Trial, last: Decision, scheduler: TrialSched
         restored.owed[trial.trial_id] = last
     elif last.verdict is Verdict.STOP:
         _set_status(restored, trial, TrialStatus.TERMINATED, words_for(last, scheduler.label), time)
-    elif last.verdict is Verdict.CONTINUE:  # another scheduler paused it; this one would never resume it
+    elif last.verdict is Verdict.CONTINUE:  # a different scheduler paused it; the current one won't resume it
         _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
 
 
@@ -621,7 +624,7 @@ def _set_status(restored: Restored, trial: Trial, status: TrialStatus, reason: s
 
 
 def _forget_lost(restored: Restored, trial: Trial, folder: str, time: float) -> None:
-    """Remove checkpoints whose folder is missing from a trial."""
+    """Remove a trial's checkpoints whose folder is missing."""
     for checkpoint in [kept for kept in trial.checkpoints if not Path(folder, kept.dirname).is_dir()]:
         trial.checkpoints.remove(checkpoint)
         restored.records.append(ev.CheckpointDropped(trial, checkpoint))
@@ -631,6 +634,6 @@ def _forget_lost(restored: Restored, trial: Trial, folder: str, time: float) -> 
 
 
 def tidy(trials: Iterable[Trial], folder: Path) -> None:
-    """Remove checkpoint folders without a reference; call after the commit of `Restored.records`."""
+    """Remove checkpoint folders that no trial refers to; call after the commit of `Restored.records`."""
     for trial in trials:
         remove_unknown(f"{folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})

@@ -1,7 +1,7 @@
 """Tables of the experiment file, and checks for damage.
 
-`application_id` marks a file of trainkit, `user_version` is the version of its layout.
-Users may query the file: NaN and infinities are the texts "NaN", "Infinity", "-Infinity".
+`application_id` marks a file as written by trainkit; `user_version` is the version of its layout. Users may
+query the file with SQL. NaN and infinities are stored as "NaN", "Infinity" and "-Infinity".
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ HISTORY = """CREATE VIEW history AS
             PARTITION BY trial_id ORDER BY attempt DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
         ) AS again_from FROM results GROUP BY trial_id, attempt
     ) USING (trial_id, attempt) WHERE again_from IS NULL OR iteration < again_from"""
-"""Current history. A report is replaced when its trial reports this or an earlier iteration again, which an
-attempt does after it resumed from an earlier checkpoint or from the beginning."""
+"""View of the reports that still count. A report is replaced when its trial reports the same or an earlier
+iteration again, after a resumption from an earlier checkpoint or a restart."""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
@@ -122,12 +122,12 @@ def create_database(path: Path) -> sqlite3.Connection:
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Open an existing file after checks that trainkit wrote it and that it is undamaged.
 
-    Only SQLite opens an intact file. POSIX locks belong to a process: if this process closed another
-    descriptor of the file, it would lose SQLite's locks on it. The next program that opens the file, such as
-    the `sqlite3` shell, would then believe that it is the only user and remove the log.
+    An intact file is opened only by SQLite, because POSIX locks belong to a process: if this process closed
+    another descriptor of the file, SQLite's locks on it would be lost. The next program that opens the file,
+    such as the `sqlite3` shell, would then consider itself the only user and remove the log.
 
     Raises:
-        StoreError: the file is missing, damaged, foreign, or of another version.
+        StoreError: the file is missing, damaged, not from trainkit, or of an unsupported version.
     """
     if not path.exists():
         raise ExperimentNotFoundError(f"{path.parent} holds no {path.name}: give the folder of an experiment")
@@ -163,13 +163,13 @@ def _tune(connection: sqlite3.Connection) -> None:
     # With a write-ahead log, NORMAL preserves every commit if the process dies, even by SIGKILL, because
     # the log has reached the kernel. Only a power failure can lose the last commits, but never the file.
     connection.execute("PRAGMA synchronous=NORMAL")
-    # Each WAL checkpoint waits three times for the disk and delays commits, so it is done rarely. The
-    # log then takes 16 MB.
+    # Each WAL checkpoint waits three times for the disk and delays commits, so checkpoints are rare. The log
+    # then takes 16 MB.
     connection.execute("PRAGMA wal_autocheckpoint=4000")
 
 
 def _renew_history(connection: sqlite3.Connection) -> None:
-    """Replace the view of an earlier version, which also showed replaced reports."""
+    """Replace the view `history` of an earlier version, which also showed replaced reports."""
     (view,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'history'").fetchone() or ("",)
     if view != HISTORY:
         connection.executescript(f"BEGIN; DROP VIEW IF EXISTS history; {HISTORY}; COMMIT;")

@@ -1,7 +1,7 @@
 """Writer of an experiment file.
 
-The effects of a batch of events are committed in one transaction before any trial receives its reply. A reply
-is therefore never lost, and all waiting trials share one commit.
+The effects of a batch of events are committed in one transaction before any trial receives its reply. No
+acknowledged report is therefore lost, and all waiting trials share one commit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ExperimentStore:
 
         Args:
             folder: folder of the experiment; created if it is missing.
-            facts: facts about the experiment by name; JSON values, or search spaces.
+            facts: facts about the experiment by name, as JSON values or search spaces.
 
         Raises:
             ConfigError: `folder` holds an experiment.
@@ -75,7 +75,7 @@ class ExperimentStore:
             raise StoreError(
                 f"the experiment's folder {folder} cannot be made: {error}. Give a folder that this user may "
                 f"write to as {setting('storage_path', 'RunConfig')}"
-            ) from None  # the traceback of mkdir would add nothing
+            ) from None  # the traceback of mkdir has no further information
         ownership = Ownership(folder)
         try:
             _refuse_existing(folder)  # the experiment may have appeared before the lock was held
@@ -105,7 +105,7 @@ class ExperimentStore:
         """Continue to write an existing experiment.
 
         Raises:
-            StoreError: the experiment is missing, damaged or foreign, or another process uses it.
+            StoreError: the experiment is missing, damaged or not from trainkit, or another process uses it.
         """
         if not (folder / FILENAME).exists():
             raise ExperimentNotFoundError(f"{folder} holds no {FILENAME}: give the folder of an experiment")
@@ -117,7 +117,7 @@ class ExperimentStore:
             raise
 
     def commit(self, records: Sequence[ev.Record]) -> None:
-        """Write `records` in one transaction; when this returns, they survive the end of this process.
+        """Write `records` in one transaction; after the return, they survive the end of this process.
 
         Raises:
             StoreError: the disk is full, or the file is damaged; no record was written.
@@ -141,7 +141,7 @@ class ExperimentStore:
             ) from error
 
     def set_fact(self, key: str, value: Any) -> None:
-        """Write one fact of the experiment, replacing its former value.
+        """Write one fact about the experiment; replace its former value.
 
         Raises:
             StoreError: the file can't be written.
@@ -165,13 +165,13 @@ class ExperimentStore:
             raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
 
     def reader(self) -> ExperimentReader:
-        """Return a reader of the file, which may still be written; the caller closes the reader."""
+        """Return a reader of the file, which may still be written; the caller must close the reader."""
         return ExperimentReader(self.folder)
 
     def close(self) -> None:
         """Merge SQLite's log into the file and release the lock; only the file remains.
 
-        The log remains until its last reader closes, or if the disk is full. Nothing is lost in these cases.
+        While another reader is open, or if the disk is full, the log remains, and nothing is lost.
         """
         try:
             # In WAL mode, every later reader would create a log that it can't remove.
@@ -217,7 +217,7 @@ class ExperimentStore:
         self._run(sql, record.attempt, trial_id)
 
     def _result_added(self, record: ev.ResultAdded) -> None:
-        # Without _storable, because this is the most frequent record and its texts are all ASCII.
+        # Without _storable, because this record is the most frequent and its texts are all ASCII.
         place = (record.trial.trial_id, record.attempt, record.iteration, self._next())
         self._connection.execute("INSERT INTO results VALUES (?,?,?,?,?)", (*place, encode(record.metrics)))
 

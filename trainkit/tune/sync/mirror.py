@@ -1,7 +1,7 @@
-"""Copy of a running experiment at an address, updated by a thread.
+"""Mirror: copies a running experiment to an address, in a thread.
 
-A round:   snapshot of the store -> its checkpoints -> other files -> the snapshot itself -> deletions
-The copied store therefore names only complete checkpoints, and it is replaced in one step.
+A round: snapshot of the store -> its checkpoints -> other files -> the snapshot itself -> deletions The
+copied store therefore refers only to complete checkpoints, and it is replaced in one step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORKSHOP = ".mirror"
 """Subfolder of the experiment's folder for files that are being uploaded; removed when `fit` returns."""
 
 TRIES = 6
-"""Maximum number of failed rounds at the end; the pauses between them start at 0.1 s and double."""
+"""Maximum number of failed rounds at the end; the pauses between rounds start at 0.1 s and double."""
 
 _WRITTEN_BY_US = re.compile(
     r"params\.json|result\.json|progress\.csv|error\.txt|stdout|stderr|events\.out\.tfevents.*"
@@ -44,13 +44,13 @@ _WRITTEN_BY_US = re.compile(
 
 
 class Mirror(Callback):
-    """Copier of the experiment in `folder` to `address`; as a callback, it notes which trials have changed.
+    """Copier of the experiment in `folder` to `address`; as a callback, it records which trials changed.
 
     Args:
         folder: folder of the experiment.
-        address: folder of the copy.
+        address: address of the copy.
         sync: interval, timeout and extent of the copy.
-        say: prints a line if the end has to wait for the copy.
+        say: function that prints a line if the end of the experiment has to wait for the copy.
     """
 
     def __init__(self, folder: Path, address: Address, sync: SyncConfig, say: Say) -> None:
@@ -89,10 +89,10 @@ class Mirror(Callback):
             ) from error
 
     def _take_in(self, sizes: Mapping[str, int]) -> None:
-        """Record the files at the address, which may come from a killed driver.
+        """Record the files at the address, which a killed driver may have copied.
 
-        That driver may have copied checkpoints that its store does not name yet. A checkpoint of the same
-        name may differ from these even if the size is the same, so they are uploaded again.
+        That driver may have copied checkpoints to which its store does not refer yet. A new checkpoint with
+        the same name may differ even if the size is equal, so such checkpoints are uploaded again.
         """
         with ExperimentReader(self._folder) as reader:
             known = reader.checkpoint_folders()
@@ -104,7 +104,7 @@ class Mirror(Callback):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Copy during the `with` block; after it, the copy is complete.
+        """Copy repeatedly during the `with` block; after the block, the copy is complete.
 
         Raises:
             StorageError: the copy is incomplete.
@@ -169,7 +169,7 @@ class Mirror(Callback):
             self._news.add(trial.dirname)
 
     def _mark_all(self) -> None:
-        # Commands are for the current owner of the experiment, not for a later owner of the copy.
+        # Commands are for the current owner of the experiment, not for the owner of a copy.
         ours = (WORKSHOP, COMMANDS)
         names = {
             entry.name for entry in os.scandir(self._folder) if entry.is_dir() and entry.name not in ours
@@ -182,7 +182,7 @@ class Mirror(Callback):
     def _work(self) -> None:
         try:
             self._copy()
-        except Exception as error:  # the local folder failed, for example was removed; `fit` reports it
+        except Exception as error:  # the local folder can't be read, for example; `fit` reports it
             self._problem = error
 
     def _copy(self) -> None:
@@ -198,7 +198,7 @@ class Mirror(Callback):
                     return
 
     def _try(self, source: sqlite3.Connection) -> bool:
-        """Copy one round; return True on success. The next round retries failures, reported only once."""
+        """Run one round; return True on success. The next round retries; failures are reported only once."""
         with self._lock:
             news, self._news = self._news, set()
         try:
@@ -242,7 +242,7 @@ class Mirror(Callback):
         shutil.rmtree(workshop, ignore_errors=True)
 
     def _snapshot(self, source: sqlite3.Connection, copy: Path, workshop: Path) -> set[str]:
-        """Copy the store, and link its checkpoints, because trials may drop checkpoints at any time."""
+        """Copy the store, and hard-link its checkpoints, because trials may drop checkpoints at any time."""
         with closing(sqlite3.connect(copy, isolation_level=None)) as target:
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")  # a single file without a separate log
@@ -263,7 +263,7 @@ class Mirror(Callback):
             return kept
 
     def _hold(self, name: str, workshop: Path) -> bool:
-        """Link the files of a checkpoint that are not uploaded yet; return False if it is gone."""
+        """Hard-link the files of a checkpoint that are not uploaded yet; return False if it was dropped."""
         source = self._folder / name
         if not source.is_dir():
             return False
@@ -286,12 +286,12 @@ class Mirror(Callback):
                 for file in files:
                     path = Path(folder, file)
                     short = str(path.relative_to(workshop))
-                    self._there[short] = -1  # if the upload fails, the address may have a part of the file
+                    self._there[short] = -1  # if the upload fails, the address may have a partial file
                     self._address.put(path, short)
                     self._there[short] = path.stat().st_size
 
     def _upload_files(self, name: str) -> None:
-        """Upload changed files of a trial's folder; with '', changed files beside the store."""
+        """Upload the changed files of a trial's folder; with '', of the experiment's folder itself."""
         top = self._folder / name
         for folder, folders, files in os.walk(top):
             inside = [
@@ -318,7 +318,7 @@ class Mirror(Callback):
                 raise
 
     def _delete_gone(self, news: set[str]) -> None:
-        """Delete copies of files that are gone locally, such as a restarted event file."""
+        """Delete copies of files that no longer exist locally, such as a replaced event file."""
         for short in [each for each in self._uploaded if each.split("/")[0] in news]:
             if "/" in short and not (self._folder / short).exists():
                 self._address.remove(short)

@@ -1,4 +1,4 @@
-"""Addresses of experiments: a local folder or any fsspec file system."""
+"""Addresses of experiments on any fsspec file system, and their local folders."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from trainkit.tune.store.schema import FILENAME, open_database
 logger = logging.getLogger("trainkit.tune")
 
 MAX_TRIES = 3
-"""Maximum number of downloads of an experiment that changes meanwhile."""
+"""Maximum number of attempts to download an experiment that changes during the download."""
 
 _NETWORK = re.compile(
     r"nfs4?|cifs|smb\w*|fuse(\.(?!fuse-overlayfs).*)?|9p|afs|beegfs|ceph|gfs2|glusterfs|gpfs|lustre|ocfs2|panfs"
     "|virtiofs"
 )
-"""Types of file systems that several machines write, or whose users can't share memory."""
+"""Types of file systems that several machines share, or on which processes can't share memory."""
 _told: set[Path] = set()
 
 
 class SyncerFileSystem:
-    """The fsspec methods that an `Address` needs, on a local staging folder that a Syncer copies.
+    """File system with the fsspec methods that an `Address` needs, on a staging folder that a Syncer copies.
 
     Files in the staging folder are hard links to the experiment's files where the disk supports them.
 
     Args:
         syncer: the user's Syncer.
-        folder: parent of the staging folder. The staging folder is removed with this object; a staging folder
-            left by a killed program is removed when the next one is created.
+        folder: parent of the staging folder. The staging folder is removed with this object. The staging
+            folder of a killed program is removed when the next staging folder is created.
     """
 
     def __init__(self, syncer: Syncer, folder: Path) -> None:
@@ -70,7 +70,7 @@ class SyncerFileSystem:
         weakref.finalize(self, os.close, descriptor)
 
     def push(self, root: str) -> None:
-        """Let the Syncer copy a folder to its address."""
+        """Let the Syncer copy the staged folder to its address."""
         self._do("sync_up", self.syncer.sync_up, str(self._local(root)), root)
 
     def pull(self, root: str) -> None:
@@ -79,7 +79,7 @@ class SyncerFileSystem:
         self._do("sync_down", self.syncer.sync_down, root, str(self._local(root)))
 
     def rm(self, path: str, recursive: bool = False) -> None:
-        """Remove a staged file, or a folder both here and at its address."""
+        """Remove a staged file, or a folder both in the staging folder and at its address."""
         local = self._local(path)
         if local.is_dir():
             self._do("delete", self.syncer.delete, path)
@@ -141,7 +141,7 @@ class SyncerFileSystem:
 
 @dataclass(frozen=True)
 class Address:
-    """Folder on a file system of fsspec.
+    """Folder on an fsspec file system.
 
     Attributes:
         fs: the file system, or a SyncerFileSystem with the required methods.
@@ -159,7 +159,7 @@ class Address:
         return f"{self.root}/{name}"
 
     def put(self, source: Path, name: str) -> None:
-        """Copy a file to the folder; readers may see a partial file meanwhile."""
+        """Copy a file to the folder; readers may see a partial file during the copy."""
         path = self.path(name)
         self.fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
         self.fs.put_file(str(source), path)
@@ -172,12 +172,12 @@ class Address:
         self.push()
 
     def push(self) -> None:
-        """Complete the transfer of files; only a Syncer still has to copy them."""
+        """Complete the transfer of files; needed only for a Syncer, which copies them now."""
         if isinstance(self.fs, SyncerFileSystem):
             self.fs.push(self.root)
 
     def pull(self) -> None:
-        """Prepare for reading; only a Syncer has to copy the files here first."""
+        """Prepare for reading; needed only for a Syncer, which copies the files to its staging folder."""
         if isinstance(self.fs, SyncerFileSystem):
             self.fs.pull(self.root)
 
@@ -207,7 +207,7 @@ class Address:
 
 
 def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Address:
-    """Return the local folder that `path` names, also as file://..., or else the address.
+    """Return the folder if `path` is local (also as file://...), otherwise the address.
 
     Args:
         path: a folder, or an address such as "s3://bucket/folder".
@@ -240,7 +240,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
 
 
 def _of_pyarrow(filesystem: Any) -> Any:
-    """Return a pyarrow file system as an fsspec one; if it wraps an fsspec file system, return that one."""
+    """Return the fsspec file system for a pyarrow file system; unwrap it if it already wraps one."""
     from fsspec.implementations.arrow import ArrowFSWrapper
 
     made_of = getattr(getattr(filesystem, "handler", None), "fs", None)
@@ -272,8 +272,8 @@ def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -
     """Return the folder of a new experiment, and the address that it is copied to.
 
     Raises:
-        ConfigError: a file system is given without a path, or as in `locate`.
-        MissingDependencyError: as in `locate`.
+        ConfigError: a file system is given without a path, or `locate` raises this error.
+        MissingDependencyError: fsspec, or a package for the protocol, is not installed.
     """
     if path is None and filesystem is not None:
         raise ConfigError("storage_filesystem needs storage_path: a path on that file system")
@@ -286,10 +286,10 @@ def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -
 
 
 def network_file_system(mounts: str, device: int) -> str | None:
-    """Return the type of the network file system with a device number; None for another file system.
+    """Return the type of the file system with a device number if it is a network file system; else None.
 
     SQLite's log needs shared memory and working locks for all users of the file. Machines that share a drive
-    have no shared memory, and FUSE file systems do not guarantee both.
+    have no shared memory, and FUSE file systems do not guarantee shared memory and locks.
 
     Args:
         mounts: text of /proc/self/mountinfo.
@@ -300,7 +300,7 @@ def network_file_system(mounts: str, device: int) -> str | None:
 
 
 def _network(folder: Path) -> str | None:
-    """Return the type of the network file system of a folder, which may not exist yet; None for others."""
+    """Return the type of a folder's network file system, else None; the folder may not exist yet."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     try:
         mounts = Path("/proc/self/mountinfo").read_text()
@@ -353,7 +353,7 @@ def _live_folder(name: str) -> Path:
 
 
 def describe_address(address: Address | None) -> dict[str, Any]:
-    """Return the address for the store, without the file system object, which may hold a password."""
+    """Return the address in stored form, without the file system object, which may contain a password."""
     if address is None:
         return {"copied_to": None}
     text = str(address)
@@ -366,7 +366,7 @@ def describe_address(address: Address | None) -> dict[str, Any]:
 
 
 def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -> Address | None:
-    """Return the address that a restored experiment is copied to; `run` may name a new one.
+    """Return the address that a restored experiment is copied to; `run` may name a new address.
 
     Raises:
         ConfigError: the file system of the copy was given as an object and is missing now.
@@ -394,7 +394,7 @@ def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
     """Return True if `path`, a folder or an address, holds a readable experiment.
 
     Raises:
-        ConfigError, MissingDependencyError: as in `locate`.
+        ConfigError, MissingDependencyError: `locate` raises the error.
         StorageError: the address can't be reached.
     """
     place = locate(path, filesystem)
@@ -413,7 +413,7 @@ def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
 def is_taken(folder: Path, address: Address | None) -> bool:
     """Return True if a folder or its address holds an experiment, readable or not.
 
-    An experiment that another program is creating counts too.
+    An experiment that another program is just creating also counts.
 
     Raises:
         StorageError: the address can't be reached.
@@ -462,7 +462,7 @@ def _as_copy(folder: Path) -> Address | None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Exclude other programs that download to `folder`."""
+    """Hold a lock that excludes other programs from downloading to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f".{folder.name}.lock")
     while True:
@@ -500,7 +500,7 @@ def _is_open(path: Path, descriptor: int) -> bool:
 
 
 def _download(address: Address, folder: Path) -> None:
-    """Download an address to `folder`; if `folder` exists, check that it holds the same experiment."""
+    """Download an address to `folder`; an existing `folder` must contain the same experiment."""
     aside = folder.with_name(f".{folder.name}.partial")
     for attempt in range(MAX_TRIES):
         shutil.rmtree(aside, ignore_errors=True)
@@ -529,7 +529,7 @@ def _get_store(address: Address, folder: Path) -> None:
 
 
 def _get_files(address: Address, folder: Path) -> None:
-    """Download the files of the experiment, except checkpoints that its store does not name."""
+    """Download the files of the experiment, except checkpoints that its store does not contain."""
     with store.ExperimentReader(folder) as reader:
         known = reader.checkpoint_folders()
     for name in address.sizes():
@@ -550,7 +550,7 @@ def checkpoint_of(name: str) -> str:
 
 
 def _require_same(folder: Path, copy: Path, address: Address) -> None:
-    """Check that a local folder holds the same experiment as its copy, in the same or a newer state."""
+    """Check that a local folder contains the same experiment as its copy, in the same or a newer state."""
     (here, here_seq), (there, there_seq) = _identity(folder), _identity(copy)
     if here != there:
         raise ConfigError(

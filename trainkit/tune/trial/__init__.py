@@ -1,1 +1,1 @@
-"""Code of a trial in its own process."""
+"""Code that runs in a trial's process."""

@@ -1,4 +1,4 @@
-"""Trial in its process: runners of the user's code, driven by an actor or by a task for each step."""
+"""Execution of a trial in its process: runners of the user's code, called by an actor or by tasks."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from trainkit.tune.trial.trainable import Trainable
 
 
 class Runner(ABC):
-    """Base class of runners, each of which runs one attempt of a trial."""
+    """Base class of runners; a runner runs one attempt of a trial."""
 
     @abstractmethod
     def advance(self) -> Reply:
-        """Run to the next report or to the end."""
+        """Run the trial to its next report or to its end."""
 
     @abstractmethod
     def save(self) -> Reply:
-        """Save a checkpoint at the current report; do nothing if that is impossible or already done."""
+        """Save a checkpoint at the current report; do nothing if saving is impossible or already done."""
 
     @abstractmethod
     def stop(self, save: bool) -> Reply:
-        """End at the current report and run the user's clean-up; a class first saves if `save` and able."""
+        """End the trial at its report with the user's clean-up; with `save`, save first if possible."""
 
     def interrupt(self) -> NoReturn:
-        """End a running `advance`, from within it; the user's clean-up runs."""
+        """Interrupt a running `advance`; called from within it, so that the user's clean-up runs."""
         raise TrialStopped
 
     def take_over(self, spec: TrialSpec) -> bool:
-        """Become the runner of another trial after the end of this one; return False if impossible."""
+        """Become the runner of another trial after this trial's end; return False if this is impossible."""
         return False
 
     def close(self) -> str:
-        """Clean up an object that was kept for another trial; return the traceback of any exception."""
+        """Clean up a user's object that was kept for another trial; return the traceback of any exception."""
         return ""
 
 
@@ -63,7 +63,7 @@ class FunctionRunner(Runner):
         spec: specification of the trial.
         function: the user's function.
         parameters: parameters bound to the function.
-        context: result of `get_context` inside the function; None: the identity of the trial.
+        context: object that `get_context` returns in the function; None: the identity of the trial.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class FunctionRunner(Runner):
         self._session.checkpoint = checkpoint
 
     def save(self) -> Reply:
-        return reply(self._session.meter.iteration)  # a function itself saves, with its reports
+        return reply(self._session.meter.iteration)  # a function saves by itself, with its reports
 
     def stop(self, save: bool) -> Reply:
-        del save  # a function itself saves, with its reports
+        del save  # a function saves by itself, with its reports
         self._session.stopping = True
         if not self._greenlet:  # the function has not begun and need not begin
             return reply(self._session.meter.iteration, done=True)
@@ -136,7 +136,7 @@ class ClassRunner(Runner):
     def __init__(
         self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any], *, keep: bool = False
     ) -> None:
-        # An object that another trial may take over is cleaned up only when no trial does.
+        # An object that another trial may take over is cleaned up only if no trial takes it over.
         self._keeps = keep and cls.reset_config is not Trainable.reset_config
         self._kept = False
         self._trainable = cls._of_trial(spec, parameters)
@@ -234,7 +234,7 @@ class ClassRunner(Runner):
 
 
 def as_metrics(output: Any) -> dict[str, Any]:
-    """Return a function's returned or yielded value as metrics; a single number is the metric `_metric`.
+    """Return a function's returned or yielded value as metrics; a single number becomes `_metric`.
 
     Raises:
         MetricError: the value is neither a dictionary nor a number.
@@ -254,7 +254,7 @@ class EnvironmentRunner(Runner):
 
     Args:
         spec: specification of the trial.
-        make: creates the inner runner, which may also run the user's code.
+        make: function that creates the inner runner; it may already run the user's code.
     """
 
     def __init__(self, spec: TrialSpec, make: Callable[[], Runner]) -> None:
@@ -301,7 +301,7 @@ def make_runner(
         spec: specification of the trial.
         trainable: the user's function or class.
         parameters: parameters bound by `with_parameters`.
-        keep: True: an object that can take over another trial is not cleaned up at the end of this trial.
+        keep: True: a user's object that another trial can take over is not cleaned up at this trial's end.
     """
 
     def make() -> Runner:
@@ -327,10 +327,10 @@ class TrialActor:
         self._serves_many = serves_many
 
     def wait_here(self) -> None:
-        """Return at once; the time before this call was spent waiting for resources."""
+        """Return at once; shows that the actor has its resources and is running."""
 
     def setup(self, spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> WorkerProcess:
-        """Begin the first trial; a class is constructed and restored here.
+        """Begin the first trial; a `Trainable` class is constructed and restored here.
 
         Args:
             spec: specification of the trial.
@@ -344,7 +344,7 @@ class TrialActor:
         return self.begin(spec)
 
     def begin(self, spec: TrialSpec) -> WorkerProcess:
-        """Begin a trial with the trainable of `setup`; create its folder if `spec` says so.
+        """Begin a trial with the trainable of `setup`; create the trial's folder if `spec.makes_dir`.
 
         Raises:
             OSError: the folder can't be created.
@@ -363,7 +363,7 @@ class TrialActor:
         return WorkerProcess(pid=os.getpid(), hostname=socket.gethostname(), node_ip="127.0.0.1")
 
     def advance(self) -> Reply:
-        """Run to the next report."""
+        """Run the trial to its next report."""
         return self._present().advance()
 
     def save(self) -> Reply:
@@ -381,7 +381,7 @@ class TrialActor:
         """End the process cleanly with its exit handlers; do nothing if trials run in the driver."""
         runner, self._runner = self._runner, None
         if runner is not None and (problem := runner.close()):
-            sys.stderr.write(problem)  # its trial has ended long ago, so no report can carry the error
+            sys.stderr.write(problem)  # the object's trial has ended, so no report can carry the error
         if os.getpid() != driver_pid:
             raise SystemExit(0)
 
@@ -406,14 +406,15 @@ session.register("trainkit.tune.trial.actor")
 class SerializedTrainable(Trainable):
     """Base class for trainables whose steps need only one pickled value from the previous step.
 
-    Each step has its own object, in any process: `setup` runs before every step, and `state` is then set,
-    except for a trial's first step. If steps have parts, the class method `joined` combines their reports: it
-    returns the metrics, and the state after the step or None if the trial is done.
+    Each step creates its own object, in any process. `setup` runs before every step, and `state` is then set,
+    except for a trial's first step. If a step runs as several parallel tasks, the class method `joined`
+    combines their reports. It returns the metrics, and the state after the step, or None if the trial is
+    done.
     """
 
     @property
     def state(self) -> Any:
-        """All that the next step needs; not None."""
+        """Value that the next step begins with; not None."""
         raise NotImplementedError(f"{type(self).__name__} must define state, which its next step begins with")
 
     @state.setter
@@ -446,7 +447,7 @@ _fetched: list[tuple[type[SerializedTrainable], dict[str, Any]]] = []
 
 
 def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Reply, Any]:
-    """Run the next step of a trial; `shared` holds references to the arguments of `step_of`."""
+    """Run the next step of a trial; `shared` refers to the first two arguments of `step_of`."""
     return step_of(*shared.values(), spec, state)
 
 
@@ -462,7 +463,7 @@ def step_of(
         state: state after the previous step; None: this is the first step.
 
     Returns:
-        The report of the step, and the state after it.
+        The report of the step, and the state after the step (None if the trial is done).
     """
     with spec.environment.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid):
         trial = trainable._of_trial(spec, parameters)

@@ -1,4 +1,4 @@
-"""API of a running trial's code: report, get_checkpoint, get_context."""
+"""Functions for code of a running trial: report, get_checkpoint, get_context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class TrialStopped(BaseException):
     """Exception raised in `report()` to end a stopped trial.
 
-    It is not an Exception, so that a user's `except Exception` around a step does not catch it.
+    It is not a subclass of Exception, so that a user's `except Exception` around a step does not catch it.
     """
 
 
@@ -79,7 +79,7 @@ class TuneContext:
         return 0
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return a trainer's metadata for its checkpoints; a trial has none."""
+        """Return {}, because only trainers have metadata for their checkpoints."""
         return {}
 
 
@@ -88,9 +88,9 @@ class TrialContext:
 
     Args:
         spec: specification of the trial.
-        hand_over: passes a reply to the driver and returns when the trial may continue.
-        context: result of `get_context` for a trainer's worker, whose trial itself adds the automatic keys;
-            None: the identity of the trial.
+        hand_over: function that passes a reply to the driver and returns when the trial may continue.
+        context: object that `get_context` returns in a trainer's worker; its reports then get no automatic
+            keys here. None: the identity of the trial.
     """
 
     def __init__(
@@ -105,13 +105,13 @@ class TrialContext:
         self._next_checkpoint = spec.next_checkpoint
         self._hand_over = hand_over
         self._start = self.meter.iteration
-        self._refused = ""  # error of a report from another thread, which may have swallowed the exception
+        self._refused = ""  # error of a report from another thread, which may have ignored it
         self._process = os.getpid()
         self._thread = threading.get_ident()
-        self._written: str | None = None  # folder by `checkpoint_dir` for the next report
+        self._written: str | None = None  # folder from `checkpoint_dir` for the next report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
-        """Pass a report to the driver; return once it is committed and the trial may continue."""
+        """Pass a report to the driver; return once the report is committed and the trial may continue."""
         if os.getpid() != self._process:
             raise TuneError(
                 f"tune.report() was called in process {os.getpid()}, which the trial's, {self._process}, has "
@@ -133,7 +133,7 @@ class TrialContext:
     def progress(
         self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None, *, done: bool = False
     ) -> Reply:
-        """Count a report and save its checkpoint.
+        """Count a report, save its checkpoint, and return the reply for the driver.
 
         Raises:
             MetricError: a metric can't be stored.
@@ -151,7 +151,7 @@ class TrialContext:
         return reply(self.meter.iteration, filled, dirname, done)
 
     def end(self) -> Reply:
-        """End without a further report, and keep a checkpoint that was saved since the last report.
+        """Return the reply for an end without a further report; save a checkpoint made since the last one.
 
         Raises:
             TuneError: the function has reported only from other threads.
@@ -197,14 +197,14 @@ class TrialContext:
         _of_process = self
 
     def deactivate(self) -> None:
-        """End this session after the code has ended."""
+        """End this session after the trial's code has ended."""
         global _of_process
         if _of_process is self:
             _of_process = None
 
 
 _active: ContextVar[TrialContext | None] = ContextVar("trainkit_trial", default=None)
-# Threads started by the user don't inherit the context variable, but may ask for the trial's identity.
+# Threads that the user starts don't inherit the context variable, but may read the trial's identity.
 _of_process: TrialContext | None = None
 
 
@@ -224,21 +224,21 @@ def current_session(verb: str) -> TrialContext:
 
 
 def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more: Any) -> None:
-    """Report metrics of a running trial; return once they are committed and the trial may continue.
+    """Report metrics of a running trial; return once the report is committed and the trial may continue.
 
-    If the scheduler or a stop rule ends the trial, the call does not return: `finally` blocks run and the
-    trial ends.
+    If the scheduler or a stop rule ends the trial, the call does not return: it raises an exception that runs
+    `finally` blocks and ends the trial.
 
     Args:
-        metrics: dictionary of numbers, texts, lists and dictionaries of these, small arrays, dates and paths;
-            or a single number, which becomes the metric `_metric`.
-        checkpoint: a directory to keep with this report; it is copied before the call returns.
+        metrics: dictionary with numbers, texts, small arrays, dates, paths, and lists and dictionaries of
+            them; or a single number, which becomes the metric `_metric`.
+        checkpoint: checkpoint to keep with this report; its directory is copied before the call returns.
         more: further metrics: `report(loss=0.1)`.
 
     Raises:
         MetricError: a value can't be stored; the message names the key.
         CheckpointError: the checkpoint can't be copied.
-        TuneError: called outside a trial, or from another thread than the trainable's.
+        TuneError: called outside a trial, or from a thread other than the trainable's thread.
     """
     session = current_session("report")
     if metrics is not None and not isinstance(metrics, Mapping) and is_scalar(metrics):
@@ -247,7 +247,7 @@ def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the trial's latest checkpoint, which may be from before a resumption; None at first."""
+    """Return the trial's latest checkpoint, also from before a resumption; None without a checkpoint."""
     return current_session("get_checkpoint").checkpoint
 
 
@@ -261,13 +261,13 @@ def get_context() -> TuneContext:
 
 @contextmanager
 def checkpoint_dir(step: int) -> Iterator[str]:
-    """Yield a folder for a checkpoint, which is saved with the next report; for functions of Ray 1.x.
+    """Yield a folder for a checkpoint that the next report saves; for functions written for Ray 1.x.
 
-    Such a function receives the folder to resume from as its argument `checkpoint_dir`, which is None at
-    first.
+    Such a function receives the folder to resume from as its argument `checkpoint_dir`; None without a
+    checkpoint.
 
     Args:
-        step: for Ray's signature only; checkpoints are numbered automatically.
+        step: ignored, because checkpoints are numbered automatically; exists for Ray's signature only.
     """
     with current_session("checkpoint_dir").saving() as folder:
         yield folder

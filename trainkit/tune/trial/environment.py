@@ -1,7 +1,7 @@
 """Working directory and log files of a trial's process.
 
-Each step enters it before the user's code and leaves it afterwards, because trials may take turns in one
-process and a process may serve several trials: no trace may remain.
+Each step enters this environment before the user's code and leaves it afterwards. No trace may remain,
+because several trials may run in one process, in turns or one after another.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 SEARCH_PATH = "PYTHONPATH"
 
 Moved = list[tuple[str | None, str, str]]
-"""Changed entries of `sys.path` (None) or of an environment variable (its name), with new and old value."""
+"""Changes: None for an entry of `sys.path` or an environment variable's name, with new and old value."""
 
 
 @dataclass(frozen=True)
 class TrialEnvironment:
-    """Surroundings of a trial's code: working directory and log files.
+    """Environment of a trial's code: working directory and log files.
 
     Attributes:
         log_files: names of the files for stdout and stderr in the trial's folder; None: no redirection.
@@ -47,7 +47,7 @@ class TrialEnvironment:
 
         Args:
             trial_dir: the trial's folder.
-            own_process: False if trials run in the program itself.
+            own_process: False if trials run in the user's program itself.
         """
         before = _working_dir()
         is_first = before != "" and OLD_WORKING_DIR not in os.environ
@@ -76,14 +76,14 @@ class TrialEnvironment:
 def divert(paths: Sequence[str]) -> None:
     """Redirect the stdout and stderr of this process to files from now on.
 
-    This is for a process that serves a single trial, such as a trainer's worker.
+    Only for a process that serves a single trial, such as a trainer's worker.
     """
-    # The old descriptors stay open: their reader notices the end of the process and gets a crash's output.
+    # The old descriptors stay open: their reader notices the process's end and receives a crash's output.
     _redirect(paths, contextlib.ExitStack(), own_process=True)
 
 
 def log_files(log_to_file: Any) -> tuple[str, str] | None:
-    """Return the file names that RunConfig(log_to_file=...) means; None: output is not kept.
+    """Return the file names for RunConfig(log_to_file=...); None: output is not kept.
 
     Raises:
         ConfigError: the value does not name files in a trial's folder.
@@ -119,12 +119,12 @@ def _working_dir() -> str:
 
 
 def _move(before: str, moved: Moved) -> None:
-    """Keep modules importable from the former working directory, also for the trial's subprocesses."""
+    """Keep modules in the former working directory importable, also for the trial's subprocesses."""
     # '' on the search path means the working directory, and modules beside the script must stay importable.
     for place, entry in enumerate(sys.path):
-        if type(entry) is str and entry[:1] != os.sep:  # a fast os.path.isabs, as each report runs this
+        if type(entry) is str and entry[:1] != os.sep:  # faster than os.path.isabs, as each report runs this
             whole = os.path.join(before, entry) if entry else before
-            # Otherwise it is a name for an import hook, as in editable installs by setuptools.
+            # A missing path is a name for an import hook, as in editable installs by setuptools.
             if os.path.exists(whole):
                 sys.path[place] = whole
                 moved.append((None, whole, entry))
@@ -175,7 +175,7 @@ def _tell_where(error: FileNotFoundError, before: str) -> None:
 
 def _redirect(paths: Sequence[str], undo: contextlib.ExitStack, own_process: bool) -> None:
     """Redirect descriptors 1 and 2 to files, which includes output of C code and subprocesses."""
-    # Python's streams are replaced too: in a notebook, for example, they do not use these descriptors.
+    # Python's streams are replaced too, because in a notebook they do not use these descriptors.
     streams = (sys.stdout, sys.stderr)
     _flush(*streams)
     for descriptor, path in zip((1, 2), paths, strict=True):

@@ -17,16 +17,18 @@ class TrialSpec:
 
     Attributes:
         iteration: iteration of the checkpoint to resume from; 0: the beginning.
-        checkpoint: path of that checkpoint.
+        checkpoint: path of the checkpoint to resume from.
         next_checkpoint: number of the next checkpoint to save.
-        time_total_s, timesteps_total: totals before this attempt, which the trial continues.
-        checkpoint_frequency, checkpoint_at_end: settings of CheckpointConfig, for a class.
-        seed: seed for the process's generators; None: no seeding.
-        driver_pid: process id of the driver, whose generators are never seeded, even if trials run there.
+        time_total_s, timesteps_total: totals before this attempt, to which the attempt adds.
+        checkpoint_frequency, checkpoint_at_end: settings of CheckpointConfig, for a `Trainable` class.
+        seed: seed for the process's random generators; None: they are not seeded.
+        driver_pid: process id of the driver; the driver's generators are never seeded, even if trials run
+            there.
         environment: working directory and log files of the user's code.
-        makes_dir: True: the trial's folder is created beforehand; False: code that writes into it creates it.
+        makes_dir: True: the trial's folder is created at the start; False: code that writes into the folder
+            must create it.
         durable: True: checkpoints are flushed to the disk.
-        part: index of this part of the step, from 0, and the number of concurrent parts.
+        part: index of this parallel task of the step, from 0, and the number of parallel tasks.
     """
 
     trial_id: str
@@ -51,7 +53,7 @@ class TrialSpec:
 
 
 NO_PROCESS = 0
-"""Placeholder for a process id, as each step may run in another process."""
+"""Placeholder for a process id, as each step may run in a different process."""
 
 
 class WorkerProcess(TypedDict):
@@ -77,10 +79,11 @@ def reply(
 
     Args:
         iteration: number of reports so far, including those before a resumption.
-        metrics: metrics of the report; None: the trial has ended, or has only saved.
+        metrics: metrics of the report; None: the trial has ended without a report, or has only saved a
+            checkpoint.
         checkpoint: name of the checkpoint folder that was saved with the report.
         done: True if the trial has ended.
-        problem: traceback of the user's clean-up after a stop.
+        problem: traceback of an exception in the user's clean-up after a stop, or ''.
     """
     return iteration, metrics, checkpoint, done, problem
 
@@ -90,7 +93,7 @@ class ReportMeter:
 
     Args:
         spec: specification of the trial, with its earlier totals.
-        clock: source of the time.
+        clock: clock to read the time from.
     """
 
     def __init__(self, spec: TrialSpec, clock: Clock = SYSTEM) -> None:

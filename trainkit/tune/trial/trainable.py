@@ -1,4 +1,4 @@
-"""Class form of a trainable: steps, checkpoints and clean-up as methods."""
+"""`Trainable`: base class for trainables with steps, checkpoints and clean-up as methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
 
 COUNTED = ".counted.json"
-"""File with the counts of a trainable that is saved without a Tuner; a Tuner stores them itself."""
+"""File with the step count and time of a trainable saved without a Tuner; a Tuner stores them itself."""
 
 
 class WrittenCheckpoint(str):
@@ -91,7 +91,7 @@ class Trainable:
         raise NotImplementedError(f"{type(self).__name__} must define step(), which returns its metrics")
 
     def save_checkpoint(self, checkpoint_dir: str) -> Any:
-        """Write the state as files into the existing folder `checkpoint_dir`.
+        """Write the trainable's state as files into the existing folder `checkpoint_dir`.
 
         Returns:
             None; or a dictionary, which is stored instead of files; or the path of a file in the folder.
@@ -105,14 +105,14 @@ class Trainable:
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Become the object of another trial, as after `setup` with `new_config`; return True on success.
 
-        Called with TuneConfig(reuse_actors=True) if this method is overridden. `self.config` is then already
-        the new one, `iteration` starts again and `logdir` is the other trial's folder. If False is returned,
-        `cleanup` runs and a new object is created.
+        Called with TuneConfig(reuse_actors=True) if this method is overridden. Before the call, `self.config`
+        is already the new configuration, `iteration` starts again and `logdir` is the new trial's folder.
+        After a return of False, `cleanup` runs and a new object is created.
         """
         return False
 
     def cleanup(self) -> None:
-        """Release what `setup` acquired; called once, however the trial ends."""
+        """Release the resources that `setup` acquired; called once, however the trial ends."""
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
@@ -163,8 +163,8 @@ class Trainable:
     def save(self, checkpoint_dir: str | None = None) -> WrittenCheckpoint:
         """Write a checkpoint under a temporary name, rename it when complete, and return its path.
 
-        Without a Tuner, a hidden file ".counted.json" stores the number of steps, from which `restore`
-        continues to count.
+        Without a Tuner, a hidden file ".counted.json" stores the number of steps, so that `restore` continues
+        the count.
 
         Args:
             checkpoint_dir: folder of the checkpoint; None: a new temporary folder, which the caller must
@@ -191,7 +191,7 @@ class Trainable:
         return saved
 
     def restore(self, checkpoint: str | os.PathLike[str] | Checkpoint) -> None:
-        """Continue from this checkpoint, or from the checkpoint in this folder."""
+        """Load this checkpoint, or the checkpoint in this folder, and continue from its state."""
         folder = checkpoint.path if isinstance(checkpoint, Checkpoint) else os.fspath(checkpoint)
         written = Path(folder, COUNTED)
         if not self._trial_spec.trial_id and written.exists():
@@ -201,7 +201,7 @@ class Trainable:
         self.load_checkpoint(given_back(folder))
 
     def _take_over(self, trial: TrialSpec) -> bool:
-        """Become another trial's object; return False if `reset_config` demands a new object."""
+        """Become another trial's object; return False if `reset_config` requires a new object."""
         before = self._trial_spec, self.__meter, self.config
         accepted = False
         try:
@@ -213,7 +213,7 @@ class Trainable:
         return accepted
 
     def stop(self) -> None:
-        """End the trainable by a call of `cleanup`."""
+        """End the trainable by calling `cleanup`."""
         self.cleanup()
 
     @classmethod
