@@ -1,7 +1,7 @@
 """Training of PyTorch models: operators, trainers and strategies.
 
-`train.report` and the other names for trials and their settings come from `trainkit.tune`. Scripts of Ray 2.x
-look for them here.
+`train.report` and the other names for trials and their settings come from `trainkit.tune`. They are also here
+because scripts for Ray 2.x import them from `train`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Checkpoints on disk, and their content."""
+"""Checkpoints on disk, and their contents."""

@@ -1,17 +1,17 @@
-"""Checkpoints: a folder of plain tensors and values, written by one or all workers, replaced as a whole.
+"""Checkpoints: folders of plain tensors and values, written by one or all workers and replaced as a whole.
 
     <path>/checkpoint.json    format, epoch, world size, each file's size and checksum, and its own checksum
     <path>/state.pt           the state, readable by torch.load(..., weights_only=True)
         <path>/shards/            tensors that are sharded over workers (shards.py); "meta" tensors in
         state.pt
 
-A folder is filled beside its final place and then moved there in one step. A killed program therefore leaves
-either the old checkpoint or the new one. If no single worker holds the state, all workers fill one folder:
+A folder is filled beside its final path and then moved there in one step. So if the program is killed, either
+the old or the new checkpoint exists. If no single worker has the whole state, all workers fill one folder:
 
     worker 0    make the folder aside ─▶ ─┬─ write own shards ─▶ state.pt, checkpoint.json ─▶ take its place
     worker n                              └─ write own shards ─▶
 
-After each arrow the workers exchange whether they succeeded; if one failed, nothing is replaced.
+After each arrow the workers exchange whether they succeeded. If one failed, nothing is replaced.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _NOT_SUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 def written_aside(path: Path) -> Iterator[Path]:
     """Yield a new folder to fill; it replaces `path` in one step at the end of the block.
 
-    A reader of `path` always finds either the complete old content or the complete new content, even if the
-    writer is killed or the power fails. If the block raises, `path` is unchanged. Leftovers of an earlier,
-    killed writer are removed.
+    A reader of `path` always finds either the complete old contents or the complete new contents, even if the
+    writer is killed or the power fails. If the block raises an error, `path` is unchanged. Leftovers of an
+    earlier, killed writer are removed.
 
     Args:
-        path: final place of the folder; an existing folder is replaced.
+        path: final path of the folder; an existing folder is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path)
@@ -69,19 +69,19 @@ def written_aside(path: Path) -> Iterator[Path]:
         _take_place(aside, path)
         _sync(path.parent)
     finally:
-        # After an exchange it holds the old content.
+        # After an exchange, this folder contains the old checkpoint.
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def aside_of(path: Path, writer: int) -> Path:
-    """Return the folder that the process `writer` fills before it replaces `path`."""
+    """Return the folder that the process with id `writer` fills before it replaces `path`."""
     return path.with_name(f".{path.name}.writing-{writer}")
 
 
 def resolve(path: Path) -> Path:
-    """Return `path`, or the folder with its content if a writer was killed during the replacement.
+    """Return `path`, or the folder with the old contents if a writer was killed during the replacement.
 
-    This can only happen on file systems that can't exchange two folders in one step.
+    This happens only on file systems that can't exchange two folders in one step.
     """
     previous = _previous(path)
     return previous if not path.exists() and previous.exists() else path
@@ -168,8 +168,8 @@ class CheckpointMetadata:
 
     Attributes:
         epoch: number of finished epochs.
-        global_step: number of training steps run.
-        world_size: number of workers that trained; the checkpoint loads on any number.
+        global_step: number of training steps that have run.
+        world_size: number of workers that trained; any number of workers can load the checkpoint.
     """
 
     epoch: int
@@ -181,8 +181,8 @@ def write(path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata) ->
     """Write a checkpoint; `path` is replaced in one step after the new checkpoint is on disk.
 
     Raises:
-        CheckpointError: `state` holds values that can't be stored plainly, or writing failed; `path` is then
-            unchanged.
+        CheckpointError: `state` contains values that can't be stored plainly, or writing failed; `path` is
+            then unchanged.
     """
     refuse_foreign_folder(path)
     values = plain(state, "state")
@@ -206,10 +206,10 @@ def fill(
     """Write the files of a checkpoint into its folder.
 
     Args:
-        aside: the folder.
+        aside: folder to fill.
         state: the state, made of plain values.
-        metadata: content of `checkpoint.json`.
-        files: existing files with their fingerprints.
+        metadata: contents of `checkpoint.json`.
+        files: fingerprints of the files that already exist, by name.
     """
     file = aside / _STATE
     try:
@@ -227,13 +227,13 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
     """Read a checkpoint, with tensors on the CPU; tensors in shards are read on access.
 
     Args:
-        path: the folder.
-        rank: rank among the workers that read it together; each checks its share of the shards.
+        path: folder of the checkpoint.
+        rank: rank among the workers that read the checkpoint together; each checks its share of the shards.
         world_size: number of these workers.
 
     Raises:
-        CheckpointError: `path` holds no checkpoint, the checkpoint is damaged, or another program or a newer
-            version wrote it.
+        CheckpointError: `path` is not a checkpoint, the checkpoint is damaged, or it was written by a
+            different program or a newer version.
     """
     where = resolve(path)
     if where.is_file():
@@ -272,7 +272,7 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
-    """Return the checksum of the other content of `checkpoint.json`."""
+    """Return the checksum of `checkpoint.json` without its own checksum."""
     return zlib.crc32(json.dumps(content).encode())
 
 
@@ -282,24 +282,24 @@ def shard_files() -> Any:
 
 
 def key_of(where: Sequence[Any]) -> str:
-    """Return the name under which the shards hold the tensor at the keys `where` of the state."""
+    """Return the name in the shards of the tensor at the keys `where` of the state."""
     return "/".join(map(str, where))
 
 
 def _is_elsewhere(leaf: Any) -> bool:
-    """Return True for a "meta" tensor, which stands for a tensor in the shards."""
+    """Return True for a "meta" tensor, which is a placeholder for a tensor in the shards."""
     return isinstance(leaf, torch.Tensor) and leaf.is_meta
 
 
 def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tuple[str, Any]]:
-    """Return the files that one of several readers checks: all small files, and its share of the shards."""
+    """Return the files that a reader checks: all small files, and the reader's share of the shards."""
     large = sorted(name for name in files if name.startswith(f"{SHARDS}/__"))
     left = {*large} - {*large[rank::world_size]}
     return [(name, expected) for name, expected in files.items() if name not in left]
 
 
 def refuse_foreign_folder(path: Path) -> None:
-    """Raise CheckpointError if `path` holds anything but a checkpoint, because replacing would delete it."""
+    """Raise CheckpointError if `path` is not a checkpoint, because replacing it would delete its contents."""
     if path.exists() and not (path / _METADATA).exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(
             f"{path} exists and is not a checkpoint, so it was left alone: save to a new path"
@@ -307,7 +307,7 @@ def refuse_foreign_folder(path: Path) -> None:
 
 
 def fingerprint(file: Path) -> dict[str, int]:
-    """Return a file's size in bytes, and its checksum."""
+    """Return a file's size in bytes and its checksum."""
     checksum, size = 0, 0
     with file.open("rb") as stream:
         while block := stream.read(1 << 22):
@@ -316,10 +316,10 @@ def fingerprint(file: Path) -> dict[str, int]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return `value` in types that a safe reader accepts; a NumPy number becomes a Python number.
+    """Return `value` in types that a safe reader accepts; NumPy numbers become Python numbers.
 
     Raises:
-        CheckpointError: `value` contains another type; the message says where.
+        CheckpointError: `value` contains a value of another type; the message says where.
     """
     if isinstance(value, dict):
         items = {
@@ -327,7 +327,7 @@ def plain(value: Any, where: str) -> Any:
         }
         if type(value) not in (OrderedDict, Counter):
             return items
-        # Modules keep their versions as an attribute of their OrderedDict; MultiStepLR counts in a Counter.
+        # Modules store their versions as an attribute of their OrderedDict; MultiStepLR counts in a Counter.
         rebuilt = type(value)(items)
         vars(rebuilt).update(plain(vars(value), f"attributes of {where}"))
         return rebuilt
@@ -348,7 +348,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 _SPREAD = ("models", "optimizers", "ema")
-"""Parts of the state in which a worker may be the only holder of a tensor."""
+"""Keys of the state whose tensors may exist on a single worker only."""
 
 
 def write_sharded(
@@ -360,7 +360,7 @@ def write_sharded(
         path: a folder that all workers can reach.
         state: this worker's state. All tensors of models and optimizers, and every DTensor, are written as
             shards. Everything else is taken from worker 0.
-        metadata: equal on all workers.
+        metadata: contents of `checkpoint.json`, equal on all workers.
         group: the workers.
 
     Raises:
@@ -406,7 +406,7 @@ def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
     """Read a checkpoint on all workers together; each checks its share of the shards.
 
     Raises:
-        CheckpointError: see `read`; all workers raise if one does.
+        CheckpointError: see `read`; all workers raise it if one does.
     """
     with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
         state, _ = read(path, rank=group.rank, world_size=group.world_size)
@@ -426,7 +426,7 @@ def _without_spread(state: Mapping[str, Any], spread: dict[str, torch.Tensor]) -
 
 
 def _sign(aside: Path, token: int) -> Path:
-    """Return the file that shows a worker that it sees worker 0's folder."""
+    """Return a file by which a worker recognizes that it sees worker 0's folder."""
     return aside / f"writing-{token}"
 
 

@@ -3,8 +3,8 @@
         <folder>/__<rank>_0.distcp    the parts that each worker wrote
         <folder>/.metadata            the place of each part of each tensor
 
-The index is a pickle in torch's format. Reading it runs no code: the unpickler only knows the classes of such
-an index, and only tensors are stored.
+The index is a pickle in torch's format. Reading it runs no code, because the unpickler only knows the classes
+of such an index, and only tensors are stored.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
@@ -55,7 +55,7 @@ _CLASSES = {
 
 
 class _Writer(FileSystemWriter):
-    """Torch's writer of shards, but with the reason in its errors."""
+    """Torch's writer of shards, with the cause added to its errors."""
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:
@@ -65,11 +65,11 @@ class _Writer(FileSystemWriter):
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write this worker's parts of `tensors`, together with all workers; of equal copies one is written.
+    """Write this worker's parts of `tensors`, together with all workers; equal copies are written once.
 
     Args:
         folder: a folder that all workers can reach.
-        tensors: tensors by name: DTensors, or whole tensors that may be missing on some workers.
+        tensors: tensors by name: DTensors, or whole tensors that some workers may lack.
     """
     with warnings.catch_warnings():
         # torch warns about its choice of a process group, although `no_dist` below leaves no choice.
@@ -86,7 +86,7 @@ def read(folder: Path) -> dict[str, Spread]:
     """Return all tensors of `folder` by name; a tensor is read when a part of it is requested.
 
     Raises:
-        CheckpointError: the index is damaged, or holds something other than tensors.
+        CheckpointError: the index is damaged, or contains something other than tensors.
     """
     reader = _Reader(folder)
     metadata = reader.read_metadata()
@@ -104,8 +104,8 @@ class Stored(Spread):
     """A tensor whose parts are on disk.
 
     Attributes:
-        name: name in the index.
-        entry: the parts of the tensor.
+        name: the tensor's name in the index.
+        entry: description of the tensor's parts.
         reader: reader of the folder.
     """
 
@@ -129,7 +129,7 @@ class Stored(Spread):
 
 
 class _Into(DefaultLoadPlanner):
-    """Load planner that reads parts of one tensor into place."""
+    """Load planner that reads parts of one tensor directly into the result."""
 
     def __init__(self, result: torch.Tensor) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class _Into(DefaultLoadPlanner):
         return place
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing: the tensor was read directly into its place."""
+        """Do nothing, because the tensor was read directly into the result."""
 
 
 class _Reader(FileSystemReader):
@@ -155,7 +155,7 @@ class _Reader(FileSystemReader):
                 metadata = _Unpickler(stream).load()
         except FileNotFoundError:
             raise
-        except Exception as error:  # A damaged pickle may raise anything.
+        except Exception as error:  # A damaged pickle may raise any error.
             raise CheckpointError(f"{path} can't be read: {error}") from error
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
             raise CheckpointError(f"{path} is no index of a checkpoint")
@@ -168,7 +168,7 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that only makes the classes of an index of tensors."""
+    """Unpickler that only creates the classes of an index of tensors."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(stream)

@@ -1,13 +1,13 @@
-"""State of a trainer: parts of each worker, random generators, and changed hyperparameters.
+"""State of a trainer: each worker's share, random generators, and changed hyperparameters.
 
 {"epoch", "global_step", "models", "optimizers", "schedulers", "scaler", "operator"}    equal on all workers
 {"workers": [{"data_rank", "rng", "data"}, ...]}                                        each worker's own
 
-A trial's configuration takes precedence over its checkpoint. But an optimizer's state holds its learning
-rate, and a scheduler's state holds its initial rate. A trial that continues from another trial's checkpoint
-would therefore train with that trial's rate. A trial's checkpoint also holds the hyperparameters that each
-worker's `setup` derived from the configuration. If `setup` derives different values now, training continues
-with the new ones.
+A trial's configuration takes precedence over its checkpoint. But an optimizer's state contains its learning
+rate, and a scheduler's state its initial rate. So a trial that continues from another trial's checkpoint
+would train with that trial's rate. Therefore a trial's checkpoint also contains the hyperparameters that each
+worker's `setup` derived from the configuration. If `setup` now derives different values, training continues
+with the new values.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def load_generator_states(held: Mapping[str, Any]) -> None:
-    """Load a result of `generator_states`; generators that it lacks stay unchanged."""
+    """Load a result of `generator_states`; generators that `held` lacks stay unchanged."""
     if "torch" in held:
         torch.set_rng_state(held["torch"])
     if "python" in held:
@@ -75,7 +75,7 @@ PARTS = ("epoch", "global_step", "models", "optimizers", "schedulers", "operator
 """Required keys of a trainer's state."""
 
 MISFITS = (CheckpointError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""Errors of loading a state into another model, optimizer or scheduler."""
+"""Errors when a state is loaded into a different model, optimizer or scheduler."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class WorkerState:
     """One worker's share of a snapshot.
 
     Attributes:
-        shared: this worker's part of the state that is common to all workers, detached (tensors.py); None if
-            the first worker holds all of it.
+        shared: this worker's part of the state that all workers have in common, detached (tensors.py); None
+            if the first worker has the whole common state.
         own: this worker's random generators and its position in the data.
     """
 
@@ -97,10 +97,10 @@ class SmallState:
     """The part of a worker's state that a validation may change.
 
     Attributes:
-        operator: the operator's own state, see `WorkerState.shared`.
+        operator: the operator's own state; see `WorkerState.shared`.
         own: see `WorkerState`.
         schedulers: states of the schedulers, because a user's validation may step them by its loss.
-        rates: see `rates`.
+        rates: learning rates and other group settings; see `rates`.
     """
 
     operator: dict[str, Any]
@@ -110,7 +110,7 @@ class SmallState:
 
 
 def rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[dict[str, Any]]]:
-    """Return the values that schedulers change: learning rates, and the other settings of a group."""
+    """Return the values that schedulers change: learning rates and other settings of parameter groups."""
     return [
         [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         for optimizer in optimizers
@@ -147,12 +147,12 @@ def whole_state(states: Sequence[WorkerState]) -> dict[str, Any]:
 
 
 def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -> Mapping[str, Any] | None:
-    """Return the earlier worker's own state from which a worker continues, or None.
+    """Return the earlier worker's own state from which a worker continues; None if no state fits.
 
     Args:
         workers: own states by rank; the number of workers may have changed.
         rank: rank of the worker.
-        data_rank: its rank among the copies of the model; workers that hold one model together share it.
+        data_rank: rank of the worker's copy of the model; workers that hold one copy together share it.
     """
     if rank < len(workers) and workers[rank].get("data_rank", rank) == data_rank:
         return workers[rank]
@@ -160,7 +160,7 @@ def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -
 
 
 def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
-    """Raise CheckpointError unless `state` belongs to a trainer with equally many registered parts.
+    """Raise CheckpointError unless `state` belongs to a trainer with equally many registered objects.
 
     Args:
         state: the state to load.
@@ -183,7 +183,7 @@ def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
 _FILENAME = "set_up.pt"
 
 Hyperparameters = Mapping[str, Any]
-"""{"rates": by optimizer and group, "schedulers": their states}, as `setup` set them."""
+"""{"rates": rates by optimizer and group, "schedulers": scheduler states}, as `setup` set them."""
 
 
 def hyperparameters_of(
@@ -201,7 +201,7 @@ def write_hyperparameters(folder: str, set_up: Sequence[Hyperparameters]) -> Non
 
 
 def read_hyperparameters(folder: str) -> Sequence[Hyperparameters]:
-    """Return the result of `write_hyperparameters`; [] for a checkpoint of an older version without it.
+    """Return the result of `write_hyperparameters`; [] if the checkpoint's older version lacks it.
 
     Raises:
         CheckpointError: the file can't be read.
@@ -249,7 +249,7 @@ def override_hyperparameters(
 
 
 def overridden(loaded: Any, then: Any, now: Any) -> Any:
-    """Return the value to continue with if `setup` now sets `now` and set `then` for the checkpoint.
+    """Return the value to continue with: `setup` set `then` for the checkpoint and now sets `now`.
 
     A change by a schedule is kept in proportion: a rate that was halved from `then` becomes half of `now`.
     """

@@ -1,1 +1,1 @@
-"""Path of batches from the user's loader to the step, in a worker."""
+"""The path of batches, in a worker, from the user's loader to the training step."""

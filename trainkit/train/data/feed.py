@@ -41,7 +41,7 @@ from trainkit.train.distributed.process_group import ProcessGroup
 
 
 def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
-    """Return the generator states of a loader and its sampler, and their own states if they have any.
+    """Return the generator states of a loader and its sampler, and their own states if they have states.
 
     Args:
         loader: loader of the batches.
@@ -65,7 +65,7 @@ def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> Non
         if name in held and callable(getattr(owner, "load_state_dict", None)):
             owner.load_state_dict(held[name])
     if _keeps_processes(loader) and not held.get("started"):
-        # Persistent processes that were started later would make the next pass skip a draw.
+        # Persistent processes that were started later would make the next pass skip a random draw.
         loader._iterator = None
 
 
@@ -91,13 +91,13 @@ def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
     Args:
         loader: loader of the batches.
         resumed: True if a loaded state came from a loader that had already started its persistent workers.
-            Such a loader draws its workers' seed only once, at their start, so it must not be drawn again.
-            The generators inside the workers start again, because they ended with their processes.
+            Such a loader draws its workers' seed only once, at their start, so the seed must not be drawn
+            again. The generators inside the workers start again, because they ended with their processes.
     """
     if not resumed or not _keeps_processes(loader) or loader._iterator is not None:
         return iter(loader)
     before = loader.generator
-    # A copy of this process's generator, so that the generator itself continues without a draw.
+    # The iterator draws from a copy of this process's generator, so the generator itself does not advance.
     loader.generator = torch.Generator()
     loader.generator.set_state(torch.get_rng_state())
     try:
@@ -116,7 +116,7 @@ log = logging.getLogger(__name__)
 _END: Any = object()
 
 Uneven = Literal["drop", "raise", "join"]
-"""Ways to handle a user's split that gives some workers more batches than others."""
+"""Ways to handle a user's split of the data that gives some workers more batches than others."""
 
 
 def gathering(loader: Any) -> Any:
@@ -134,14 +134,14 @@ def gathering(loader: Any) -> Any:
     if not plain or loader.collate_fn is not default_collate:
         return loader
     clone = copy.copy(loader)
-    # A DataLoader refuses a new data set, because its iterator may exist already; the copy has no iterator.
+    # A DataLoader refuses a new data set, because its iterator may already exist; the copy has no iterator.
     object.__setattr__(clone, "dataset", _Gathered(loader.dataset))
     clone.collate_fn = lambda batch: batch
     return clone
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if stacked rows and rows indexed together have equal memory layouts."""
+    """Return True if stacking rows and indexing them together give equal memory layouts."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     return plain and tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
@@ -167,7 +167,7 @@ class Batch(NamedTuple):
 
     Attributes:
         data: the loader's data, unchanged.
-        weight: its weight in the optimizer's step.
+        weight: weight of the batch in the optimizer's step.
     """
 
     data: Any
@@ -178,14 +178,15 @@ class Feed:
     """Source of an epoch's batches from one registered loader, which keeps the workers in step.
 
     Args:
-        loader: the source of the batches.
+        loader: source of the batches.
         group: the workers that share the samples.
-        training: True if the model is trained on the batches; the data then starts again if more are
+        training: True if the model is trained on the batches. The data then starts again if more batches are
             requested.
-        in_step: True if workers communicate in each step, so that all of them must run equally many; default:
-            in training.
+        in_step: True if workers communicate in each step, so that all workers must run equally many steps;
+            default: True in training.
         every: number of batches whose gradients form one optimizer step.
-        uneven: for a loader that the user has split; see `TrainingOperator.register_data`.
+        uneven: handling of uneven batches from a loader that the user has split; see
+            `TrainingOperator.register_data`.
 
     Attributes:
         taken: number of batches taken since the epoch began.
@@ -224,7 +225,7 @@ class Feed:
 
     @property
     def weight(self) -> float:
-        """Factor for the current batch's mean loss; 0 if another worker counts its samples."""
+        """Factor for the current batch's mean loss; 0 if a different worker counts its samples."""
         return self.current.averaged
 
     def state(self) -> dict[str, Any]:
@@ -237,13 +238,13 @@ class Feed:
         self._resumed = bool(held.get("started"))
 
     def steps(self) -> int | None:
-        """Return the number of batches of one pass; None if it is unknown in advance."""
+        """Return the number of batches of one pass; None if unknown in advance."""
         # The length of an iterable data set is an estimate; its samples may run out earlier.
         if isinstance(self.loader, DataLoader) and isinstance(self.loader.dataset, IterableDataset):
             return None
         try:
             return len(self.loader)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):  # For example, its sampler has no length.
+        except (TypeError, NotImplementedError):  # For example, the loader's sampler has no length.
             return None
 
     def batches(
@@ -270,7 +271,7 @@ class Feed:
             yield Batch(each, self.current)
 
     def _epoch(self, take: Callable[[], Any]) -> Iterator[Batch]:
-        # The step of an accumulation's last batch must know that it is the last.
+        # The step of an accumulation's last batch must know that the batch is the last one.
         looks_ahead = self._every > 1 and self._sizes() is None
         following = take()
         while following is not _END:
@@ -295,7 +296,7 @@ class Feed:
     # -- weights -------------------------------------------------------------------------------
 
     def _sizes(self) -> BatchSizes | None:
-        """Return the sizes of the batches of a pass, if they are known in advance."""
+        """Return the sizes of the batches of a pass; None if unknown in advance."""
         if (sharded := self._sharded()) is not None:
             return sharded.sizes()
         batches = getattr(self.loader, "batch_sampler", None)
@@ -331,7 +332,7 @@ class Feed:
     # -- passes --------------------------------------------------------------------------------
 
     def _start_pass(self) -> Callable[[], Any]:
-        """Start a pass over the loader; return a function for its next batch, `_END` after the last."""
+        """Start a pass over the loader; return a function for its next batch, `_END` after the last batch."""
         if not self._in_step or self._sharded() is not None or self._group.members == 1:
             return partial(next, self._iterator(), _END)
         if self._training:
@@ -348,10 +349,10 @@ class Feed:
         return started_iterator(gathering(self.loader), resumed=resumed)
 
     def _together(self) -> Callable[[], Any]:
-        """Return a function that takes equally many batches on all workers, if the user split the loader.
+        """Return a function that takes equally many batches on all workers, for a loader split by the user.
 
-        In validation, and in training with "join", all batches are taken: a worker without more batches
-        repeats its last one with weight 0.
+        In validation, and in training with "join", all batches are taken. A worker without more batches
+        repeats its last batch with weight 0.
         """
         iterator, last = self._iterator(), _END
         joins = not self._training or self.uneven == "join"
@@ -382,10 +383,10 @@ class Feed:
         return take
 
     def _end(self, steps: int, more: Sequence[bool]) -> None:
-        """End a pass of `steps` batches; warn if some workers have more.
+        """End a pass of `steps` batches; warn if some workers have more batches.
 
         Raises:
-            ConfigError: some workers have more, and the user chose "raise".
+            ConfigError: some workers have more batches, and the user chose "raise".
         """
         if not any(more):
             return
@@ -409,12 +410,12 @@ def _name(training: bool) -> str:
 
 
 class _Passes:
-    """Batches of an epoch, taken from one pass over the loader after another.
+    """The batches of an epoch, taken from one or several passes over the loader.
 
     Args:
         start: function that starts a pass; its result returns the next batch, and `_END` after the last.
         limit: number of batches; None: one pass.
-        repeat: start again if a pass has fewer batches.
+        repeat: True starts another pass if a pass has too few batches.
     """
 
     def __init__(self, start: Callable[[], Callable[[], Any]], limit: int | None, *, repeat: bool) -> None:
@@ -424,7 +425,7 @@ class _Passes:
         self._next: Callable[[], Any] | None = None
 
     def take(self) -> Any:
-        """Return the next batch; `_END` after the last one."""
+        """Return the next batch; `_END` after the last batch."""
         if self._left <= 0:
             return _END
         batch = _END if self._next is None else self._next()
@@ -451,11 +452,11 @@ def make_feed(
     Args:
         loader: a `DataLoader`, or any iterable of batches.
         group: the workers.
-        training: True if the model is trained on it.
-        split: True to share the samples; False leaves this to the user.
-        in_step: True if workers communicate in each step; default: in training.
+        training: True if the model is trained on the batches.
+        split: True to share the samples; False leaves the sharing to the user.
+        in_step: True if workers communicate in each step; default: True in training.
         every: number of batches whose gradients form one optimizer step.
-        uneven: for a loader that the user has split.
+        uneven: handling of uneven batches from a loader that the user has split.
 
     Raises:
         ConfigError: the loader can only be iterated over once, or its samples can't be shared.

@@ -27,7 +27,7 @@ def pinned(loader: Any, device: torch.device) -> Any:
     """Return a copy of `loader` whose worker processes pin their batches, if `device` is a GPU.
 
     A loader without worker processes is returned unchanged. Its batches may already be on the GPU;
-    `DevicePrefetcher.ahead` pins the others.
+    `DevicePrefetcher.ahead` pins batches that are not.
     """
     if device.type != "cuda" or not isinstance(loader, DataLoader):
         return loader
@@ -35,17 +35,17 @@ def pinned(loader: Any, device: torch.device) -> Any:
         return loader
     clone = copy.copy(loader)
     clone.pin_memory = True
-    # The user may still use the original's processes; the copy starts its own.
+    # The user may still use the original's processes, so the copy starts its own.
     clone._iterator = None
     return clone
 
 
 class DevicePrefetcher:
-    """Mover of batches to the device, for the default steps.
+    """Moves batches to the device, for the default steps.
 
     Args:
-        device: the destination.
-        channels_last: convert images to the channels_last memory format.
+        device: device to move batches to.
+        channels_last: True converts images to the channels_last memory format.
     """
 
     def __init__(self, device: torch.device, *, channels_last: bool) -> None:
@@ -62,7 +62,7 @@ class DevicePrefetcher:
         """Return (features, target) on the device, for a batch (*features, target).
 
         Raises:
-            ConfigError: the batch has another form.
+            ConfigError: the batch has a different form.
         """
         if not isinstance(batch, (list, tuple)) or len(batch) < 2:
             raise ConfigError(
@@ -97,7 +97,7 @@ def _on_side_stream(
         computing = torch.cuda.current_stream(device)
         # The copy must be complete before the step reads it. Only the computing stream waits, not the CPU.
         computing.wait_stream(side)
-        # Marks the memory of the side stream as used, so that it is not reused before the computing stream is
+        # Marks the memory as used by the computing stream, so that it is not reused before that stream is
         # done.
         current = map_tensors(partial(_used_on, computing), following)
         following = fetched()

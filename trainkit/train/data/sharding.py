@@ -1,14 +1,14 @@
-"""Sharing of samples: each worker's samples of every batch, and the weight of its part.
+"""Sharing of samples: each worker's samples of every batch, and the weight of its share.
 
     order, drawn once, by rank 0   7 2 9 4 │ 1 8 0 5 │ 3 6 2
     two workers, batch_size=2      step 0    step 1    step 2
     rank 0                         7   9     1   0     3   2
     rank 1                           2   4     8   5     6
 
-Over all workers, the samples of a step are those of a plain loop with the global batch size. Nothing is
+Over all workers, the samples of a step equal those of a plain loop with the global batch size. Nothing is
 padded, and validation counts each sample once. If the last batch is uneven, or too small for all workers,
-`BatchWeight` corrects the averaged gradient to the gradient of the whole batch. The gradient of a step is the
-mean over all its samples, for any sharing among workers and any number of accumulated batches.
+`BatchWeight` corrects the averaged gradient to the gradient of the whole batch. So the gradient of a step is
+the mean over all its samples, for any sharing among workers and any number of accumulated batches.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class BatchWeight:
     """Weight of one batch in an optimizer's step.
 
     Attributes:
-        averaged: factor for this worker's mean loss if gradients are averaged over workers; 0 if another
+        averaged: factor for this worker's mean loss if gradients are averaged over workers; 0 if a different
             worker counts its samples.
         own: factor for the mean loss if gradients are not averaged.
-        closes_step: True for the last batch of the step.
+        closes_step: True for the last batch of the optimizer's step.
         correction: factor for the gradients at the end of the step, if weights were assigned before the
             number of batches was known.
     """
@@ -57,7 +57,7 @@ class BatchWeight:
 
 
 FULL_WEIGHT = BatchWeight()
-"""Weight of a batch that forms a step alone."""
+"""Weight of a batch that forms an optimizer step alone."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class BatchSizes:
 
 
 class BatchWeights:
-    """Weights of the batches of one call with sizes that are known in advance; most weights are equal.
+    """Weights of the batches of one call, with sizes that are known in advance; most weights are equal.
 
     Args:
         sizes: sizes of the batches of a pass.
         total: number of batches in the call.
-        every: number of batches in a step.
+        every: number of batches in an optimizer step.
         rank: rank of this worker.
         world_size: number of workers that share the samples.
     """
@@ -108,8 +108,8 @@ class BatchWeights:
 
     def __call__(self, index: int) -> BatchWeight:
         """Return the weight of batch `index`, counted from 0 at the start of the call."""
-        # A user's loop may repeat the batches or use others; the weights then start again, as for another
-        # call.
+        # A user's loop may repeat the batches or bring different ones. The weights then start again, as in a
+        # new call.
         index %= self._total
         position = index % self._every
         start = index - position
@@ -128,7 +128,7 @@ def batch_weight(
         index: index of the batch, from 0 at the start of the call.
         total: number of batches in the call.
         sizes: sizes of the batches.
-        every: number of batches in a step.
+        every: number of batches in an optimizer step.
         rank: rank of this worker.
         world_size: number of workers that share the samples.
     """
@@ -151,12 +151,12 @@ def provisional_weight(index: int, *, every: int, last: bool) -> BatchWeight:
 
 
 def samples_of_rank(samples: int, rank: int, world_size: int) -> int:
-    """Return the number of samples of worker `rank` in a global batch of `samples`."""
+    """Return the number of samples that worker `rank` gets from a global batch of `samples`."""
     return max(0, -(-(samples - rank) // world_size))
 
 
 def shard(batch: Sequence[int], rank: int, world_size: int) -> list[int]:
-    """Return the part of worker `rank` in a global batch: every `world_size`-th sample."""
+    """Return the share of worker `rank` in a global batch: every `world_size`-th sample."""
     return list(batch[rank::world_size])
 
 
@@ -165,11 +165,11 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     Args:
         sampler: the user's sampler.
-        batch_size: samples for each worker in a step.
-        drop_last: leave out an incomplete last global batch.
+        batch_size: number of samples for each worker in a step.
+        drop_last: True leaves out an incomplete last global batch.
         group: the workers.
-        in_step: True if every worker takes part in every step, if necessary with a sample that another worker
-            counts. A worker that skipped a step would block the others.
+        in_step: True if every worker takes part in every step, if necessary with a sample that a different
+            worker counts. A worker that skipped a step would block the others.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return dict(self._state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make the next pass continue at a position from `state_dict`."""
+        """Make the next pass continue at the position that `state_dict` describes."""
         self._resumed = state_dict
 
     def _batches(self, place: Mapping[str, Any]) -> Iterator[list[int]]:
@@ -242,13 +242,13 @@ class ShardedBatchSampler(Sampler[list[int]]):
     def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
         """Return the order, and the rest of the sampler's iterator.
 
-        A sampler may draw once more when it ends. A plain loop reaches this point with its last batch, or
-        never if it stops earlier.
+        A sampler may make another random draw when it ends. A plain loop reaches the sampler's end with its
+        last batch, or never if it stops earlier.
         """
         if type(self.sampler) is SequentialSampler:
             return range(len(self.sampler)), iter(())
-        # Any other order may depend on this process's random state, so one worker draws for all. It draws
-        # exactly like a plain loop, with the same seed and in the same order.
+        # Any other order may depend on this process's random state, so worker 0 draws for all workers. It
+        # draws exactly like a plain loop, with the same seed and in the same order.
         rest = iter(self.sampler if self._group.rank == 0 else ())
         own = list(itertools.islice(rest, self.samples()))
         return self._group.broadcast_integers(own), rest
@@ -288,7 +288,7 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     if isinstance(sampler_of(loader), DistributedSampler):
         return loader
     batches: Any = loader.batch_sampler
-    # A loader's class may make its own batch sampler. If the user passed one, batch_size is None.
+    # A loader's class may create its own batch sampler. If the user passed one, batch_size is None.
     deals = isinstance(batches, BatchSampler) and (
         type(batches) is BatchSampler or loader.batch_size is not None
     )
@@ -317,10 +317,10 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
 
 
 def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
-    """Return a loader of this worker's batches, and the number of all workers' batches if it is known.
+    """Return a loader of this worker's batches, and the number of all workers' batches; None if unknown.
 
-    Whole batches are distributed one by one, starting with worker 0. All workers get equally many; for this
-    the first batch may be repeated at the end.
+    Whole batches are distributed one by one, starting with worker 0. All workers get equally many batches. To
+    make this possible, the first batch may be repeated at the end.
 
     Args:
         loader: the user's loader.
@@ -336,7 +336,7 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
             f"predict(): a {type(loader).__name__} without a batch sampler can't be shared among "
             f"{group.world_size} workers: give a DataLoader over a map-style data set, with a batch_size"
         )
-    # One worker draws for all, because the order may be random.
+    # Worker 0 draws for all workers, because the order may be random.
     batches = [list(batch) for batch in loader.batch_sampler] if group.rank == 0 else []
     sizes = group.broadcast_integers([len(batch) for batch in batches])
     order = iter(group.broadcast_integers([index for batch in batches for index in batch]))
@@ -347,9 +347,9 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
 
 
 def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
-    """Return a copy of a loader with other batches, and with their sampler if they have one."""
+    """Return a copy of a loader with the given batches, and with their sampler if they have one."""
     clone = copy.copy(loader)
-    # A DataLoader refuses a new batch sampler, because its iterator may exist already; the copy has no
+    # A DataLoader refuses a new batch sampler, because its iterator may already exist; the copy has no
     # iterator. A new loader built from arguments would lose the subclass and attributes of later torch
     # versions.
     object.__setattr__(clone, "batch_sampler", batches)

@@ -1,1 +1,1 @@
-"""Communication between the processes that train together."""
+"""Communication between processes that train together."""

@@ -1,7 +1,8 @@
 """Detection of errors that only show that another worker failed first.
 
-A worker that waits in a collective for a missing worker fails too: gloo raises, and NCCL's watchdog aborts
-the whole process. Neither knows which worker is missing; only the process that called the workers knows.
+A worker that waits in a collective for a missing worker fails too: gloo raises an error, and NCCL's watchdog
+aborts the whole process. Neither knows which worker is missing. Only the process that called the workers
+knows.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ _LOST_PEER = re.compile(
     r"|\bnccl (?:error|communicator)\b",
     re.IGNORECASE,
 )
-"""Phrases that identify gloo's errors, because gloo raises bare RuntimeErrors like user code."""
+"""Phrases that identify gloo's errors, because gloo raises plain RuntimeErrors like user code."""
 
 _LOST_LOADER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal|exited unexpectedly)")
-"""torch has no class for this error (torch/utils/data/dataloader.py, torch/csrc/DataLoader.cpp)."""
+"""Text of the error of a dead loader process; torch has no class for it (torch/utils/data/dataloader.py and
+torch/csrc/DataLoader.cpp)."""
 
 _WATCHDOG = re.compile(
     r"watchdog caught collective operation timeout"
@@ -37,10 +39,10 @@ _WATCHDOG = re.compile(
 
 
 class LostOthersError(RuntimeError):
-    """Failed wait of a worker for the others; its cause is the backend's error.
+    """Failure of a worker that waited for other workers; its cause is the backend's error.
 
     Args:
-        step: the step in which it waited, from 1; 0 before the first step, None without steps.
+        step: the step in which the worker waited, from 1; 0 before the first step, None without steps.
     """
 
     def __init__(self, step: int | None, text: str) -> None:
@@ -53,7 +55,7 @@ class LostOthersError(RuntimeError):
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return True if `error` only shows that another worker is gone or late and caused the failure."""
+    """Return True if `error` only shows that a missing or late worker caused the failure."""
     torch = sys.modules.get("torch.distributed")  # Without this module no such error is possible.
     if isinstance(error, LostOthersError) or (torch is not None and isinstance(error, torch.DistError)):
         return True
@@ -67,13 +69,13 @@ def lost_loader(error: BaseException) -> bool:
 
 
 def file_error(error: RuntimeError) -> Exception:
-    """Return the reason why torch could not write a file; torch's error only has the position in the file."""
+    """Return the reason why torch could not write a file; torch's error has only the position in the file."""
     cause = error.__context__
     return OSError(cause.errno, cause.strerror) if isinstance(cause, OSError) else error
 
 
 def advice(error: BaseException) -> str | None:
-    """Return how to follow the advice of a torch error in a trainer; None for other errors."""
+    """Return how a trainer's user can follow the advice in a torch error; None for other errors."""
     if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
         return 'here: register(..., ddp_args={"find_unused_parameters": True})'
     return None
@@ -95,13 +97,13 @@ def is_exit(error: BaseException) -> bool:
 
 
 def is_symptom(error: BaseException) -> bool:
-    """Return True if `error`, raised by a call to a worker, results from another worker's failure."""
+    """Return True if `error`, raised by a call to a worker, results from a different worker's failure."""
     if isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
         return ended_by_watchdog(error.exit_code, error.stderr_tail)
     return lost_peer((error.cause or error) if isinstance(error, TaskError) else error)
 
 
 def waiting_step(error: BaseException) -> int | None:
-    """Return the step in which the worker with this `error` waited for the others; None if unknown."""
+    """Return the step in which the worker with this `error` waited for others; None if unknown."""
     cause = error.cause if isinstance(error, TaskError) else error
     return cause.step if isinstance(cause, LostOthersError) else None

@@ -4,9 +4,9 @@
     data 0                           0         1        rank = data_index * model_ways + model_index
     data 1                           2         3
 
-The columns average gradients, the rows exchange activations. A row may itself be a grid, of stages that
-several workers each hold together. Workers that differ only in the last index have successive ranks, so that
-the workers which exchange most are on one machine. Source: Narayanan et al. 2021, "Efficient Large-Scale
+The columns average gradients, the rows exchange activations. A row may itself be a grid of pipeline stages,
+each held by several workers. Workers that differ only in the last index have successive ranks, so that the
+workers that exchange most data are on one machine. Source: Narayanan et al. 2021, "Efficient Large-Scale
 Language Model Training on GPU Clusters Using Megatron-LM", arXiv:2104.04473; and PyTorch's DeviceMesh,
 https://docs.pytorch.org/docs/stable/distributed.html#devicemesh.
 """
@@ -25,27 +25,27 @@ from trainkit.errors import ConfigError
 from trainkit.train.distributed.process_group import ProcessGroup
 
 DATA = "data"
-"""Copies of a model, each with its own samples."""
+"""Dimension of copies of a model, each with its own samples."""
 STAGE = "stage"
-"""Stages of a pipeline, one after another."""
+"""Dimension of the stages of a pipeline, one after another."""
 MODEL = "model"
-"""Parts of the same layers."""
+"""Dimension of parts of the same layers."""
 CONTEXT = "context"
-"""Parts of the same sequences."""
+"""Dimension of parts of the same sequences."""
 REPLICA = "replica"
-"""Copies of a model, each sharded over its own workers."""
+"""Dimension of copies of a model, each sharded over its own workers."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Position of each worker.
+    """Positions of the workers in the grid.
 
     Attributes:
         world_size: number of all workers.
         model_ways: number of workers that hold one copy of the model together.
 
     Raises:
-        ConfigError: the workers can't form rows of `model_ways`.
+        ConfigError: the workers can't form rows of `model_ways` workers.
     """
 
     world_size: int
@@ -71,7 +71,7 @@ class Grid:
 
 
 def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
-    """Yield a message with a remedy if `num_workers` can't form groups of `degree`."""
+    """Yield a message with a remedy if `num_workers` workers can't form groups of `degree`."""
     if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
         yield "give a whole number of 1 or more"
     elif num_workers % degree:
@@ -79,13 +79,13 @@ def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
 
 
 class DataParallelGroup(ProcessGroup):
-    """The workers that share the samples; each row of the grid counts as one.
+    """The workers that share the samples; each row of the grid counts as one worker.
 
     All workers of a row receive equal samples. Collectives run over all workers, so all must call them.
 
     Args:
         group: all workers.
-        grid: their positions.
+        grid: positions of the workers.
     """
 
     def __init__(self, group: ProcessGroup, grid: Grid) -> None:
@@ -140,11 +140,11 @@ def data_parallel_group(group: ProcessGroup, model_ways: int) -> ProcessGroup:
 def make_mesh(group: ProcessGroup, ways: Mapping[str, int], device: torch.device) -> DeviceMesh:
     """Return torch's mesh of all workers.
 
-    All workers call it, in the same order as other collectives.
+    All workers must call this function, in the same order as other collectives.
 
     Args:
         group: all workers, joined.
-        ways: number of workers by name of the dimension; ranks that differ only in the last one are
+        ways: number of workers by name of the dimension; ranks that differ only in the last dimension are
             successive.
         device: device of this worker; only its type matters.
 
@@ -157,6 +157,6 @@ def make_mesh(group: ProcessGroup, ways: Mapping[str, int], device: torch.device
             raise ConfigError("a single worker has no mesh: use num_workers=2 or more")
         return DeviceMesh.from_group(world, device.type, mesh_dim_names=tuple(ways))
     ranks = torch.arange(group.world_size).view(*ways.values())
-    # init_device_mesh would give its groups torch's own timeout, and could listen on the network.
+    # `init_device_mesh` would give its groups torch's own timeout, and could listen on the network.
     groups = [group.subgroup(ranks.movedim(dim, -1).flatten(0, -2).tolist()) for dim in range(ranks.dim())]
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=tuple(ways))

@@ -12,23 +12,23 @@ T = TypeVar("T")
 
 
 class Timed(Protocol):
-    """Function that returns a function like `take`; its batches and time are counted, but for `end`."""
+    """Function that wraps `take`, to count its batches and their time, except for the value `end`."""
 
     def __call__(self, take: Callable[[], T], end: Any) -> Callable[[], T]: ...
 
 
 class RankObserver:
-    """Observer of what a rank takes from its loaders. This base counts nothing.
+    """Observer of the batches that a rank takes from its loaders. This base class observes nothing.
 
     Attributes:
-        models: of the rank, as they are wrapped.
+        models: wrapped models of the rank.
     """
 
     def __init__(self) -> None:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def timed(self, take: Callable[[], T], end: Any) -> Callable[[], T]:
-        """Return the function that takes the batches of a pass over a loader; see `Timed`."""
+        """Return a wrapped `take`, the function that takes the batches of a pass; see `Timed`."""
         return take
 
     def metered(self, batches: Iterator[T]) -> Iterator[T]:
@@ -43,10 +43,10 @@ def observe_rank(rank: int, world_size: int, *, trainer: str, group: str) -> Ran
     """Return the observer of this process.
 
     Args:
-        rank: of this worker.
+        rank: rank of this worker.
         world_size: number of workers.
-        trainer: name of what is trained.
-        group: a text that all ranks of the trainer share, and no rank of another trainer.
+        trainer: name of the training job.
+        group: a text that all ranks of the trainer share, and that no other trainer has.
     """
     for observing in each("trainkit.rank_observers"):
         observer: RankObserver = observing(rank, world_size, trainer=trainer, group=group)

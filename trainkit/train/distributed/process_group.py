@@ -1,7 +1,7 @@
 """Process groups of workers: how they join and exchange values, by gloo and NCCL.
 
-Workers of one machine meet at a file and communicate over the loopback. With several machines, worker 0 holds
-a store, and each worker listens only at its machine's address in the cluster.
+Workers of one machine meet at a file and communicate over the loopback interface. With several machines,
+worker 0 runs a store, and each worker listens only at its machine's address in the cluster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainkit.train.distributed.rendezvous import (
 )
 
 _INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables with the interface on which the backends listen; values set by the user are kept."""
+"""Variables that name the interface on which the backends listen; values set by the user are kept."""
 
 _LOOPBACK = "lo"
 """Interface for workers of one machine, which must not listen on the network."""
@@ -36,19 +36,19 @@ _LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915
 
 _FEW = 4095
-"""Number of integers that are sent as fast as one: 32 KiB including their count."""
+"""Number of integers that are sent as fast as one integer: 32 KiB including their count."""
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Backends in torch's form: counts and orders of samples use the CPU, even if gradients use NCCL."""
 
 
 class ProcessGroup:
-    """The workers that train together, seen from one of them; this base class is a group of one.
+    """The workers that train together, seen from one worker; this base class is a group of one.
 
     Attributes:
         rank: this worker's rank, from 0.
         world_size: number of workers.
-        members: number of processes in its collectives; larger than `world_size` if several count as one.
+        members: number of processes in collectives; above `world_size` if several processes count as one.
     """
 
     rank = 0
@@ -70,7 +70,7 @@ class ProcessGroup:
         return [value]
 
     def gather_values(self, value: Any) -> list[Any]:
-        """Return every worker's `value`, by rank: plain values and tensors on the CPU."""
+        """Return every worker's `value`, by rank; values are plain values and tensors on the CPU."""
         return [value]
 
     def all_true(self, flag: bool) -> bool:
@@ -81,7 +81,7 @@ class ProcessGroup:
         """Overwrite `tensors` with worker 0's values."""
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        """Return torch's group for the entry of `parts` (ranks) with this worker; all workers must call it.
+        """Return torch's group for the list of ranks in `parts` with this worker; all workers must call it.
 
         Raises:
             ConfigError: the group has no other workers.
@@ -98,8 +98,8 @@ class TorchProcessGroup(ProcessGroup):
     Args:
         rank: rank of this worker.
         world_size: number of workers.
-        timeout: time limit of one collective, also in subgroups.
-        bound: environment variables with the network interface to listen on.
+        timeout: time limit of each collective, also in subgroups.
+        bound: environment variables that name the network interface to listen on.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class TorchProcessGroup(ProcessGroup):
         self._sending: list[dist.Work | None] = []
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
-        # Each message synchronizes all workers, so one message holds the count and, if they are few, the
-        # values.
+        # Each message synchronizes all workers. So the first message contains the count and, if they are few,
+        # all values.
         first, sends = torch.zeros(_FEW + 1, dtype=torch.int64), self.rank == 0
         data = torch.frombuffer(array("q", [len(values), *values]), dtype=torch.int64) if sends else first
         first[: len(data)] = data[: len(first)]
-        # Worker 0 continues meanwhile. If the others are lost or never receive, `end_sending` raises.
+        # Worker 0 continues meanwhile. If other workers are lost or never receive, `end_sending` raises.
         self._sending = [dist.broadcast(first, src=0, async_op=sends)]
         if (more := int(first[0]) - _FEW) > 0:
             rest = data[len(first) :].clone() if sends else torch.empty(more, dtype=torch.int64)
@@ -151,14 +151,14 @@ class TorchProcessGroup(ProcessGroup):
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         with _defaults(self._bound):
-            # Without this argument the timeout is torch's half hour, not the whole group's.
+            # Without this argument the timeout would be torch's half hour, not the whole group's.
             own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
                 [list(part) for part in parts], timeout=self._timeout
             )
         return cast(dist.ProcessGroup, own)
 
     def leave(self) -> None:
-        # Only once, because by a second call this process may be in the group of another trainer.
+        # Only the first call leaves, because this process may later be in the group of a different trainer.
         if self._joined and dist.is_initialized():
             dist.destroy_process_group()
         self._joined = False
@@ -172,14 +172,14 @@ def join_process_group(
     address: str | None = None,
     listener: RendezvousStore | None = None,
 ) -> ProcessGroup:
-    """Join the other workers; return after all have joined.
+    """Join the other workers; return once all have joined.
 
     Args:
         rendezvous: meeting place of the workers.
         rank: this worker's rank.
         world_size: number of workers.
         address: address of this machine among the workers' machines; None if all workers are on this machine.
-        listener: the store, if it is in this process.
+        listener: the store, if this process runs it.
 
     Raises:
         torch.distributed.DistError: not all workers joined within `rendezvous.timeout_s`.
@@ -236,7 +236,7 @@ def _defaults(variables: dict[str, str]) -> Iterator[None]:
 
 
 Complaint = Callable[[str], str]
-"""Function from the reason of a failure to the message."""
+"""Function that returns the message for the reason of a failure."""
 
 
 @contextmanager
@@ -244,14 +244,14 @@ def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
     """Wait for all workers of `group` at the end of the block; if the block failed on one, raise on all.
 
     Raises:
-        CheckpointError: the block failed on this or another worker; the message has the place and the reason.
+        CheckpointError: the block failed on a worker; the message has the worker and the reason.
     """
     error: BaseException | None = None
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as raised:  # torch's CheckpointException is no Exception.
+    except BaseException as raised:  # torch's CheckpointException is not a subclass of Exception.
         if lost_peer(raised):
             raise
         error = raised
@@ -266,7 +266,7 @@ def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the error as one line; if torch collected several workers' errors, the first one."""
+    """Return the error as one line; if torch collected several workers' errors, the first of them."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         rank, failure = next(iter(failures.items()))

@@ -1,4 +1,4 @@
-"""Meeting place of workers: a file of their machine, or a store in worker 0's process."""
+"""Meeting place of workers: a file on their machine, or a store in worker 0's process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainkit.runtime import api as runtime
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Place and settings with which a worker joins the others.
+    """Meeting place and settings with which a worker joins the others.
 
     Attributes:
         place: "file://" and a path that all workers can open, in a folder of this user only; or "tcp://" and
             worker 0's address and port.
         backend: "gloo" or "nccl".
-        timeout_s: time limit of one collective, in seconds.
+        timeout_s: time limit of each collective, in seconds.
     """
 
     place: str
@@ -37,8 +37,8 @@ class WorkerAddress:
     """Machine and meeting place of a worker.
 
     Attributes:
-        node: id of its machine.
-        place: meeting place in its process; None if it does not listen.
+        node: id of the worker's machine.
+        place: meeting place in the worker's process; None if the worker does not listen.
     """
 
     node: str
@@ -50,7 +50,7 @@ class LocalRank:
     """Position of a worker among the workers of its machine.
 
     Attributes:
-        rank: its rank.
+        rank: the worker's rank on its machine.
         size: number of workers on the machine.
         node_rank: number of the machine, in the order of the ranks.
     """
@@ -72,7 +72,7 @@ def make_rendezvous(
 
     Args:
         world_size: number of workers.
-        held: stack that removes the place when it closes.
+        held: stack that removes the meeting place when the stack closes.
         ask: function that calls `Worker.home` of the workers with these arguments, by worker number.
 
     Raises:
@@ -103,7 +103,7 @@ def own_address() -> str:
 
 
 def by_machine(nodes: Sequence[str]) -> list[int]:
-    """Return the workers' numbers in the order of their new ranks; workers of a machine are adjacent.
+    """Return the workers' numbers in the order of their new ranks; workers of one machine are adjacent.
 
     The first worker and its machine stay first.
 
@@ -172,13 +172,13 @@ def rendezvous_store(place: str, world_size: int, timeout: timedelta) -> Any:
 def set_torchrun_variables(place: str, rank: int, world_size: int, locality: LocalRank) -> None:
     """Set the variables of `torchrun`, so that libraries know that this process is one of several.
 
-    Without them an Accelerator assumes a single process, and loggers print on every rank.
+    Without these variables, an Accelerator assumes a single process, and loggers print on every rank.
 
     Args:
         place: meeting place; a file, used on one machine, has no address to set.
         rank: this worker's rank.
         world_size: number of workers.
-        locality: its position among the workers of its machine.
+        locality: this worker's position among the workers of its machine.
     """
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
     os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"] = str(locality.rank), str(locality.size)

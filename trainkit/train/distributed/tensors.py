@@ -2,7 +2,7 @@
 
     a worker's ──detached──▶ each DTensor a Spread ──joined, over workers──▶ whole ──local_part──▶ a worker's
 
-No collective is needed: a process with all workers' parts has the whole state.
+No collective is needed: a process that has all workers' parts has the whole state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def channels_last(batch: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in `value`, the first one first."""
+    """Return all tensors in `value`, in order."""
     found: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def device_of(value: Any) -> torch.device | None:
-    """Return the device of the first tensor in `value`; None if it has no tensor."""
+    """Return the device of the first tensor in `value`; None if `value` has no tensor."""
     return next((tensor.device for tensor in tensors_in(value)), None)
 
 
@@ -69,12 +69,12 @@ def cpu_copy(state: Any) -> Any:
 
 def is_spread(value: Any) -> bool:
     """Return True for a DTensor, which is sharded over several workers."""
-    # isinstance would import the class, which takes half a second that a single worker does not need.
+    # `isinstance` would import the class, which takes half a second that a single worker does not need.
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return this worker's part of a tensor or DTensor; it shares the memory."""
+    """Return this worker's part of a tensor or DTensor; both share memory."""
     with torch.no_grad():
         held: torch.Tensor = (tensor.to_local() if is_spread(tensor) else tensor).detach()
     return held
@@ -85,8 +85,8 @@ class Box:
     """A part of a tensor.
 
     Attributes:
-        offset: position of its first element in the whole tensor, a number for each dimension.
-        tensor: its values.
+        offset: position of the part's first element in the whole tensor, one number for each dimension.
+        tensor: values of the part.
     """
 
     offset: tuple[int, ...]
@@ -99,8 +99,8 @@ class Spread:
 
     Attributes:
         shape: shape of the whole tensor.
-        dtype: data type of its values.
-        boxes: the parts known here: all parts, or the parts of one worker.
+        dtype: data type of the values.
+        boxes: the known parts: all parts, or the parts of one worker.
     """
 
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ class Spread:
         """Return the part that begins at `offset` and has shape `shape`, on the CPU.
 
         Raises:
-            CheckpointError: values of it are missing.
+            CheckpointError: values of the part are missing.
         """
         result = torch.empty(tuple(shape), dtype=self.dtype)
         filled = 0
@@ -145,18 +145,18 @@ def detached(state: Any, *, copy: bool = True) -> Any:
 
     Args:
         state: nested containers with tensors.
-        copy: False for a state that is sent to another process immediately, which copies it: whole tensors on
-            the CPU are then not copied here.
+        copy: False if the state is sent to a different process immediately, which copies it. Whole tensors
+            on the CPU are then not copied here.
     """
     return map_tensors(functools.partial(_detached, copy=copy), state)
 
 
 def joined(states: Sequence[Any]) -> Any:
-    """Merge the states of all workers: mappings are united, parts of tensors are combined.
+    """Merge the states of all workers: mappings are united, and parts of tensors are combined.
 
     Args:
-        states: states of equal structure, by rank. For other values the first worker's is used, even if the
-            others differ, because an operator's own state may differ between workers.
+        states: states of equal structure, by rank. For other values, the first worker's value is used even if
+            workers differ, because an operator's own state may differ between workers.
     """
     first = states[0]
     if isinstance(first, Spread):
@@ -185,9 +185,9 @@ def map_state(function: Callable[[Any, Keys], Any], state: Any, where: Keys = ()
     """Return `state` with each leaf replaced by `function(leaf, keys)`.
 
     Args:
-        function: called with a leaf, and the keys and indices that lead to it.
+        function: function of a leaf, and of the keys and indices that lead to the leaf.
         state: nested mappings, lists and tuples.
-        where: keys that lead to `state`.
+        where: keys and indices that lead to `state`.
     """
     if isinstance(state, Mapping):
         items = {key: map_state(function, item, (*where, key)) for key, item in state.items()}
@@ -202,7 +202,7 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
 
     Args:
         leaf: a whole tensor, or a `Spread` with all parts.
-        like: a tensor with the shape of the whole.
+        like: a tensor with the shape of the whole tensor.
 
     Returns:
         A new tensor with the device and data type of `like`.
@@ -220,7 +220,7 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
         part = leaf.detach()[
             _slices(offset, [o + s for o, s in zip(offset, shape, strict=True)], (0,) * len(shape))
         ]
-    # Allocated like `like` itself, because an offloaded tensor's part is on another device than its mesh.
+    # Allocated like `like` itself, because an offloaded tensor's part is on a different device than its mesh.
     with torch.no_grad():
         result = torch.empty_like(like)
         local(result).copy_(part)
@@ -258,10 +258,10 @@ def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> t
 
 
 def like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items`, which replace all entries of `original`, in its class.
+    """Return `items`, which replace all entries of `original`, in a mapping of the same class.
 
-    A copy keeps attributes such as a defaultdict's factory or a state's `_metadata`. Its entries are set
-    one by one, because some classes refuse `clear` and `update`.
+    A copy keeps attributes such as a defaultdict's factory or a state's `_metadata`. Its entries are set one
+    by one, because some classes refuse `clear` and `update`.
     """
     if type(original) is dict:
         return items

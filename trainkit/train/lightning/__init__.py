@@ -1,1 +1,1 @@
-"""Operators made of Lightning modules."""
+"""Operators made from Lightning modules."""
