@@ -43,7 +43,7 @@ DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
+@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
 class TuneConfig(Settings):
     """Settings of the search: metric, searcher, scheduler, number of trials.
 
@@ -56,9 +56,9 @@ class TuneConfig(Settings):
         num_samples: number of samples from the space; a grid is repeated this many times. -1: sample until a
             time budget, a stopper or Ctrl-C ends the experiment, or no untried configuration is left.
         max_concurrent_trials: maximum number of trials that run at once; None or 0: only resources limit it.
-        time_budget_s: seconds, or a timedelta, for one call of `fit`. After it, a running trial stops at its
-            next report. A trial that does not report is interrupted after half of $TRAINKIT_STOP_GRACE_S
-            (default 5 seconds) and killed after all of it.
+        time_budget_s: seconds, or a timedelta, for one call of `fit`. After this time, a running trial stops
+            at its next report. A trial that does not report is interrupted after half of
+            $TRAINKIT_STOP_GRACE_S (default 5 seconds) and killed after all of it.
         reuse_actors: run a new trial in the process of an ended trial instead of starting a process.
             Thousands of short trials then take a fraction of the time. A trial sees global state that earlier
             trials left in the process.
@@ -146,7 +146,7 @@ class TuneConfig(Settings):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
+@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
 class RunConfig(Settings):
     """Settings of a run: storage folder, stop rules, checkpoints, loggers and callbacks.
 

@@ -305,7 +305,7 @@ def _place(failure: Failure | None) -> str:
 
 
 def _values_words(result: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """Return metrics such as ' loss=0.25'; '' if none is a number."""
+    """Return metrics such as ' loss=0.25'; '' if no metric is a number."""
     words = [(metric, number_words(lookup(result, metric))) for metric in metrics]
     shown = " ".join(f"{metric}={value}" for metric, value in words if value)
     return f" {shown}" if shown else ""

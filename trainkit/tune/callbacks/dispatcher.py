@@ -50,7 +50,7 @@ class CallbackStates:
     """States of callbacks, identified by class and by position among the callbacks of that class.
 
     Args:
-        callbacks: all callbacks; only those that override `get_state` have a state.
+        callbacks: all callbacks; only callbacks that override `get_state` have a state.
         keep: function that stores the states by name; called after a change.
         complaints: receives the exceptions of callbacks.
     """

@@ -76,7 +76,7 @@ class LoggerCallback(Callback):
         """Replace the log by these results."""
 
     def _flush_kept(self, trial: Trial | None = None) -> None:
-        """Write the buffered results of one trial or of all; an error does not stop the other trials."""
+        """Write buffered results of one trial or of all trials; an error does not affect the other trials."""
         kept = self.__kept
         names = list(kept) if trial is None else [trial.trial_id] if trial.trial_id in kept else []
         problem: Exception | None = None

@@ -262,7 +262,7 @@ class JupyterNotebookReporter(TableReporter):
     Args:
         overwrite: clear the cell's earlier output.
 
-    The other arguments are those of `TableReporter`.
+    The other arguments are the arguments of `TableReporter`.
     """
 
     overwrite: bool = True

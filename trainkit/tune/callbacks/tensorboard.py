@@ -288,7 +288,7 @@ class TBXLoggerCallback(FileLoggerCallback):
             path = self._paths[trial.trial_id] = self._new_path(trial)
             parts = [same_record(file_version(self._begun))]
         parts += self._records(trial, results)
-        if trial.status.is_finished:  # no more reports will come
+        if trial.status.is_finished:  # no more reports will follow
             parts += self._last_records(trial)
         with open(path, "ab") as file:
             file.write(b"".join(parts))

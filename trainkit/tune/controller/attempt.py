@@ -28,8 +28,8 @@ def to_drop(
 ) -> list[SavedCheckpoint]:
     """Return the `checkpoints` that the policy does not keep; they are passed oldest first.
 
-    The policy keeps the `num_to_keep` best checkpoints; among equals, later ones are better. A running trial
-    also keeps its latest checkpoint, because a retry resumes from it.
+    The policy keeps the `num_to_keep` best checkpoints; among equal checkpoints, later checkpoints are
+    better. A running trial also keeps its latest checkpoint, because a retry resumes from it.
     """
     if policy.num_to_keep is None or len(checkpoints) <= policy.num_to_keep:
         return []

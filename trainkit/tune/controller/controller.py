@@ -1,8 +1,8 @@
 """Controller of an experiment: a state machine from events to records and actions.
 
-It reads no clock and no file and starts nothing. Each event brings its time, randomness comes from the
-generators of searcher and scheduler, and all effects are returned as actions. The caller commits the records
-before it carries out the actions, so a report is acknowledged only once it can't be lost.
+It reads no clock and no file and starts nothing. Each event contains its time, random numbers come from the
+searcher's and the scheduler's generators, and all effects are returned as actions. The caller commits the
+records before it carries out the actions, so a report is acknowledged only once it can't be lost.
 
 Status changes:   PENDING -- Start --> starting -- Started --> running -- Reported --> ...
                      ^                                            |
@@ -180,7 +180,7 @@ class Controller:
 
     @property
     def ending(self) -> str:
-        """Reason of the early end in words; '' without an early end."""
+        """Reason for an early end, as text; '' without an early end."""
         return self._state.ending.why if self._state.ending is not None else ""
 
     @property
@@ -250,7 +250,7 @@ def _start_next(state: ControllerState, time: float) -> bool:
         return True
     if trial.status is TrialStatus.PAUSED and trial.alone and state.active:
         paused.resume(state, trial, time)
-        state.waiting.add(trial)  # it must wait until nothing else runs
+        state.waiting.add(trial)  # the trial must wait until nothing else runs
         heed_scheduler(state, time)
         return True
     if not state.ledger.reserve(trial.trial_id, trial.request):

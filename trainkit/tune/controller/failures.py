@@ -27,7 +27,7 @@ _WORDS = (
     "running low on memory",  # message of Ray's memory monitor
 )
 _SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
-"""Errors whose text is searched; in other errors, such as a ValueError, a user may have chosen the words."""
+"""Errors whose text is searched for _WORDS; other errors, such as ValueError, may contain a user's words."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -230,7 +230,7 @@ def require_name(name: str, value: object, *, optional: bool = False) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Return True for a text that is not empty."""
+    """Return True for a non-empty string."""
     return isinstance(value, str) and value != ""
 
 

@@ -46,7 +46,7 @@ class Settings:
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
+@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
 class FailureConfig(Settings):
     """Policy for trials that fail.
 
@@ -86,7 +86,7 @@ class FailureConfig(Settings):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
+@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
 class CheckpointConfig(Settings):
     """Rules for saving and keeping checkpoints.
 
@@ -151,7 +151,7 @@ class Syncer(ABC):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
+@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
 class SyncConfig(Settings):
     """Settings for copying an experiment to a `storage_path` that is not a local folder.
 
@@ -185,7 +185,7 @@ class Resume(StrEnum):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users put settings into dictionaries and use them as defaults
+@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
 class ResumeConfig(Settings):
     """Policy of a restore for the trials of the experiment.
 

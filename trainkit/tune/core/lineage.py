@@ -32,7 +32,7 @@ class Stretch:
 
     Attributes:
         trial_id: id of the trial.
-        config: its configuration during the stretch.
+        config: configuration of the trial during the stretch.
         first, last: the stretch contains the trial's reports after iteration `first` up to iteration `last`.
         before: total number of reports in the earlier stretches.
     """

@@ -45,7 +45,7 @@ def objectives_of(metric: Any, mode: Any) -> tuple[Objective, ...]:
 
 
 def require_both(metric: str | None, mode: str | None) -> None:
-    """Raise an error if only a metric or only a mode is given, as no trial would be the best.
+    """Raise an error if only a metric or only a mode is given, because both define the best trial.
 
     Raises:
         ConfigError: the metric or the mode is missing.

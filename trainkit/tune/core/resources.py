@@ -177,7 +177,7 @@ class Bound:
         if self.label:
             return self.label
         inner = self.trainable
-        while hasattr(inner, "func"):  # functools.partial
+        while hasattr(inner, "func"):  # unwraps functools.partial
             inner = inner.func
         return str(getattr(inner, "__name__", type(inner).__name__))
 

@@ -22,7 +22,7 @@ def fresh_seed() -> int:
     Python's. The seed is therefore reproducible if the program seeds one of the two.
     """
     numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:  # after seed(n)
+    if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:  # seed(n) was called
         return int(numpy_random.randint(0, 2**32, dtype="uint32"))
     return random.getrandbits(32)
 

@@ -101,7 +101,7 @@ def _is_slip_of_word(word: str, other: str) -> bool:
         return False
     if len(short) + 1 == len(long):
         if long[:-1] == short:
-            return len(long) >= LONG or long[-1] == short[-1]  # accepts 'los' for 'loss', not 'map'
+            return len(long) >= LONG or long[-1] == short[-1]  # 'los' for 'loss', not 'map' for 'mape'
         return len(short) >= LONG and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
     wrong = [at for at in range(len(long)) if len(short) == len(long) and short[at] != long[at]]
     match wrong:

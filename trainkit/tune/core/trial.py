@@ -141,8 +141,8 @@ class Attempt:
         started: start time in seconds since 1970.
         iteration: iteration that the attempt resumed from; 0: the beginning.
         reports: number of reports in the attempt.
-        outcome: how the attempt ended, such as "retry 1 of 2 after OutOfMemoryError", or what followed, such
-            as "resumed" after the whole experiment was killed; '' while it runs.
+        outcome: end of the attempt, such as "retry 1 of 2 after OutOfMemoryError"; or the trial's next
+            status, such as "resumed" after the whole experiment was killed; '' while the attempt runs.
         pid, hostname: id and host of the attempt's process.
     """
 

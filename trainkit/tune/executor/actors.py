@@ -65,8 +65,8 @@ class LeavingProcesses:
     def let_leave(self, actor: ActorHandle, group: PlacementGroup | None) -> None:
         """Request that a process ends cleanly, which frees its resources.
 
-        The request is explicit, because a stored exception may keep a handle to the actor and thus the
-        process alive.
+        The request is explicit, because a stored exception may keep a handle to the actor, and so its
+        process, alive.
         """
         ref = actor.leave.remote(os.getpid())
         self._leaving.append(_Leaving(actor, group, ref, self._now() + self._leave_s))
@@ -186,7 +186,7 @@ class ActorExecutor(Executor):
     ) -> None:
         super().__init__(now, session.SessionWatch())
         self._timed = timed
-        # Pickled once for all processes.
+        # The trainable is pickled once for all processes.
         self._trainable = put_named(f"the trainable {bound.name}", bound.trainable)
         self._name = bound.name
         self._parameters = {

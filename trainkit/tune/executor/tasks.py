@@ -148,7 +148,7 @@ class _StepExecutor(Executor):
 
 
 class TaskExecutor(_StepExecutor):
-    """Executor that runs steps as tasks, for `SerializedTrainable`s that never pause.
+    """Executor that runs each step as a task, for `SerializedTrainable` classes whose trials never pause.
 
     Args:
         bound: the trainable with its parameters.

@@ -57,7 +57,7 @@ class ExperimentRun:
         resume: rule for resuming the experiment in `folder`; None: a new experiment, so `folder` must not
             contain one.
         facts: stored facts of the resumed experiment.
-        changes: differences between `space` and the earlier space, in words.
+        changes: differences between `space` and the earlier space, as texts.
         address: address that the folder is copied to.
         in_memory: True: `folder` contains only files that trials write, and trials create their own folders.
             If steps run in this process, no folder is created.
@@ -271,7 +271,7 @@ class ExperimentRun:
             try:
                 running.parts.require_startable(self._bound, config, ledger)
             except BaseException:
-                self._source.on_trial_complete(trial_id, error=True)  # frees external records
+                self._source.on_trial_complete(trial_id, error=True)  # lets the searcher clean up
                 raise
 
     def _take_settings(self, store: running.ExperimentStore | running.MemoryStore) -> None:

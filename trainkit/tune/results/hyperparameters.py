@@ -178,7 +178,7 @@ def optuna_study(
 
     Args:
         results: the trials.
-        reader: reader of their experiment.
+        reader: reader of the trials' experiment.
         objectives: one objective or several.
         scope: selection of the reports that represent a trial.
         name: name of the study.
@@ -208,7 +208,7 @@ def optuna_trials(
 
     Args:
         results: the trials.
-        reader: reader of their experiment.
+        reader: reader of the trials' experiment.
         objectives: one objective or several.
         scope: selection of the reports that represent a trial.
         first_id: Optuna's id for the first trial; later trials have consecutive ids.

@@ -241,7 +241,7 @@ class Overview:
         Raises:
             StoreError: the experiment is missing, or its file is damaged or not from trainkit.
         """
-        owner = owner_of(folder)  # checked first, so that an end between this check and the reading is seen
+        owner = owner_of(folder)  # checked first, so that the file shows an end after this check
         with open_reader(folder) as log:
             log.stand_still()
             facts = log.facts()
@@ -254,7 +254,7 @@ class Overview:
             paused_by = log.steering().paused_by
         if owner is None:
             for trial in trials:
-                if trial.status is TrialStatus.RUNNING:  # a kill prevented a new status
+                if trial.status is TrialStatus.RUNNING:  # the process was killed before it set a new status
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         total, best = facts.get("total_samples"), (min if mode == "min" else max)
         to_come = None if total is None else max(0, total - numbers.total()) + numbers["pending"]

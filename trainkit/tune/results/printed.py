@@ -51,7 +51,7 @@ def inside(folder: Path, *names: str) -> Path | None:
     try:
         base = folder.resolve(strict=True)
         found = base.joinpath(*names).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError):  # includes zero bytes in names and circular links
+    except (OSError, ValueError, RuntimeError):  # for example a zero byte in a name, or a circular link
         return None
     return found if found == base or base in found.parents else None
 

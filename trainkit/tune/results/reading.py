@@ -37,7 +37,7 @@ class RayFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._histories: dict[str, list[dict[str, Any]]] = {}  # cache, as several methods need them
+        self._histories: dict[str, list[dict[str, Any]]] = {}  # a cache for several methods
 
     def __enter__(self) -> Self:
         return self

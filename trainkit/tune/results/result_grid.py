@@ -209,7 +209,7 @@ class ResultGrid(Sequence[Result]):
 
     @property
     def num_unfinished(self) -> int:
-        """Number of trials that have not ended; after Ctrl-C, `Tuner.restore` resumes them."""
+        """Number of trials that have not ended; after Ctrl-C, `Tuner.restore` resumes these trials."""
         return sum(not result.status.is_finished for result in self._results)
 
     @property

@@ -41,8 +41,8 @@ class LogEntry(NamedTuple):
             "RESUME": it continues instead of pausing; "pulled": a command paused it; "again": it had ended
             and runs again.
         trial_id: id of the trial; None for the whole experiment.
-        data: for a result, the complete result. For an end, True unless the trial was resumed later. For a
-            rearrangement or a command, its details by name.
+        data: details of the event: for a result, the complete result; for an end, True unless the trial was
+            resumed later; for a rearrangement or a command, a dictionary.
     """
 
     kind: str
@@ -214,7 +214,7 @@ class ExperimentReader:
             if not dropped:
                 result = self._report(trial_id, metrics or "{}")
                 spent = result or self._report(trial_id, latest or "{}")
-                if policy is not None and (result or not metrics):  # otherwise the report is damaged
+                if policy is not None and (result or not metrics):  # a damaged report can't be ranked
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
         trials = []
@@ -240,7 +240,7 @@ class ExperimentReader:
                 # Trial and result share the object, because most attempts run with the trial's own
                 # configuration.
                 own = suggested if other is None else self._config(trial_id, other)
-                host, ip = places.setdefault(place, place)  # one shared copy for each machine
+                host, ip = places.setdefault(place, place)  # one shared tuple per machine saves memory
                 origin = Origin(trial_id, tag, own, pid, host, ip)
                 result = full_result(last, origin, done=False)
             trials.append(

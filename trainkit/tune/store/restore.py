@@ -421,7 +421,7 @@ def replay(
         trials: trials as read from the file.
         source: source of trials as at the start of the experiment.
         scheduler: scheduler as at the start of the experiment.
-        metrics: metrics for `Replayed.with_metric`.
+        metrics: metrics that `Replayed.with_metric` refers to.
         stop: stop rules to update, or None.
         going_on: ids of ended trials that will run again; the replay leaves out their end.
         space_since: index of the first trial from the space of `source`.

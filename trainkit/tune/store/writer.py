@@ -152,7 +152,7 @@ class ExperimentStore:
             raise StoreError(f"{self.folder / FILENAME} cannot be written: {error}") from error
 
     def amend(self, record: ev.ResultAdded) -> None:
-        """Rewrite an existing report with the values that were added to it.
+        """Rewrite an existing report with values that callbacks added.
 
         Raises:
             StoreError: the file can't be written.
