@@ -72,7 +72,7 @@ class TuneConfig(Settings):
         strict_metric_checking: True: if the first report spells the metric differently, the experiment ends
             with an error; a trial that never reports the metric fails. False: a trial may report the metric
             late or never.
-        chdir_to_trial_dir: deprecated name for RunConfig(chdir_to_trial_dir=...).
+        chdir_to_trial_dir: older form of RunConfig(chdir_to_trial_dir=...), used if the RunConfig sets None.
 
     Raises:
         ConfigError: a value is out of range.
