@@ -1,1 +1,1 @@
-"""Measurements, run by hand (`make bench`): one file per claim, each prints a table, and its rows as JSON."""
+"""Measurements, run by hand (`make bench`). Each file measures one claim and prints a table and JSON rows."""

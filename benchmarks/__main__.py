@@ -1,8 +1,8 @@
-"""All benchmarks, one after another, into one record: `python -m benchmarks [--only NAME] [--to FILE]`.
+"""All benchmarks, one after another, in one record: `python -m benchmarks [--only NAME] [--to FILE]`.
 
-Each runs as a program of its own, at sizes at which all take less than half an hour on two cores. The record
-says on which machine, with which versions and at which commit; `benchmarks.compare` compares two of them.
-A benchmark that fails, or for which no time is left, is in the record with its reason, and the code is 1.
+Each benchmark runs as a separate program. With the sizes chosen here, all take less than half an hour on two
+cores. The record contains the machine, versions and commit; `benchmarks.compare` compares two records.
+A benchmark that fails, or for which no time is left, is recorded with the reason, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.rows import parser
 
 MINUTES = 29.0
 REST_S = 5.0
-"""For what a benchmark has printed before its end."""
+"""Time to read a benchmark's last output after its end, in seconds."""
 BENCHMARKS = {
     "runtime": [],
     "anatomy": [],
@@ -45,14 +45,14 @@ BENCHMARKS = {
     "search": ["--small"],
     "soak": ["--minutes", "1"],
 }
-"""By name, the arguments with which it takes minutes."""
+"""Arguments with which each benchmark takes minutes, by its name."""
 AGAINST = {"runtime": ["--beside", "nested"], "tuning": ["--beside", "fresh"]}
-"""By name, what is measured beside another side where half an hour has to do: rows that have an aim there."""
+"""Arguments for comparisons with another side within half an hour: only rows that have an aim, by name."""
 PACKAGES = "trainkit-ml torch numpy scikit-learn joblib cloudpickle optuna hyperopt ray".split()
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts that figures depend on, and that another run on this machine has too."""
+    """Return the facts on which figures depend, and which are the same in every run on this machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -65,7 +65,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the kernel, and the packages that figures depend on."""
+    """Return the versions of Python, the kernel, and the packages on which figures depend."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def _said(*command: str) -> str:
-    """Return the output of a program; nothing if it fails or is not there."""
+    """Return the output of a program; "" if the program fails or is missing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE)
     except OSError:
@@ -83,11 +83,11 @@ def _said(*command: str) -> str:
 
 
 def told(command: Sequence[str], most_s: float) -> dict[str, Any]:
-    """Return the JSON of a benchmark's last line, or {"error": why not}; its output goes to ours.
+    """Run a benchmark, and show its output; return the JSON of its last line, or {"error": reason}.
 
     Args:
-        command: that starts it.
-        most_s: seconds after which it is ended.
+        command: command of the benchmark.
+        most_s: seconds after which the benchmark is killed.
     """
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent, start_new_session=True
@@ -105,13 +105,13 @@ def told(command: Sequence[str], most_s: float) -> dict[str, Any]:
                 if not line.startswith("{"):
                     print(line, end="", flush=True)
 
-    # A thread may be left waiting: for a pipe that a process outside the benchmark's group holds open.
+    # A daemon thread, because a process outside the benchmark's group may hold the pipe open.
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
         process.wait(max(0.0, most_s))
     except subprocess.TimeoutExpired:
-        # All that is in its group: a program that it waits for, too.
+        # The whole group is killed, because the benchmark may wait for a program that it started.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return {"error": "was ended, as no time was left"}
@@ -133,14 +133,14 @@ def told(command: Sequence[str], most_s: float) -> dict[str, Any]:
 
 
 def write(record: Mapping[str, Any], path: Path) -> None:
-    """Write a record, in which a list of numbers is one line."""
+    """Write a record, with each list of numbers on one line."""
     text = re.sub(r"\[[^][{}\"]*\]", lambda found: " ".join(found[0].split()), json.dumps(record, indent=1))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
 
 
 def main() -> int:
-    """Run them and write the record."""
+    """Run the benchmarks and write the record."""
     options = parser(__doc__)
     options.add_argument("--only", choices=BENCHMARKS, action="append", help="may be given again")
     options.add_argument("--against", choices=["ray"], help="measure Ray beside trainkit in a few rows")

@@ -1,4 +1,4 @@
-"""Aims of the rows, by benchmark and name: the table that the ledger of speed is judged by."""
+"""Aims of the rows, by benchmark and row name: the table for judging speed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class Aim(NamedTuple):
     """Aim of a row.
 
     Attributes:
-        value: for its value, in its unit: at most, or at least where more is better.
-        times: for how many times better it is than the other side.
+        value: limit of the row's value, in its unit: an upper limit, or a lower one where more is better.
+        times: lower limit of the factor by which the row is better than the other side.
     """
 
     value: float | None = None
@@ -21,7 +21,7 @@ NO_AIM = Aim()
 
 
 def of(part: float) -> Aim:
-    """Return the aim of a time that is to be this part of the other side's."""
+    """Return the aim of taking at most the share `part` of the other side's time."""
     return Aim(times=1 / part)
 
 

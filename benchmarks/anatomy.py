@@ -1,12 +1,13 @@
 """Where time goes: `python -m benchmarks.anatomy [--only OPERATION] [--small]`.
 
-Prints, for an actor call, a task, a report, a trial, a training step and a fold, what it takes in
-microseconds, beside the limit that it is held against, and each of its stages in turn. The limit is bare work
-that it can't do without, measured in the same run and in turn with it: a round trip of a pickle between two
-processes for a call and a task, a bare commit to SQLite for a report, a fork and the wait for its end for a
-trial, the plain loop for a training step, plain fit and score for a fold.
+For an actor call, a task, a report, a trial, a training step and a fold, this prints the time in
+microseconds, its limit, and the time of each stage. The limit is bare work that the operation can't avoid,
+measured alternately with it in the same run: for a call and a task, a round trip of a pickle between two
+processes; for a report, a bare commit to SQLite; for a trial, a fork and the wait for its end; for a training
+step, the plain loop; for a fold, plain fit and score.
 
-Functions are wrapped from outside to note moments, half a microsecond each, in the process that they run in.
+Functions are wrapped from outside to record moments, in the process in which they run. Each moment takes half
+a microsecond.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from benchmarks.rows import Report, Row, parser
 from trainkit import train, tune
 
 PARTS = 6
-"""Of each operation, in turn with its limit; each has medians of its own."""
+"""Number of measurements of each operation and its limit, in turn; each measurement has its own medians."""
 
 
 class Operation(NamedTuple):
-    """An operation that is taken apart.
+    """An operation that is measured by stages.
 
     Attributes:
         limit: bare work.
-        count: of operations whose limit that is.
-        part: measures a number of operations: microseconds by stage, the whole first.
-        held: stages that have a limit too, which is such a part of the whole's.
+        count: number of operations to which the time of `limit` belongs.
+        part: function that measures several operations; returns microseconds by stage, the whole first.
+        held: stages that have limits too, as shares of the whole's limit.
     """
 
     limit: Plain
@@ -48,7 +49,7 @@ class Operation(NamedTuple):
 
 
 def _calls(what: str, count: int, make: Callable[[], tuple[Any, Callable[[], Any]]]) -> Iterator[Operation]:
-    """Operations of one remote function or method, one at a time."""
+    """Yield the operation of calling one remote function or method, one call at a time."""
     from trainkit.runtime.local.client.refs import CallConnection
 
     path = {
@@ -78,7 +79,7 @@ def _calls(what: str, count: int, make: Callable[[], tuple[Any, Callable[[], Any
 
 @contextmanager
 def actor_call(scale: float) -> Iterator[Operation]:
-    """`get(actor.method.remote(1))`."""
+    """Measure `get(actor.method.remote(1))`."""
 
     def make() -> tuple[Any, Callable[[], Any]]:
         actor = trainkit.remote(anatomy_work.Answering).remote()
@@ -90,7 +91,7 @@ def actor_call(scale: float) -> Iterator[Operation]:
 
 @contextmanager
 def task(scale: float) -> Iterator[Operation]:
-    """`get(task.remote(1))`; one CPU, so that there is one worker."""
+    """Measure `get(task.remote(1))`, with one CPU, so that only one worker exists."""
 
     def make() -> tuple[Any, Callable[[], Any]]:
         trainkit.get(trainkit.remote(anatomy_work.watch_calls).remote())
@@ -109,7 +110,7 @@ def _fit(folder: str, trainable: Any, space: dict[str, Any], samples: int) -> tu
 
 @contextmanager
 def report(scale: float) -> Iterator[Operation]:
-    """`tune.report(...)`, in a trial that is an actor."""
+    """Measure `tune.report(...)`, in a trial that is an actor."""
     from trainkit.runtime.local.client.refs import CallConnection
     from trainkit.tune.controller.controller import Controller
     from trainkit.tune.store.writer import ExperimentStore
@@ -147,7 +148,7 @@ def report(scale: float) -> Iterator[Operation]:
 
 @contextmanager
 def trial(scale: float) -> Iterator[Operation]:
-    """A trial that reports once, in a process of its own; one after the other."""
+    """Measure trials that report once, one after another, each in a separate process."""
     from benchmarks import anatomy_trials
     from trainkit.runtime.local.client.node_client import NodeClient
     from trainkit.tune.controller.controller import Controller
@@ -192,7 +193,7 @@ def trial(scale: float) -> Iterator[Operation]:
 
 @contextmanager
 def training_step(scale: float) -> Iterator[Operation]:
-    """A step of one worker, and the plain loop's."""
+    """Measure a step of one worker, and a step of the plain loop."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -227,7 +228,7 @@ def training_step(scale: float) -> Iterator[Operation]:
 
 @contextmanager
 def fold(scale: float) -> Iterator[Operation]:
-    """A fold of a search over estimators with one job, and plain fit and score."""
+    """Measure a fold of a search over estimators with one job, and plain fit and score."""
     from sklearn.base import clone
 
     from benchmarks.anatomy_folds import DATA, SPLITS, Stamped, parts_of, scored
@@ -259,7 +260,7 @@ OPERATIONS: Mapping[str, Callable[[float], AbstractContextManager[Operation]]] =
 
 
 def rows_of(operation: Operation, parts: int) -> Iterator[Row]:
-    """The whole beside its limit, and the stages."""
+    """Yield a row for the whole operation beside its limit, and a row for each stage."""
     limit, count, part, held = operation
     bare, found = [], []
     for _ in range(parts):
@@ -274,7 +275,7 @@ def rows_of(operation: Operation, parts: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     options = parser(__doc__)
     options.add_argument("--only", choices=list(OPERATIONS), action="append", help="may be given again")
     given = options.parse_args()
@@ -286,5 +287,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its name, as what `__main__` defines would be sent along by value.
+    # Imported by its name, because objects of `__main__` would be sent to workers by value.
     importlib.import_module("benchmarks.anatomy").main()

@@ -1,4 +1,4 @@
-"""The estimator of the folds of `benchmarks.anatomy`, whose scores tell when it was fitted and scored."""
+"""Estimator for the folds of `benchmarks.anatomy`; its scores contain the moments of fit and score."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SPLITS = list(StratifiedKFold(FOLDS).split(*DATA))
 
 
 class Stamped(GaussianNB):
-    """Gaussian naive Bayes, which knows when it was fitted."""
+    """Gaussian naive Bayes that records when it was fitted."""
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit, and keep the moments before and after."""
+        """Fit, and record the moments before and after."""
         self.fit_ = time.perf_counter_ns()
         super().fit(X, y, sample_weight)
         self.fitted_ = time.perf_counter_ns()
@@ -28,13 +28,13 @@ class Stamped(GaussianNB):
 
 
 def scored(model: Stamped, X: Any, y: Any) -> dict[str, float]:
-    """Score, and tell the moments: doubles have room for the nanoseconds of a hundred days."""
+    """Return score and moments; a double can represent the nanoseconds of a hundred days."""
     score = float(np.mean(model.predict(X) == y))
     return {"score": score, "fit": model.fit_, "fitted": model.fitted_, "scored": time.perf_counter_ns()}
 
 
 def parts_of(results: Mapping[str, Any]) -> dict[str, float]:
-    """Microseconds of a fold and its stages, from all folds of a search with one job; the whole is a mean."""
+    """Return the microseconds of a fold and its stages, from all folds of a search; the whole is a mean."""
     fit, fitted, ended = (
         np.sort([results[f"split{fold}_test_{moment}"] for fold in range(FOLDS)], axis=None) / 1e3
         for moment in ("fit", "fitted", "scored")

@@ -1,4 +1,4 @@
-"""The trials of `benchmarks.anatomy`; a template that imports this notes what its workers come by."""
+"""Trials of `benchmarks.anatomy`; importing this module in a template makes its workers record moments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ watch(Watched(TrialActor, "setup", "told"))
 
 
 def trivial(config: dict[str, Any]) -> dict[str, float]:
-    """Report when its process began, and when it runs."""
+    """Report the moments at which the trial's process began and the function runs."""
     return {
         "loss": config["x"],
         **{moment: NOTED[moment][-1] for moment in MOMENTS},

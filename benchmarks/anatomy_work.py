@@ -1,4 +1,4 @@
-"""What the workers of `benchmarks.anatomy` run; it notes moments there, and gives them to the driver."""
+"""Code that the workers of `benchmarks.anatomy` run; it records moments and returns them to the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainkit import tune
 
 
 def watch_calls() -> None:
-    """Note, in a worker, when calls come and answers go."""
+    """Record, in a worker, when calls arrive and answers are sent."""
     from trainkit.runtime.local.worker import main
 
     watch(Watched(main._Worker, "arrived", "arrived"))
@@ -19,14 +19,14 @@ def watch_calls() -> None:
 
 
 def noted() -> dict[str, list[int]]:
-    """Give the moments of this process up to now."""
+    """Return the moments recorded in this process, and delete them."""
     given = dict(NOTED)
     NOTED.clear()
     return given
 
 
 class Answering:
-    """An actor."""
+    """Actor that answers calls."""
 
     def __init__(self) -> None:
         watch_calls()
@@ -46,7 +46,7 @@ def same(value: int) -> int:
 
 
 def reporting(config: dict[str, Any]) -> None:
-    """Report as often as asked for, and leave the moments in a file."""
+    """Report `config["reports"]` times, and write the moments to a file."""
     for step in range(config["reports"]):
         note("report")
         tune.report({"loss": 1 / (step + 1)})
@@ -55,7 +55,7 @@ def reporting(config: dict[str, Any]) -> None:
 
 
 def watch_steps(operator: Any) -> None:
-    """Note, in a trainer's worker, what its steps come by."""
+    """Record, in a trainer's worker, the moments of its steps."""
     from trainkit.train import TrainingOperator
     from trainkit.train.step.metrics import Meters
     from trainkit.train.step.stepper import Stepper
@@ -68,6 +68,6 @@ def watch_steps(operator: Any) -> None:
 
 
 def noted_steps(operator: Any) -> dict[str, list[int]]:
-    """Give the moments of a trainer's worker."""
+    """Return the moments of a trainer's worker."""
     del operator
     return noted()

@@ -1,10 +1,10 @@
-"""What changed between two records beyond their noise: `python -m benchmarks.compare BEFORE AFTER [--all]`.
+"""Changes between two records beyond their noise: `python -m benchmarks.compare BEFORE AFTER [--all]`.
 
-A row changed if its medians differ by more than its rounds lie apart in either record, and by more than plain
-work was from itself. A row that was held against another side, such as a plain loop, is compared by how many
-times better it was, so that a slower machine counts little. Nothing is said of a row whose plain work was
-more than 3% from itself, or that was measured once; nor of a time without another side if plain work took 3%
-longer or shorter than in the other record. Ends with code 1 if a row is worse.
+A row has changed if its medians differ by more than the spread of its rounds in either record, and by more
+than the variation of plain work. A row with another side, such as a plain loop, is compared by its factor
+over that side, so that a slower machine matters little. A row is not judged if its plain work varied by more
+than 3%, or if it was measured once. A time without another side is also not judged if plain work took 3%
+longer or shorter than in the other record. The exit code is 1 if a row is worse.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ UNSTEADY, ONCE, ELSEWHERE = "unsteady", "measured once", "another machine"
 PACE, UNLIKE = "another pace", "not comparable"
 
 Rows = Mapping[tuple[str, str], Row]
-"""By benchmark and name."""
+"""Rows by benchmark and name."""
 
 
 class Change(NamedTuple):
-    """What became of a row."""
+    """Verdict on a row, with the row before and after."""
 
     benchmark: str
     name: str
@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Of all rows of two records."""
+    """Return the changes of all rows of two records."""
     old, new, same = _rows(before), _rows(after), before["machine"] == after["machine"]
     return [
         Change(*key, verdict(old.get(key), new.get(key), same_machine=same), old.get(key), new.get(key))
@@ -47,7 +47,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def verdict(before: Row | None, after: Row | None, *, same_machine: bool = True) -> str:
-    """What became of a row."""
+    """Return the verdict on a row."""
     if before is None or after is None:
         return NEW if before is None else GONE
     if (before.unit, before.better) != (after.unit, after.better):
@@ -72,7 +72,7 @@ def verdict(before: Row | None, after: Row | None, *, same_machine: bool = True)
 
 
 def _figure(row: Row, *, held: bool) -> tuple[float, float | None]:
-    """What is compared, and how much of it is noise."""
+    """Return the figure that is compared, and its noise."""
     value, apart = (row.times or 0.0, spread(row.ratios)) if held else (row.value, row.spread)
     if row.exact:
         return value, 0.0
@@ -88,7 +88,7 @@ def _rows(record: Mapping[str, Any]) -> Rows:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[str]:
-    """The facts of machine, versions and runs that are not the same."""
+    """Yield the facts of machine, versions and load that differ."""
     for part in ("machine", "versions", "load"):
         old, new = before.get(part, {}), after.get(part, {})
         for name in [*new, *(name for name in old if name not in new)]:
@@ -103,7 +103,7 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[s
 
 
 def line(change: Change) -> str:
-    """A change in words: its value, and how many times better than the other side it was."""
+    """Return a text on a change: its values, and its factors over the other side."""
     cells = []
     for row in (change.before, change.after):
         times = "" if row is None or row.times is None else f" ({row.times:.2f}x)"
@@ -118,7 +118,7 @@ def line(change: Change) -> str:
 
 
 def main() -> int:
-    """Print what changed."""
+    """Print the changes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
 """The dashboard on large experiments: `python -m benchmarks.dashboard [--small]`.
 
-A search that ran is copied within its file until it has 5,000, or 100,000, trials. A new server, a program of
-its own, answers each time. What a page shows is painted by Chromium, and timed by the page itself; where
-Chromium or Playwright is missing, only the server's answers are timed. Prints a table, and its rows as one
-line of JSON.
+The trials of a finished search are copied within its file until it has 5,000, or 100,000, trials. A new
+server, in a separate process, answers each time. Chromium paints the pages, and each page measures its own
+times. If Chromium or Playwright is missing, only the server's answers are timed. Prints a table, and its rows
+as one line of JSON.
 
-A search is also followed while it runs: by clients that read what an open page reads, which is the server's
-share, and by pages in a browser on this machine, which takes its part of the processors as well.
+A search is also followed while it runs: by clients that read the same data as an open page, which measures
+the server's share, and by pages in a browser on this machine, which also use its processors.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def search(folder: Path, name: str, trials: int, reports: int) -> Path:
 
 
 def copied(source: Path, folder: Path, trials: int) -> Path:
-    """Return the folder of an experiment in which the trials of `source` stand again and again."""
+    """Return the folder of a new experiment that repeats the trials of `source` until it has `trials`."""
     folder.mkdir()
     shutil.copy(source / FILENAME, folder / FILENAME)
     with closing(sqlite3.connect(folder / FILENAME)) as file, file:
@@ -130,14 +130,14 @@ def copied(source: Path, folder: Path, trials: int) -> Path:
 
 @dataclass
 class Server:
-    """A dashboard in a process of its own."""
+    """A dashboard in a separate process."""
 
     pid: int
     port: int
     token: str
 
     def get(self, path: str) -> Any:
-        """Return what the API answers."""
+        """Return the API's answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         with closing(connection):
             connection.request("GET", f"/api{path}", headers={"Authorization": f"Bearer {self.token}"})
@@ -153,7 +153,7 @@ class Server:
 
     @property
     def memory_mb(self) -> float:
-        """Memory that it holds."""
+        """Memory of the server's process in megabytes."""
         return float(psutil.Process(self.pid).memory_info().rss / 1e6)
 
 
@@ -174,7 +174,7 @@ def served(root: Path) -> Iterator[Server]:
 
 
 def first_answers(server: Server, name: str) -> None:
-    """Ask for what the first page of an experiment shows."""
+    """Request the data that the first page of an experiment shows."""
     for path in ("/status", f"/experiments/{name}", f"/experiments/{name}/trials?sort=last&limit=8"):
         server.get(path)
 
@@ -216,10 +216,10 @@ ALL_DRAWN = """() => {
 
 
 class Painter:
-    """Chromium, in which pages are opened; each page itself takes the time.
+    """Chromium, in which pages are opened; each page measures its own times.
 
     Args:
-        browser: of Playwright.
+        browser: browser object of Playwright.
     """
 
     def __init__(self, browser: Any) -> None:
@@ -231,7 +231,7 @@ class Painter:
             return page.evaluate("painted") / 1000, page.evaluate("best") / 1000
 
     def table(self, server: Server, name: str) -> float:
-        """Return the seconds that the next page of the table takes, from the click to its rows."""
+        """Return the seconds from the click on "Next" to the rows of the table's next page."""
         with self._page(server, f"/experiments/{name}?tab=trials") as page:
             page.wait_for_selector("tr[data-trial]")
             page.evaluate(NEXT)
@@ -239,7 +239,7 @@ class Painter:
             return float(page.evaluate("turned")) / 1000
 
     def curves(self, server: Server, name: str) -> float:
-        """Return the seconds that the curves of all trials take, once the chart library is there."""
+        """Return the seconds to draw the curves of all trials, after the chart library is loaded."""
         route = f"/experiments/{name}?tab=charts&chart="
         with self._page(server, f"{route}history") as page:
             page.wait_for_selector("[data-kind=history][data-state=drawn]")
@@ -247,7 +247,7 @@ class Painter:
 
     @contextmanager
     def following(self, server: Server, name: str) -> Iterator[None]:
-        """Have pages open, each of a user of its own, that follow an experiment from its first reports on."""
+        """Keep pages open, each of a separate user, that follow an experiment from its first reports on."""
         with contextlib.ExitStack() as stack:
             route = f"/experiments/{name}"
             pages = [stack.enter_context(self._page(server, route)) for _ in range(PAGES)]
@@ -273,7 +273,7 @@ class Painter:
 
 @contextmanager
 def painter() -> Iterator[Painter | None]:
-    """Start the system's Chromium; None where there is none."""
+    """Start the system's Chromium; yield None if it is missing."""
     path = shutil.which("chromium")
     if path is None or find_spec("playwright") is None:
         yield None
@@ -289,16 +289,16 @@ def painter() -> Iterator[Painter | None]:
 # --- beside a writer ------------------------------------------------------------------------------
 
 Following = Callable[["Server", str], AbstractContextManager[None]]
-"""Has somebody follow an experiment: of a server, by name."""
+"""Function of a server and an experiment's name; within its context, the experiment is followed."""
 
 
 def follow(server: Server, name: str, begun: threading.Barrier) -> int:
-    """Ask for what an open page of an experiment asks for, until that ends; return how often it changed.
+    """Read an experiment as an open page does, until it ends; return the number of its changes.
 
     Args:
-        server: the dashboard.
-        name: of the experiment.
-        begun: waited for once the first change has come.
+        server: server of the dashboard.
+        name: name of the experiment.
+        begun: barrier to wait at after the first change.
     """
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     drawn, heard = 0.0, 0
@@ -326,7 +326,7 @@ def follow(server: Server, name: str, begun: threading.Barrier) -> int:
 
 @contextmanager
 def clients(server: Server, name: str) -> Iterator[None]:
-    """Have clients follow an experiment without a browser, from its first change on."""
+    """Follow an experiment from its first change on, with several clients without a browser."""
     begun = threading.Barrier(PAGES + 1)
     with ThreadPoolExecutor(PAGES) as threads:
         followed = [threads.submit(follow, server, name, begun) for _ in range(PAGES)]
@@ -338,12 +338,12 @@ def clients(server: Server, name: str) -> Iterator[None]:
 
 @contextmanager
 def nobody(server: Server, name: str) -> Iterator[None]:
-    """Have nobody follow an experiment."""
+    """Follow the experiment with no client."""
     yield
 
 
 def writes(root: Path, server: Server, count: int, followed: Following) -> float:
-    """Return the reports a second of two trials, once those who follow them have seen the first one."""
+    """Return the reports per second of two trials, after their followers have seen the first report."""
     name = f"writes-{time.monotonic_ns()}"
     begin = root.parent / name
     with Served([sys.executable, "-c", WRITER, str(root), name, str(count), str(begin)]) as writer:
@@ -355,7 +355,7 @@ def writes(root: Path, server: Server, count: int, followed: Following) -> float
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     given = parser(__doc__).parse_args()
     trials, sizes, reports, count, rounds = (
         (4, (120, 240), 3, 200, 1) if given.small else (CURVES, (5_000, 100_000), 100, 20_000, 5)
@@ -371,7 +371,7 @@ def main() -> None:
         names = {size: copied(source, root / f"trials-{size}", size).name for size in sizes}
 
         def measured(once: Callable[[Server], Any], *rows: Row, new: bool = False) -> None:
-            """Add rows of seconds: on one server, or on a new one each time."""
+            """Add rows of seconds, measured on one server, or each time on a new server."""
             values = []
             with contextlib.ExitStack() as stack:
                 server = stack.enter_context(served(root))

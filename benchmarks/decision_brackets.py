@@ -1,7 +1,7 @@
-"""Ray's HyperBand beside ours: in a bracket, round by round, who goes on.
+"""Ray's HyperBand compared with ours: the trials that continue in each round of a bracket.
 
-Ray's class for a bracket is told what the trials of one of our brackets report; who is stopped by ours leaves
-it. So each round is judged on the same trials.
+Ray's bracket class receives the reports of the trials of one of our brackets. A trial that ours stops leaves
+Ray's bracket too. So both judge the same trials in each round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_T, ETA, TRIALS = 81, 3, 143
 
 
 def drive(kind: str, seed: int) -> tuple[int, list[tuple[str | None, str]]]:
-    """Play one turn of all brackets; return how many reports, and cause and line of each difference."""
+    """Run all brackets once; return the number of reports, and cause and line of each difference."""
     module = ray_schedulers.load("hyperband")
     rng = np.random.default_rng([seed, *kind.encode()])
     ours = HyperBandScheduler(metric="u", mode="max", max_t=MAX_T, reduction_factor=ETA)
@@ -78,7 +78,7 @@ def _value(kind: str, rng: np.random.Generator) -> float:
 
 
 def _round(ours: HyperBandScheduler, scores: Mapping[str, float], level: int) -> set[str]:
-    """All trials of a bracket report at a level; return those that ours stops there."""
+    """Let all trials of a bracket report at a level; return the trials that ours stops there."""
     stopped = set()
     for trial, score in scores.items():
         decision = ours.on_result(trial, {"training_iteration": level, "u": score})
@@ -94,7 +94,7 @@ def _round(ours: HyperBandScheduler, scores: Mapping[str, float], level: int) ->
 
 
 def cause_of(trial: str, scores: Mapping[str, float], theirs: Set[str], ours: Set[str]) -> str | None:
-    """Why a trial goes on in one of the two; None if what is known of Ray's rule does not say."""
+    """Return why only one of the two continues `trial`; None if Ray's known rule does not explain it."""
     ranked = sorted((each for each in scores if math.isfinite(scores[each])), key=lambda each: -scores[each])
     places = min(len(ranked), max(1, len(scores) // ETA))
     if ours != set(ranked[:places]):

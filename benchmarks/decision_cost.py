@@ -1,8 +1,8 @@
-"""What a decision costs with many trials known: `python -m benchmarks.decision_cost [--small]`.
+"""Cost of a decision when many trials are known: `python -m benchmarks.decision_cost [--small]`.
 
-Each scheduler is told of 10,000 trials, and then judges reports of further ones, which pass through all rungs
-as they do in a search. A population has 1,000 members; BOHB knows 1,000 observations in 10 dimensions. Prints
-median and 99th percentile, each the median of five parts of what is measured, and the rows as a line of JSON.
+Each scheduler first receives 10,000 trials, and then judges reports of further trials, which pass through all
+rungs as in a search. A population has 1,000 members; BOHB knows 1,000 observations in 10 dimensions. Prints
+median and 99th percentile, each as the median over five parts of the measured decisions, and a line of JSON.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from trainkit.tune.space.search_space import Space
 
 TRIALS, MEASURED = 10_000, 2_000
 PARTS = 5
-"""Of what is measured, each with a median of its own."""
+"""Number of parts into which the measured decisions are divided; each has its own median."""
 MEMBERS = 1_000
 OBSERVATIONS, DIMENSIONS = 1_000, 10
 ITERATION = "training_iteration"
 
 
 class Driven:
-    """A scheduler, told of trials as a controller would.
+    """A scheduler that is driven as a controller would.
 
     Args:
-        scheduler: to drive.
-        seconds: report times of their own, no two alike, as `time_total_s`.
+        scheduler: scheduler to drive.
+        seconds: True: reports have distinct times, as `time_total_s`.
     """
 
     def __init__(self, scheduler: sch.TrialScheduler, *, seconds: bool = False) -> None:
@@ -50,7 +50,7 @@ class Driven:
         self._paused: dict[str, None] = {}
 
     def trial(self, reports: int) -> list[float]:
-        """Let a new trial report, until it is stopped or paused; the seconds of each of its decisions."""
+        """Let a new trial report until it is stopped or paused; return the seconds of each decision."""
         trial_id, config = f"{self._trials:05}", {"lr": float(self._rng.uniform(0.001, 1))}
         self._trials += 1
         self._scheduler.on_trial_add(trial_id, config)
@@ -91,7 +91,7 @@ class Driven:
 def of_trials(
     scheduler: sch.TrialScheduler, reports: int, scale: float, *, seconds: bool = False
 ) -> list[float]:
-    """Tell it of many trials, and then measure with further ones; the seconds of each decision."""
+    """Give a scheduler many trials, then measure with further trials; return the seconds of each decision."""
     driven = Driven(scheduler, seconds=seconds)
     for _ in range(round(TRIALS * scale)):
         driven.trial(reports)
@@ -103,7 +103,7 @@ def of_trials(
 
 
 def of_population(scheduler: sch.TrialScheduler, scale: float) -> list[float]:
-    """Seconds of decisions where all members train in step, and each is one among all of them."""
+    """Return the seconds of decisions about members of a population that all train in step."""
     driven = Driven(scheduler)
     count = max(8, round(MEMBERS * scale))
     scheduler.set_search_properties("loss", "min", scheduler_generator(0), count)
@@ -127,7 +127,7 @@ def of_population(scheduler: sch.TrialScheduler, scale: float) -> list[float]:
 
 
 def of_bohb(scale: float) -> list[float]:
-    """Seconds of suggestions by a model of many observations, each time with one more."""
+    """Return the seconds of suggestions by a model of many observations; each adds one observation."""
     space = {f"x{number}": tune.uniform(0, 1) for number in range(DIMENSIONS)}
     searcher = TuneBOHB()
     searcher.begin(Space.of(space), metric="loss", mode="min", num_samples=-1, seed=0)
@@ -176,11 +176,11 @@ ROWS: dict[str, Callable[[float], list[float]]] = {
     "PBT, of 1,000 members": lambda scale: of_population(_pbt(), scale),
     "BOHB, a suggestion": of_bohb,
 }
-"""By name, how it is measured."""
+"""Function that measures a row, by the row's name."""
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     arguments = parser(__doc__)
     arguments.add_argument("--only", choices=list(ROWS), action="append", help="may be given again")
     given = arguments.parse_args()
@@ -191,7 +191,7 @@ def main() -> None:
             plain.look()
             took = [each * 1e6 for each in ROWS[name](scale)]
             plain.look()
-            # One after the other, as what is known grows.
+            # Parts are consecutive, because the known data grows.
             parts = [
                 sorted(took[len(took) * part // PARTS : len(took) * (part + 1) // PARTS])
                 for part in range(PARTS)

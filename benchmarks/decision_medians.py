@@ -1,7 +1,8 @@
-"""The median rules of Ray and Optuna beside ours, told the same reports.
+"""Median rules of Ray and Optuna compared with ours, on the same reports.
 
-Both sides are computed once more from the reports, by one rule with switches: all of them off it must give
-our decision, all of them on the peer's. The cause of a difference is the fewest that, turned off, give ours.
+Both decisions are recomputed from the reports by one rule with switches. With all switches off it must give
+our decision, with all switches on the peer's. The cause of a difference is the smallest set of switches that,
+when turned off, gives our decision.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from trainkit.tune.schedulers import Decision, TrialScheduler, Verdict
 from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule
 
 LAST_T = 12
-"""Trials are short here, so that some get to the end."""
+"""Length of the trials; it is short, so that some trials reach their end."""
 
 Told = dict[str, list[tuple[int, float]]]
 Rule = Callable[[Told, Set[str], str, Set[str]], bool]
-"""Whether a trial stops, by all that was told, those that are complete, and the faults that are on."""
+"""Rule (all reports, complete trials, trial, active faults) -> True if the trial stops."""
 
 TWICE = "a completed trial's last report counts twice"
 DROPS = "averages that are no number are left out"
@@ -36,12 +37,12 @@ INFINITE = "plus infinity is the best there is"
 
 
 class MedianPeer(ABC):
-    """A library's median rule, maximising.
+    """A library's median rule, which maximises the metric.
 
     Attributes:
-        name: whose it is.
-        kinds: of streams it says what it does with.
-        faults: by which its rule differs from ours.
+        name: name of the library's rule.
+        kinds: kinds of streams for which the library defines a behaviour.
+        faults: faults by which the rule differs from ours.
     """
 
     name: str
@@ -51,23 +52,23 @@ class MedianPeer(ABC):
 
     @abstractmethod
     def ours(self) -> TrialScheduler:
-        """Our scheduler with the same settings."""
+        """Return our scheduler with the same settings."""
 
     @abstractmethod
     def add(self, trial: str) -> None:
-        """A trial begins."""
+        """Begin a trial."""
 
     @abstractmethod
     def stops(self, trial: str, t: int, value: float) -> bool:
-        """Whether it stops the trial at this report."""
+        """Pass a report to the rule; return True if the rule stops the trial."""
 
     @abstractmethod
     def ended(self, trial: str, last: tuple[int, float], *, complete: bool) -> None:
-        """A trial has come to its end, or was stopped."""
+        """End a trial, after its last report or because it was stopped."""
 
     @abstractmethod
     def rule(self, told: Told, complete: Set[str], trial: str, faults: Set[str]) -> bool:
-        """Its rule with some of its faults, and ours with none."""
+        """Return the decision by the peer's rule with these faults; without faults, it is our decision."""
 
 
 def _worst(value: float, faults: Set[str]) -> float:
@@ -77,7 +78,7 @@ def _worst(value: float, faults: Set[str]) -> float:
 
 
 def _rising(reports: list[tuple[int, float]], faults: Set[str]) -> list[tuple[int, float]]:
-    """The reports that count: those later than all before them, or all of them."""
+    """Return the reports whose time exceeds all earlier times, or all reports with the fault BACK."""
     if BACK in faults:
         return list(reports)
     kept: list[tuple[int, float]] = []
@@ -115,7 +116,7 @@ class Ray(MedianPeer):
         return str(answer) == "STOP"
 
     def ended(self, trial: str, last: tuple[int, float], *, complete: bool) -> None:
-        if complete:  # as its controller does; not after STOP
+        if complete:  # as Ray's controller does; it does not do so after STOP
             result = {"training_iteration": last[0], "u": last[1]}
             self._scheduler.on_trial_complete(None, self._trials[trial], result)
 
@@ -203,7 +204,7 @@ PEERS = (Ray, Optuna)
 
 
 def drive(peer: MedianPeer, kind: str, seed: int) -> tuple[int, list[tuple[str | None, str]]]:
-    """Tell both sides one stream; return how many reports, and cause and line of each difference."""
+    """Give both sides one stream; return the number of reports, and cause and line of each difference."""
     ours = peer.ours()
     ours.set_search_properties("u", "max", scheduler_generator(seed))
     told: Told = {}
@@ -236,7 +237,7 @@ def drive(peer: MedianPeer, kind: str, seed: int) -> tuple[int, list[tuple[str |
             ended.add(trial)
             peer.ended(trial, (t, value), complete=not (stops or stopped))
             if stops and not stopped:
-                ours.on_trial_error(trial)  # Ray's class takes no further report of it, so it ends for both
+                ours.on_trial_error(trial)  # Ray's class takes no further reports, so the trial ends for both
             else:
                 ours.on_trial_complete(trial)
             if not (stops or stopped):
@@ -247,7 +248,7 @@ def drive(peer: MedianPeer, kind: str, seed: int) -> tuple[int, list[tuple[str |
 def cause_of(
     peer: MedianPeer, told: Told, complete: Set[str], trial: str, ours: Decision, stops: bool
 ) -> str | None:
-    """The fewest faults without which the peer would decide as ours does; None: that does not explain it."""
+    """Return the fewest faults without which the peer would decide as ours; None if no faults explain it."""
     stopped = ours.verdict is Verdict.STOP
     if peer.rule(told, complete, trial, set()) != stopped:
         return None

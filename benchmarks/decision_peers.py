@@ -1,7 +1,7 @@
-"""Other libraries' rules at rungs: their own classes, told what ours is told.
+"""Rules of other libraries at rungs: their own classes, with the same reports as ours.
 
-Each peer says what lies at its rungs, and by which rule it goes, so that a decision that differs from ours
-can be traced to the rule, or to what lies there.
+Each peer reports the values at its rungs and the rule that it follows. So a decision that differs from ours
+can be traced to the rule or to these values.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from benchmarks import ray_schedulers
 from benchmarks.decision_streams import MAX_T
 
 Rungs = dict[int, dict[str, float]]
-"""By level, the value that each trial was recorded with there."""
+"""Recorded value of each trial, by level."""
 
 
 class RungPeer(ABC):
-    """A library's asynchronous successive halving, maximising.
+    """A library's asynchronous successive halving, which maximises the metric.
 
     Attributes:
-        name: whose it is.
-        kinds: of streams it says what it does with.
-        eta: the reduction factor.
-        rule_words: how its rule at a rung differs from ours, in words; None: not at all.
-        tie_words: what it does with equal scores.
+        name: name of the library's rule.
+        kinds: kinds of streams for which the library defines a behaviour.
+        eta: reduction factor.
+        rule_words: description of how its rule at a rung differs from ours; None if it does not differ.
+        tie_words: description of its treatment of equal scores.
     """
 
     name: str
@@ -43,22 +43,22 @@ class RungPeer(ABC):
 
     @abstractmethod
     def add(self, trial: str) -> None:
-        """A trial begins."""
+        """Begin a trial."""
 
     @abstractmethod
     def stops(self, trial: str, t: int, value: float | None) -> bool:
-        """Whether it stops the trial at this report."""
+        """Pass a report to the peer; return True if the peer stops the trial."""
 
     @abstractmethod
     def rungs(self) -> Rungs:
-        """What it has recorded."""
+        """Return the values that the peer has recorded at its rungs."""
 
     @abstractmethod
     def rule(self, before: Sequence[float], value: float) -> bool:
-        """Whether a trial stops at a rung where these were recorded before, by the rule in `rule_words`."""
+        """Return True if a trial with `value` stops at a rung with the values `before`, by `rule_words`."""
 
     def ended(self, trial: str) -> None:
-        """A trial has ended."""
+        """End a trial."""
         del trial
 
 
@@ -101,7 +101,7 @@ class SyneTune(RungPeer):
     """Syne Tune's AsynchronousSuccessiveHalving."""
 
     name = "Syne Tune ASHA"
-    kinds = ("plain", "ties", "jumps", "back")  # it has no word on the others
+    kinds = ("plain", "ties", "jumps", "back")  # Syne Tune defines no behaviour for the other kinds
     rule_words = "floor(n/eta) + 1 places"
     tie_words = "equal scores all go on"
 
@@ -193,5 +193,5 @@ class Optuna(RungPeer):
 
 
 def named(rungs: Mapping[int, Mapping[str, float]], level: int) -> Mapping[str, float]:
-    """What lies at a level; nothing where the peer has no such rung."""
+    """Return the values at a level; {} if the peer has no such rung."""
     return rungs.get(level, {})

@@ -1,4 +1,4 @@
-"""Recorded streams of reports, of the kinds in which rules of early stopping differ."""
+"""Streams of reports, of the kinds for which early stopping rules differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_T = 100
 
 
 class Report(NamedTuple):
-    """What a trial reports; None for a value that is missing."""
+    """A trial's report; the value is None if it is missing."""
 
     trial: str
     t: int
@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
 
 def stream(kind: str, seed: int, trials: int = 40, last_t: int = MAX_T + 5) -> list[Report]:
-    """What all trials would report up to `last_t`, in the order of time."""
+    """Return the reports that all trials would make up to `last_t`, in the order of time."""
     rng = np.random.default_rng([seed, *kind.encode()])
     timed: list[tuple[float, Report]] = []
     for number in range(trials):

@@ -1,17 +1,18 @@
-"""The same reports, other decisions? `python -m benchmarks.decisions [--seeds 5] [--list]`.
+"""Differences between decisions on the same reports: `python -m benchmarks.decisions [--seeds 5] [--list]`.
 
-Recorded streams of reports go through our ASHAScheduler and through Ray's, Optuna's and Syne Tune's own
-classes; each is told of a trial until ours ends it. Every decision that differs is traced to its cause: the
-peer's own rule at that rung, on what lay there, must give its decision, ours must give ours, and what lay
-there must be what lay at ours, but for entries that an earlier fault has left. Ray's HyperBand and the median
-rules of Ray and Optuna are compared in the same way (`decision_brackets.py`, `decision_medians.py`). Kinds
-of streams that a peer has no rule for, such as NaN in Syne Tune, are not driven.
+Streams of reports go through our ASHAScheduler and through the classes of Ray, Optuna and Syne Tune. Each
+receives a trial's reports until ours ends the trial. Every decision that differs is traced to its cause. For
+this, the peer's own rule at the rung must give the peer's decision from the values that it recorded there,
+and our rule must give ours. The values on both sides must be equal, except for entries that an earlier fault
+has left. Ray's HyperBand and the median rules of Ray and Optuna are compared in the same way
+(`decision_brackets.py`, `decision_medians.py`). A kind of stream for which a peer has no rule, such as NaN in
+Syne Tune, is skipped.
 
-Prints a table, and rows as one line of JSON. A difference without such a cause is printed, and makes it exit
-with 1. `--list` prints all differences.
+Prints a table, and rows as one line of JSON. A difference without such a cause is printed, and the exit code
+is then 1. `--list` prints all differences.
 
-Peers are loaded where they are installed: ray, optuna, and syne-tune 0.16, which wants packages of its own
-and is best installed elsewhere: `PYTHONPATH=where/it/is`. One that is missing is said and left out.
+Peers are used if they are installed: ray, optuna, and syne-tune 0.16, which needs other versions of packages
+and is best installed in a separate folder: `PYTHONPATH=where/it/is`. A missing peer is named and left out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
 
 ETA = 4
 
-# The faults, as far as they are more than another rule at a rung.
+# Faults that are more than a different rule at a rung.
 NAN_GOES_ON = "NaN never stops"
 NAN_IS_NO_ENTRY = "NaN is no entry, or ignored by the percentile"
 INFINITY = "plus infinity is the best there is"
@@ -51,16 +52,16 @@ NO_METRIC = "without the metric, not even max_t ends the trial"
 
 @dataclass
 class Case:
-    """One report, and what came of it on both sides.
+    """One report, and its outcome on both sides.
 
     Attributes:
         ours: our decision.
-        stops: whether the peer stops the trial.
-        before, after: what lay at the peer's rungs.
-        lay: what lay at ours before.
-        skipped: by trial, the levels that it has jumped over.
-        ended: trials that ours had ended before.
-        lost: trials that the peer alone had stopped before, at a rung that they had jumped over.
+        stops: True if the peer stops the trial.
+        before, after: values at the peer's rungs before and after the report.
+        lay: values at our rungs before the report.
+        skipped: levels that each trial has jumped over.
+        ended: trials that our scheduler had ended before.
+        lost: trials that only the peer had stopped before, at a rung that they had jumped over.
     """
 
     report: Report
@@ -76,7 +77,7 @@ class Case:
 
 @dataclass
 class Tally:
-    """What a peer made of the streams of one kind."""
+    """Outcome of the streams of one kind for a peer."""
 
     reports: int = 0
     judged: int = 0
@@ -84,12 +85,12 @@ class Tally:
 
     @property
     def causes(self) -> Counter[str]:
-        """How many decisions differ, by cause."""
+        """Number of differing decisions by cause."""
         return Counter(cause or "UNEXPLAINED" for cause, _ in self.lines)
 
 
 def drive(peer: RungPeer, kind: str, seed: int, tally: Tally) -> None:
-    """Tell both sides one stream; a trial lives as long as ours lets it."""
+    """Give both sides one stream; a trial continues as long as our scheduler lets it."""
     ours = ASHAScheduler(metric="u", mode="max", max_t=MAX_T, reduction_factor=ETA)
     ours.set_search_properties("u", "max", scheduler_generator(seed))
     lay: Rungs = {1: {}, 4: {}, 16: {}, 64: {}}
@@ -112,7 +113,7 @@ def drive(peer: RungPeer, kind: str, seed: int, tally: Tally) -> None:
         tally.reports += 1
         tally.judged += decision.reason.get("rule") == "rung"
         if decision.reason.get("rule") == "max_t" and isinstance(peer, Optuna):
-            peer.ended(trial)  # whose objective ends by itself
+            peer.ended(trial)  # in Optuna, the objective ends by itself
             ended.add(trial)
             continue
         before = peer.rungs()
@@ -134,7 +135,7 @@ def drive(peer: RungPeer, kind: str, seed: int, tally: Tally) -> None:
 
 
 def cause_of(peer: RungPeer, case: Case) -> str | None:
-    """Why the peer decides otherwise; None if what is known of it does not say."""
+    """Return why the peer decides differently; None if its known rules do not explain it."""
     trial, _, value = case.report
     rule = case.ours.reason.get("rule")
     if value is None:
@@ -144,7 +145,7 @@ def cause_of(peer: RungPeer, case: Case) -> str | None:
         for level in sorted(case.after)
         if trial in case.after[level] and trial not in named(case.before, level)
     ]
-    if math.isnan(value) and not judged:  # Optuna stops it and records nothing, as ours would stop it
+    if math.isnan(value) and not judged:  # Optuna stops the trial, as our rule would, but records nothing
         judged = [int(case.ours.reason["rung"])] if rule == "rung" else []
     predicted = any(peer.rule(list(named(case.before, level).values()), value) for level in judged)
     if predicted != case.stops:
@@ -172,7 +173,7 @@ def cause_of(peer: RungPeer, case: Case) -> str | None:
 
 
 def rule_of_ours(before: Iterable[float], value: float) -> bool:
-    """Whether a trial stops at a rung where these were recorded before, in their order: written out."""
+    """Return True if a trial stops at a rung with the values `before`, in their order, by our rule."""
     if not math.isfinite(value):
         return True
     before = list(before)
@@ -181,7 +182,7 @@ def rule_of_ours(before: Iterable[float], value: float) -> bool:
 
 
 def _cause_at(peer: RungPeer, case: Case, level: int, value: float) -> str | None:
-    """Both have judged a finite value at this rung."""
+    """Return the cause of a difference at a rung where both have judged a finite value."""
     theirs, ours = named(case.before, level), case.lay[level]
     causes = set()
     for trial in theirs.keys() ^ ours.keys():
@@ -221,7 +222,7 @@ def _line(peer: RungPeer, kind: str, seed: int, case: Case, cause: str | None) -
 
 
 def at_rungs(make: Callable[[int], RungPeer], seeds: int) -> dict[str, Tally]:
-    """By kind of stream, what a peer makes of them."""
+    """Return a peer's tally for each kind of stream."""
     tallies: dict[str, Tally] = {}
     for kind in KINDS:
         for seed in range(seeds):
@@ -233,7 +234,7 @@ def at_rungs(make: Callable[[int], RungPeer], seeds: int) -> dict[str, Tally]:
 
 
 def by_medians(make: Callable[[], decision_medians.MedianPeer], seeds: int) -> dict[str, Tally]:
-    """The same for a median rule, which judges every report."""
+    """Return a tally for each kind of stream for a median rule, which judges every report."""
     tallies: dict[str, Tally] = {}
     for kind in KINDS:
         for seed in range(seeds):
@@ -248,7 +249,7 @@ def by_medians(make: Callable[[], decision_medians.MedianPeer], seeds: int) -> d
 
 
 def in_brackets(seeds: int) -> dict[str, Tally]:
-    """The same for Ray's brackets, which judge all their trials at once."""
+    """Return a tally for each kind of stream for Ray's brackets, which judge all their trials at once."""
     tallies: dict[str, Tally] = {}
     for kind in decision_brackets.KINDS:
         tally = tallies.setdefault(kind, Tally())
@@ -260,7 +261,7 @@ def in_brackets(seeds: int) -> dict[str, Tally]:
 
 
 def show(name: str, tallies: Mapping[str, Tally], *, every: bool) -> None:
-    """Print what a peer made of the streams."""
+    """Print a peer's tallies."""
     print(name)
     for kind, tally in tallies.items():
         print(

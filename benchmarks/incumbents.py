@@ -1,4 +1,4 @@
-"""What a search knows after so much work: its incumbent, and how far that is from the best there is."""
+"""Incumbent of a search after an amount of work, and its distance from the best possible value."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 SLACK = 1e-6
-"""Of sums of durations."""
+"""Tolerance for sums of durations."""
 
 
 class Seen(NamedTuple):
-    """A report: the work done by then, at which resource it was made, what was observed, what is true.
+    """A report: the work done by then, the trial's resource, the observed value and the regret.
 
-    `observed` and `regret` are the better the smaller; `regret` is without noise, at the largest resource.
+    `observed` and `regret` are better if smaller. `regret` is the noise-free regret at the largest resource.
     """
 
     work: float
@@ -23,9 +23,9 @@ class Seen(NamedTuple):
 
 
 def regrets(reports: Iterable[Seen], points: Sequence[float]) -> list[float]:
-    """The incumbent's regret after each of `points` of work; NaN while nothing was reported.
+    """Return the incumbent's regret after each amount of work in `points`; NaN before the first report.
 
-    The incumbent is the best observed at the largest resource that any trial has come to by then.
+    The incumbent is the best observed at the largest resource that any trial has reached by then.
     """
     ordered = sorted(reports, key=lambda seen: seen.work)
     found, best, place = [], None, 0

@@ -1,4 +1,4 @@
-"""Sides of a comparison that take turns in one run, so that what else the machine does meets all of them."""
+"""Sides of a comparison that take turns in one run, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 
 
 def in_turn(sides: Sequence[Callable[[], object]], rounds: int, warm_up: int = 2) -> list[list[float]]:
-    """Seconds that each of `sides` takes, by round; what it returns, if that is a number, instead of ours.
+    """Return the seconds that each side takes, by round; a number that a side returns replaces its seconds.
 
-    The order turns, so that none always follows another.
+    The order rotates, so that no side always follows the same other side.
     """
     times: list[list[float]] = [[] for _ in sides]
     order = list(range(len(sides)))
@@ -35,13 +35,13 @@ def in_turn(sides: Sequence[Callable[[], object]], rounds: int, warm_up: int = 2
 
 
 class Plain:
-    """Plain work that is timed now and again between measurements.
+    """Plain work that is timed repeatedly between measurements.
 
     Args:
-        work: takes a hundredth of a second or so.
+        work: function that takes about a hundredth of a second.
 
     Attributes:
-        times: seconds that it took, one after another.
+        times: seconds of the work, in order.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
@@ -49,23 +49,23 @@ class Plain:
         self.times: list[float] = []
 
     def look(self) -> float:
-        """Time it four times, each the best of five; return the least seconds."""
+        """Time the work four times, each the best of five runs; return the smallest of the four."""
         self.times += [min(timed(self._work) for _ in range(5)) for _ in range(4)]
         return min(self.times[-4:])
 
 
 def environment() -> dict[str, str]:
-    """For a process that measures: one thread, and this package, compiled as an installed one is."""
+    """Return the environment of a measuring process: one thread, and this package, with bytecode files."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
 
 
 def output_of(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """Return what a program prints; if it fails, what it wrote to its stderr is in the error.
+    """Return the output of a program; if it fails, the error contains the program's stderr.
 
     Args:
-        command: that starts the program, in the folder of this repository.
-        env: its environment, if it is not this process's.
+        command: command of the program, run in the folder of this repository.
+        env: environment of the program; None: this process's.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent, env=env)
     if done.returncode != 0:
@@ -74,24 +74,24 @@ def output_of(command: Sequence[str], env: Mapping[str, str] | None = None) -> s
 
 
 def _ending(command: Sequence[str], code: int, errors: str) -> str:
-    """Tell how a program ended, with what it wrote to its stderr."""
+    """Return a text on how a program ended, with its stderr."""
     return (
         f"{shlex.join(command)} ended with code {code}:\n{errors.strip() or 'it wrote nothing to its stderr'}"
     )
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds that `call` takes."""
+    """Return the seconds that `call` takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 def leave() -> None:
-    """End this process, one of a torch.distributed group, at once.
+    """End this process, a member of a torch.distributed group, immediately.
 
-    In order, DDP's reducer may be what frees the group, with the interpreter locked, and wait for ever for
-    a thread of the group that wants the interpreter.
+    In a normal exit, DDP's reducer may free the group while it holds the interpreter lock, and then wait
+    forever for a thread of the group that needs this lock.
     """
     sys.stdout.flush()
     os._exit(0)
@@ -100,15 +100,15 @@ def leave() -> None:
 class Served:
     """A program that runs beside this one and is read line by line.
 
-    One that trains takes a number of steps on each line of its input, and answers "took <seconds>".
+    A training program reads a number of steps from each line of its input, and answers "took <seconds>".
 
     Args:
-        command: that starts it.
+        command: command of the program.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
-        # A file takes any amount of text, while a pipe that nobody reads stops the program once it is full.
+        # A file can hold any amount of text, but an unread pipe would stop the program once it is full.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
         self._process = subprocess.Popen(
             command,
@@ -124,7 +124,7 @@ class Served:
         """Return the seconds that `count` steps take.
 
         Raises:
-            RuntimeError: the program has ended; the text it wrote to its stderr is in the message.
+            RuntimeError: the program has ended; the message contains its stderr.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -138,7 +138,7 @@ class Served:
         """Return the next line that begins with `start`.
 
         Raises:
-            RuntimeError: the program has ended; the text it wrote to its stderr is in the message.
+            RuntimeError: the program has ended; the message contains its stderr.
         """
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -162,7 +162,7 @@ class Served:
     ) -> None:
         with self._errors:
             try:
-                # The line ends the program: another process may hold the pipe open.
+                # The line "0" ends the program, because another process may hold the pipe open.
                 with contextlib.suppress(BrokenPipeError):
                     self._process.communicate("0\n", timeout=60)
             except subprocess.TimeoutExpired as late:

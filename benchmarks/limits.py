@@ -1,4 +1,4 @@
-"""Bare work, which what we do can't be faster than: for `Plain`, to be timed beside ours."""
+"""Bare work that trainkit's operations can't avoid, as `Plain` objects that are timed beside them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainkit.tune.store.schema import create_database
 
 @contextmanager
 def round_trips(count: int) -> Iterator[Plain]:
-    """So many round trips of a pickle over a Unix socket between two Python processes, and nothing else."""
+    """Yield work of `count` bare round trips of a pickle over a Unix socket between two Python processes."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -27,7 +27,7 @@ def round_trips(count: int) -> Iterator[Plain]:
             ours.close()
             while data := theirs.recv(65536):
                 theirs.send(pickle.dumps(pickle.loads(data), 5))
-        finally:  # whatever is raised: the parent's stack is not the child's to unwind
+        finally:  # the child must never unwind the parent's stack
             os._exit(0)
     theirs.close()
 
@@ -47,7 +47,7 @@ FORKS = 5
 
 
 def forks() -> None:
-    """Fork a process that ends at once, and wait for that, a few times: the least of a trial."""
+    """Fork processes that end at once, and wait for their ends: the least work of a trial."""
     for _ in range(FORKS):
         pid = os.fork()
         if pid == 0:
@@ -56,7 +56,7 @@ def forks() -> None:
 
 
 def insertions() -> None:
-    """Keep ten thousand values in order as they come, as schedulers do."""
+    """Keep ten thousand values sorted as they arrive, as schedulers do."""
     rng, ordered = random.Random(0), list[float]()
     for _ in range(10_000):
         bisect.insort(ordered, rng.random())
@@ -64,7 +64,7 @@ def insertions() -> None:
 
 @contextmanager
 def commits(folder: Path, count: int) -> Iterator[Plain]:
-    """So many transactions of a result and a decision, in a file as an experiment's."""
+    """Yield work of `count` transactions of a result and a decision, in a file like an experiment's."""
     connection = create_database(folder / "bare.sqlite")
     numbers = itertools.count()
     connection.execute("PRAGMA foreign_keys=OFF")

@@ -1,6 +1,6 @@
-"""Moments of an operation: when functions are called and return, on the clock that all processes here share.
+"""Moments of an operation: times of calls and returns, on the clock that all processes of a machine share.
 
-Nothing is added to what is measured: functions are wrapped from outside, in the process that they run in.
+The measured code is not changed: functions are wrapped from outside, in the process in which they run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 NOTED: dict[str, list[int]] = defaultdict(list)
-"""Nanoseconds of each moment in this process, in order."""
+"""Nanoseconds of each moment in this process, in order of time."""
 
 
 class Watched(NamedTuple):
     """A function to be wrapped.
 
     Attributes:
-        owner: the class or module that holds it.
-        name: by which it does.
-        before, after: moments noted as it is called, and as it has returned; "" for none.
+        owner: class or module that has the function.
+        name: name of the function in the owner.
+        before, after: moments recorded at the call and at the return; "" for none.
     """
 
     owner: Any
@@ -34,12 +34,12 @@ class Watched(NamedTuple):
 
 
 def note(moment: str) -> None:
-    """Note that it is now."""
+    """Record the current time for a moment."""
     NOTED[moment].append(time.perf_counter_ns())
 
 
 def watch(each: Watched) -> Any:
-    """Wrap a function; return what was there, None if it was inherited."""
+    """Wrap a function; return the owner's own function, or None if it was inherited."""
     inner, own = getattr(each.owner, each.name), vars(each.owner).get(each.name)
 
     @functools.wraps(inner)
@@ -57,7 +57,7 @@ def watch(each: Watched) -> Any:
 
 @contextmanager
 def watching(*functions: Watched) -> Iterator[None]:
-    """Wrap functions for the time of a `with`."""
+    """Wrap functions during a `with` block."""
     with ExitStack() as undone:
         for each in functions:
             own = watch(each)
@@ -67,15 +67,15 @@ def watching(*functions: Watched) -> Iterator[None]:
 
 
 def stages(path: Mapping[str, str], noted: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Median microseconds from each moment of a path to the next, and of the whole.
+    """Return the median microseconds from each moment of a path to the next, and of the whole path.
 
     Args:
-        path: moments in their order, each with the words for what leads to it; the first one's are for the
-            whole. One operation is from a first moment to the last before the next first one.
-        noted: by moment, its times in order.
+        path: moments in order, each with the name of the stage that leads to it; the first name is for the
+            whole. An operation extends from one first moment until before the next first moment.
+        noted: times of each moment, in order.
 
     Raises:
-        RuntimeError: a moment is missing in more than half of the operations: the code goes another way now.
+        RuntimeError: a moment is missing in at least half of the operations, because the code has changed.
     """
     first, *later = path
     begins, found = noted.get(first, ()), defaultdict(list)

@@ -1,4 +1,4 @@
-"""Means over seeds, and whether one side is better: by standard errors of the difference."""
+"""Means over seeds, and verdicts on which side is better, by standard errors of the difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BETTER, EQUAL, WORSE = "better", "equal", "WORSE"
 
 
 class Cell(NamedTuple):
-    """A mean over `seeds`; `sd` is None where only the mean is known."""
+    """Mean over `seeds`; `sd` is None if only the mean is known."""
 
     mean: float
     sd: float | None
@@ -19,7 +19,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Cell:
-        """Of one value a seed."""
+        """Return the cell for one value per seed."""
         mean = sum(values) / len(values)
         spread = sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
         return cls(mean, math.sqrt(spread), len(values))
@@ -30,9 +30,9 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much lower ours is than theirs, in the problem's units, and the standard error of that.
+    """Difference by which our value is lower than theirs, in the problem's units, and its standard error.
 
-    Lower is better; where more is better both sides are negated before.
+    Lower is better. Where more is better, both sides are negated first.
     """
 
     gain: float
@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Equal is within two standard errors, and what rounding to the digits of a cell may hide."""
+        """Return the verdict; a difference within two errors, which include rounding to digits, is equal."""
         if abs(self.gain) <= 2 * self.error:
             return EQUAL
         return BETTER if self.gain > 0 else WORSE
@@ -50,9 +50,9 @@ def against(ours: Sequence[float], theirs: Cell, digit: float = 5e-5) -> Compari
     """Compare with a row of which only mean and deviation are known.
 
     Args:
-        ours: one value a seed.
-        theirs: where it has no deviation, ours is taken for it.
-        digit: half the last digit that `theirs` is given to.
+        ours: one value per seed.
+        theirs: the known row; if it has no deviation, ours is used.
+        digit: half a unit of the last printed digit of `theirs`.
     """
     own = Cell.of(ours)
     spread = theirs.sd if theirs.sd is not None else own.sd
@@ -61,6 +61,6 @@ def against(ours: Sequence[float], theirs: Cell, digit: float = 5e-5) -> Compari
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
-    """Compare seed by seed, where both sides were run on the same streams."""
+    """Compare seed by seed, for two sides that ran on the same streams."""
     gains = Cell.of([b - a for a, b in zip(ours, theirs, strict=True)])
     return Comparison(gains.mean, (gains.sd or 0.0) / math.sqrt(gains.seeds))

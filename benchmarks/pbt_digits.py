@@ -1,10 +1,10 @@
-"""PBT on the digits recipe against its own best fixed member.
+"""PBT on the digits recipe compared with its own best fixed member.
 
     python -m benchmarks.pbt_digits [--seeds N] [--small]
 
-For each seed a population trains in processes of its own, and then the same members with exploit off: the
-same configurations, the same epochs, so the same cost. Prints the best member's loss and accuracy at the end
-of both, whether PBT is better, equal within two standard errors or worse, and rows as one line of JSON.
+For each seed a population trains in separate processes. Then the same members train with exploit off: same
+configurations and epochs, so the same cost. Prints loss and accuracy of the best member at the end of both,
+whether PBT is better, equal within two standard errors or worse, and rows as one line of JSON.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SMALL_EPOCHS = 5
 
 
 def best(data: dict[str, Any], folder: str, seed: int, epochs: int, *, fixed: bool) -> tuple[float, float]:
-    """Loss and accuracy of the member that ends best by loss.
+    """Return loss and accuracy of the member with the best final loss.
 
     Args:
-        data: the digits.
-        folder: for the experiment.
-        seed: of configurations and scheduler.
-        epochs: that each member trains.
-        fixed: nobody exploits.
+        data: arrays of the digits.
+        folder: folder for the experiment.
+        seed: seed of the configurations and the scheduler.
+        epochs: number of epochs that each member trains.
+        fixed: True: exploit is off.
     """
     scheduler = sch.PopulationBasedTraining(
         time_attr="training_iteration",
@@ -65,7 +65,7 @@ def best(data: dict[str, Any], folder: str, seed: int, epochs: int, *, fixed: bo
 
 
 def main() -> None:
-    """Run and print."""
+    """Run both and print the rows."""
     options = parser(__doc__)
     options.add_argument("--seeds", type=int, default=SEEDS, help="%(default)s")
     arguments = options.parse_args()

@@ -1,9 +1,9 @@
-"""Pools beside those of the standard library and of joblib, and beside Ray's tasks if Ray is installed.
+"""Pools compared with those of the standard library and joblib, and with Ray's tasks if Ray is installed.
 
     python -m benchmarks.pools [--small]
 
-Sides take turns in one run, with two workers each, which are there before the first round; "times" is how
-many times better ours is. Prints a table, and its rows as one line of JSON.
+Sides take turns in one run, with two workers each, which are started before the first round. "times" is the
+factor by which ours is better. Prints a table, and its rows as one line of JSON.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ FIRST = (
 
 
 def nothing(value: int) -> int:
-    """Return what is given."""
+    """Return the argument."""
     return value
 
 
 def submitted(executor: AnyExecutor, count: int) -> Callable[[], None]:
-    """Return the work of `count` empty calls."""
+    """Return a function that makes `count` empty calls."""
 
     def run() -> None:
         futures = [executor.submit(nothing, number) for number in range(count)]
@@ -52,7 +52,7 @@ def submitted(executor: AnyExecutor, count: int) -> Callable[[], None]:
 
 
 def tasks_of_ray(count: int) -> Callable[[], None]:
-    """Return the work of `count` empty tasks of Ray, which it starts here."""
+    """Start Ray; return a function that runs `count` empty tasks of Ray."""
     import ray
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
@@ -66,19 +66,19 @@ def tasks_of_ray(count: int) -> Callable[[], None]:
 
 
 def len_once(array: numpy.ndarray, path: Path) -> int:
-    """Return the length of an array once there is a file."""
+    """Return the length of an array once the file `path` exists."""
     while not path.exists():
         time.sleep(0.01)
     return len(array)
 
 
 def first(module: str, name: str) -> float:
-    """Return the seconds from an import to the first result, in a program of its own."""
+    """Return the seconds from an import to the first result, in a new program."""
     return float(output_of([sys.executable, "-c", FIRST.format(module=module, name=name)]))
 
 
 def scored(backend: str, folds: int) -> Callable[[], None]:
-    """Return the work of a cross-validation with two jobs."""
+    """Return a function that runs a cross-validation with two jobs."""
     X, y = load_digits(return_X_y=True)
 
     def run() -> None:
@@ -89,7 +89,7 @@ def scored(backend: str, folds: int) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     given = parser(__doc__).parse_args()
     count, rounds, folds = (200, 1, 2) if given.small else (10_000, 9, 20)
     trainkit.init(num_cpus=2, preload=["sklearn"])

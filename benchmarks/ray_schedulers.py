@@ -1,7 +1,7 @@
-"""Ray Tune's scheduler classes, without what the rest of Ray Tune needs.
+"""Ray Tune's scheduler classes, without the packages that the rest of Ray Tune needs.
 
-`import ray.tune` asks for pyarrow and more. Its schedulers don't use them; so where they are missing, the
-scheduler's own file is loaded, with the packages around it left empty.
+`import ray.tune` needs pyarrow and other packages. Its schedulers don't use them. If they are missing, the
+scheduler's own file is loaded, with empty modules in place of the packages around it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 
 
 class Trial:
-    """What Ray's schedulers look at of a trial."""
+    """Attributes of a trial that Ray's schedulers read."""
 
     PENDING, RUNNING, PAUSED, TERMINATED, ERROR = "PENDING", "RUNNING", "PAUSED", "TERMINATED", "ERROR"
 
@@ -24,14 +24,14 @@ class Trial:
 
 
 class Controller:
-    """What they ask a controller."""
+    """Methods of a controller that Ray's schedulers call."""
 
     def get_live_trials(self) -> list[Trial]:
         return []
 
 
 def load(module: str) -> ModuleType:
-    """Return ray.tune.schedulers.<module>; raise ImportError where there is no Ray."""
+    """Return `ray.tune.schedulers.<module>`; raise ImportError if Ray is not installed."""
     name = f"ray.tune.schedulers.{module}"
     try:
         return importlib.import_module(name)
@@ -39,7 +39,7 @@ def load(module: str) -> ModuleType:
         if importlib.util.find_spec("ray") is None:
             raise
     for each in [each for each in sys.modules if each.startswith(("ray.air", "ray.tune"))]:
-        del sys.modules[each]  # half loaded
+        del sys.modules[each]  # it was only partly loaded
     spec = importlib.util.find_spec("ray")
     assert spec is not None and spec.origin is not None
     root = Path(spec.origin).parent

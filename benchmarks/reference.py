@@ -1,7 +1,7 @@
-"""What other libraries reach on the same problems: measured once, with the versions named here.
+"""Results of other libraries on the same problems, measured once with the versions named here.
 
 Ray 2.60.0, Syne Tune 0.16.0, Optuna 5.0.0, hyperopt 0.3.0, HpBandSter 0.7.4 with ConfigSpace 0.7.1. Each row
-has the work at which it was looked at, in units of the largest resource, and means ± deviations over seeds.
+has means ± deviations over seeds at given amounts of work, in units of the largest resource.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from benchmarks.over_seeds import Cell
 
 
 def _row(seeds: int, points: str, cells: str) -> dict[float, Cell]:
-    """From "5 10" and ".302±.118 .250±.089" to a cell for each."""
+    """Parse "5 10" and ".302±.118 .250±.089" into a cell for each point."""
     made = {}
     for point, cell in zip(points.split(), cells.split(), strict=True):
         mean, _, sd = cell.partition("±")
@@ -51,7 +51,7 @@ DIGITS = {
 DIGITS_PARALLEL = {
     "Syne Tune ASHA, simulated": _row(10, "1 4 16", ".0135±.019 .0013±.0013 .0004±.0008"),
 }
-"""By workers, each for the time of five full trainings."""
+"""Rows by number of workers, each for the time of five full trainings."""
 TOY = {
     "Ray's example, own loop": _row(500, "20 50 100", ".862±.195 1.175±.056 1.1999±.0012"),
 }
@@ -61,7 +61,7 @@ TOY_PAPER = {
     ),
 }
 TOY_TRACE = {4: 0.24382, 8: 0.52572, 12: 0.72431, 16: 0.87540, 20: 0.96088, 24: 1.04186}
-"""The best value where nothing is drawn: weights are copied, hyperparameters kept."""
+"""Best value by step without randomness: weights are copied, hyperparameters are kept."""
 TOY_ENDS = {50: 1.1843, 100: 1.1998}
 BANDIT = {
     True: {
@@ -77,4 +77,4 @@ BANDIT = {
         "PB2": Cell(0.995, 0.011, 12),
     },
 }
-"""By whether the best choice drifts. How many seeds there were but for PB2 is not said: taken for 100."""
+"""True: the best choice drifts. Only PB2's number of seeds is published; 100 is assumed for the others."""

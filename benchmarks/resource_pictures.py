@@ -1,6 +1,6 @@
-"""Picture of a simulated run whose trials get more CPUs as others end, beside one where they keep theirs.
+"""Picture of a simulated run in which trials get the CPUs of ended trials, beside a run without this.
 
-A part of `benchmarks.search_pictures`: what trials reserved, over time.
+It is a part of `benchmarks.search_pictures`, and shows the reservations of trials over time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from trainkit.tune.display import count_words
 
 CPUS, TRIALS, LAST = 16, 27, 81
 SECONDS = 10.0
-"""Of an iteration with one CPU; with more it takes so many times less."""
+"""Seconds of an iteration with one CPU; n CPUs are n times as fast."""
 
 Bands = tuple[np.ndarray, dict[str, np.ndarray]]
-"""The times at which something changes, and by trial the CPUs that it has from each of them on."""
+"""Times of changes, and the CPUs of each trial from each of these times on."""
 
 
 def simulated(curve: Callable[..., dict[str, Any]], space: Mapping[str, Any], *, changing: bool) -> Any:
     """Run ASHA, by itself or inside a `ResourceChangingScheduler`.
 
     Args:
-        curve: the objective, which says nothing of time.
-        space: its search space; no two trials have the same "lr".
-        changing: trials are given what others leave.
+        curve: objective without durations.
+        space: search space of the objective; no two trials have the same "lr".
+        changing: True: trials get the CPUs that ended trials leave.
     """
     share = DistributeResources()
     has: dict[float, float] = {}
@@ -64,7 +64,7 @@ def simulated(curve: Callable[..., dict[str, Any]], space: Mapping[str, Any], *,
 
 
 def bands(results: tune.ResultGrid) -> Bands:
-    """What each trial had, by its attempts and the decisions between them."""
+    """Return the CPUs of each trial over time, from its attempts and the decisions between them."""
     spans = results.timeline
     changes = [each for each in results.decisions() if each.get("rule") == "resources" and "after" in each]
     times = np.unique([time for span in spans for time in (span.started, span.ended)])
@@ -79,7 +79,7 @@ def bands(results: tune.ResultGrid) -> Bands:
 
 
 def draw(curve: Callable[..., dict[str, Any]], space: Mapping[str, Any], path: Path, dpi: int) -> None:
-    """Draw both runs over the same seconds, the trials that run longest in colour."""
+    """Draw both runs over the same seconds, with the longest trials in colour."""
     _, axes = style.figure_of(None, (12.0, 3.8))
     figure = axes.get_figure()
     axes.remove()
@@ -89,7 +89,7 @@ def draw(curve: Callable[..., dict[str, Any]], space: Mapping[str, Any], path: P
         figure.subplots(1, 2, sharey=True), runs, ("ASHA alone", "with DistributeResources"), strict=True
     ):
         times, heights = bands(run)
-        # Those that run longest lie below, so that what the others leave is seen above them.
+        # The longest trials are at the bottom, so that the CPUs of ended trials appear above them.
         order = sorted(heights, key=lambda trial_id: -np.flatnonzero(heights[trial_id])[-1])
         colours = [*style.BEST, *[style.STOPPED] * len(order)][: len(order)]
         ax.stackplot(

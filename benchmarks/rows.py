@@ -1,4 +1,4 @@
-"""A figure as every benchmark gives it: its rounds, the other side's, and how steady the machine was."""
+"""A figure as every benchmark reports it: its rounds, the other side's, and the machine's steadiness."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from benchmarks.aims import AIMS, NO_AIM, Aim
 
 LESS, MORE = "less", "more"
 STEADY = 0.03
-"""Further than this part from itself, plain work says that the machine is too busy to judge by."""
+"""If plain work varies by more than this share, the machine is too busy to judge."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A figure, or before it is measured what it will be.
+    """A figure, or its description before it is measured.
 
     Attributes:
-        name: its words, once in a benchmark.
-        unit: such as "ms" or "1/s"; "" for a count or a ratio.
-        better: `LESS` or `MORE`; "" if neither is.
-        aim: that the row is judged by, which a `Report` takes from the table.
-        exact: the same each time, but for a change of the code.
-        rounds: its values.
-        others: those of the other side, round by round: of a plain loop, a bare limit, another library.
-        itself: how far plain work in the same run is from itself, as a part of 1; no time is judged without.
-        plain_s: seconds that this plain work takes; None where the other side is the plain work.
+        name: description, unique in a benchmark.
+        unit: unit such as "ms" or "1/s"; "" for a count or a ratio.
+        better: `LESS` or `MORE`; "" if neither is better.
+        aim: aim for judging the row; a `Report` takes it from the table.
+        exact: True if the value changes only when the code changes.
+        rounds: values of the row.
+        others: values of the other side by round, such as a plain loop, a bare limit or another library.
+        itself: variation of plain work in the same run, as a share; a time is judged only if this is given.
+        plain_s: seconds of the plain work; None if the other side is the plain work.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Row:
         """Return the row with its values.
 
         Args:
-            rounds: its values.
-            others: those of the other side.
-            plain: seconds of plain work, in the order of the looks; without it, the other side is the plain
+            rounds: values of the row.
+            others: values of the other side.
+            plain: seconds of plain work, in the order of measurement; if empty, the other side is the plain
                 work.
         """
         made = replace(self, rounds=tuple(rounds), others=tuple(others))
@@ -64,27 +64,27 @@ class Row:
 
     @property
     def timed(self) -> bool:
-        """True if it is a matter of time."""
+        """True if the figure depends on time."""
         return not self.exact and self.unit not in ("", "MB", "KB", "files")
 
     @property
     def value(self) -> float:
-        """Its median."""
+        """Median of the row's values."""
         return statistics.median(self.rounds)
 
     @property
     def spread(self) -> float | None:
-        """How far its rounds lie apart; None if there is one only."""
+        """Spread of the row's values; None if it has only one."""
         return 0.0 if self.exact else spread(self.rounds)
 
     @property
     def other(self) -> float | None:
-        """The other side's median."""
+        """Median of the other side's values."""
         return statistics.median(self.others) if self.others else None
 
     @property
     def ratios(self) -> Sequence[float]:
-        """How many times better than the other side: by round, so that what disturbs both counts little."""
+        """Factors over the other side by round, so that load on both sides matters little."""
         pairs = list(zip(self.rounds, self.others, strict=len(self.others) > 0))
         if self.better == LESS:
             pairs = [(other, own) for own, other in pairs]
@@ -92,17 +92,17 @@ class Row:
 
     @property
     def times(self) -> float | None:
-        """The median of these."""
+        """Median factor over the other side."""
         return statistics.median(self.ratios) if self.others else None
 
     @property
     def steady(self) -> bool:
-        """True if the machine was, as far as it matters."""
+        """True if the machine was steady, or the figure does not depend on time."""
         return not self.timed or (self.itself is not None and self.itself <= STEADY)
 
     @property
     def verdict(self) -> str:
-        """Return "met", "NOT MET" or "not judged"; "" without aims."""
+        """Return "met", "NOT MET" or "not judged"; "" if the row has no aim."""
         met = []
         if self.aim.value is not None:
             met.append(self.value >= self.aim.value if self.better == MORE else self.value <= self.aim.value)
@@ -113,7 +113,7 @@ class Row:
         return "met" if all(met) else "NOT MET"
 
     def as_json(self) -> dict[str, Any]:
-        """For a record: value, spread, times, aims and verdict are there to be read, not to be taken back."""
+        """Return the row for a record; value, spread, times, aims and verdict are only for readers."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         del found["aim"]
         found |= {"aim": self.aim.value, "aim_times": self.aim.times, "verdict": self.verdict}
@@ -125,23 +125,23 @@ class Row:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Row:
-        """From what `as_json` gave."""
+        """Return the row from the output of `as_json`."""
         names = {field.name for field in fields(cls)} - {"aim"}
         return cls(**{"better": "", **{name: each for name, each in found.items() if name in names}})
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Distance of the largest from the smallest, without the outermost eighth on either side; None of one."""
+    """Return the range of the values without the outermost eighth on either side; None for one value."""
     outer = len(values) // 8
     kept = sorted(values)[outer : len(values) - outer]
     return kept[-1] - kept[0] if len(kept) > 1 else None
 
 
 def apart(rounds: Sequence[float]) -> float | None:
-    """Return how far the same work is from itself, as a part of 1; None of one round.
+    """Return the variation of the same work, as a share; None for one round.
 
-    Half of the rounds are compared with the rest: every other, the first half, the middle half. A load on
-    half of them is in one of these more than in its rest, whenever it begins.
+    Half of the rounds are compared with the rest: every second round, the first half, the middle half. A load
+    during half of the rounds, whenever it begins, affects one of these halves more than its rest.
     """
     count = len(rounds)
     if count < 2:
@@ -159,12 +159,12 @@ def apart(rounds: Sequence[float]) -> float | None:
 
 
 class Report:
-    """Prints rows as they come, and in the end all of them as a line of JSON.
+    """Printer of rows as they are measured, and at the end of all rows as a line of JSON.
 
     Args:
-        benchmark: its name.
-        other: the other side's.
-        small: the work is too little for its figures to be judged.
+        benchmark: name of the benchmark.
+        other: name of the other side.
+        small: True: the work is too little for its figures to be judged.
     """
 
     def __init__(self, benchmark: str, other: str = "", *, small: bool = False) -> None:
@@ -175,7 +175,7 @@ class Report:
         print(f"{'':<66}{'trainkit':>12} {'':<6}{other:>12}{'times':>8}{'aim':>15}", flush=True)
 
     def add(self, row: Row) -> None:
-        """Print and keep it, beside its aim."""
+        """Print and store a row, with its aim."""
         row = replace(row, aim=self._aims.get(row.name, row.aim))
         self._told["rows"].append(row.as_json())
         times = "" if row.times is None else f"{row.times:.2f}" if row.times < 10 else f"{row.times:,.0f}"
@@ -186,7 +186,7 @@ class Report:
             self._itself = row.itself
 
     def skip(self, name: str, reason: str) -> None:
-        """Say why there is no such row."""
+        """Record why a row is missing."""
         self._told["skipped"][name] = reason
         print(f"{name:<66}  skipped: {reason}", flush=True)
 
@@ -205,12 +205,12 @@ class Report:
 
 
 def rows_of(printed: str) -> dict[str, Row]:
-    """The rows by name, from all that a benchmark has printed."""
+    """Return the rows by name, from all output of a benchmark."""
     return {row["name"]: Row.of_json(row) for row in json.loads(printed.splitlines()[-1])["rows"]}
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A benchmark's command line; each has a small form, which a test runs."""
+    """Return a benchmark's argument parser; it has a flag for the small form, which a test runs."""
     made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -219,7 +219,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def shown(value: float | None) -> str:
-    """A figure with three digits that count."""
+    """Return a figure with three significant digits."""
     return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

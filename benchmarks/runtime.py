@@ -1,9 +1,9 @@
-"""What a call, an object and an actor cost: `python -m benchmarks.runtime [--against ray]`.
+"""Cost of calls, objects and actors: `python -m benchmarks.runtime [--against ray]`.
 
-Prints a small table, and its rows as one line of JSON. With `--against ray` both sides do the same work on
-this machine in this run, in processes of their own and round by round in turn, and the table shows how many
-times better trainkit is, beside the aim. The bare round trip is the floor, measured in the same run: two
-Python processes that exchange pickles over a Unix socket, and nothing else.
+Prints a table, and its rows as one line of JSON. With `--against ray` both sides do the same work on this
+machine in this run, in separate processes and alternately round by round, and the table shows the factor by
+which trainkit is better, beside the aim. The lower limit is measured in the same run: bare round trips of
+pickles between two Python processes over a Unix socket.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ ROWS = {
 
 
 def import_ms() -> float:
-    """Milliseconds that `import trainkit` takes in a fresh interpreter."""
+    """Return the milliseconds that `import trainkit` takes in a new interpreter."""
     script = "import time; start = time.perf_counter(); import trainkit; print(time.perf_counter() - start)"
     return float(output_of([sys.executable, "-c", script])) * 1e3
 
 
 def demo_packages() -> int:
-    """Return the number of packages that the extra "demo" brings, this one and what each needs included."""
+    """Return the number of packages that the extra "demo" installs, including trainkit and dependencies."""
     found, wanted = set[tuple[str, str]](), [("trainkit-ml", ""), ("trainkit-ml", "demo")]
     while wanted:
         name, extra = package = wanted.pop()
@@ -79,13 +79,13 @@ def demo_packages() -> int:
 
 
 def environment() -> dict[str, str]:
-    """That of a user: with bytecode, as an installed package has it, however this program was started."""
+    """Return a user's environment: with bytecode files, as in an installed package."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def section(side: str, name: str, scale: float) -> dict[str, float]:
-    """The figures of one section of `benchmarks.runtime_work`, from a process of its own."""
+    """Return the figures of one section of `benchmarks.runtime_work`, from a separate process."""
     command = [sys.executable, "-m", "benchmarks.runtime_work", side, name, str(scale)]
     figures: dict[str, float] = json.loads(output_of(command, environment()).splitlines()[-1])
     return figures
@@ -94,9 +94,9 @@ def section(side: str, name: str, scale: float) -> dict[str, float]:
 def measure(
     sides: list[str], beside: Container[str], rounds: int, scale: float
 ) -> tuple[dict[str, dict[str, list[float]]], list[float]]:
-    """All figures by side and name, round by round; and the seconds of the bare round trips.
+    """Return all figures by side and name, round by round; and the seconds of the bare round trips.
 
-    The other side is measured in the sections `beside` alone.
+    The other side is measured only in the sections in `beside`.
     """
     found: dict[str, dict[str, list[float]]] = {side: defaultdict(list) for side in sides}
     found["trainkit"]["demo_packages"].append(demo_packages())
@@ -115,7 +115,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     arguments = parser(__doc__)
     arguments.add_argument("--against", choices=["ray"], help="measure Ray beside trainkit")
     both = [name for name in SECTIONS if name not in OURS_ALONE]

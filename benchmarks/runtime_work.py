@@ -1,10 +1,10 @@
-"""The work that the runtime's benchmark times, the same on both sides: the verbs have the same names.
+"""Work that the runtime's benchmark times. It is the same on both sides, whose functions have equal names.
 
-`python -m benchmarks.runtime_work SIDE SECTION SCALE` runs one section in a process of its own and prints
-its figures as a line of JSON; `benchmarks.runtime` calls it, so that no side disturbs the other.
+`python -m benchmarks.runtime_work SIDE SECTION SCALE` runs one section and prints its figures as a line of
+JSON. `benchmarks.runtime` runs each as a separate process, so that no side disturbs the other.
 
-Times are the best of a few repetitions where the work is short, as on a busy machine the slower ones tell
-of others' work.
+If the work is short, times are the best of a few repetitions, because on a busy machine slower repetitions
+show the load of other programs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ARGUMENTS = {"trainkit": "num_cpus=2", "ray": "num_cpus=2, address='local', incl
 
 
 class Echo:
-    """Answers with what it is given."""
+    """Actor that returns its arguments."""
 
     def same(self, value: Any) -> Any:
         return value
@@ -46,24 +46,24 @@ class Echo:
         return str(torch.__version__)
 
     def pids(self) -> tuple[int, int]:
-        """Of this process and of its parent."""
+        """Return the pids of this process and of its parent."""
         return os.getpid(), os.getppid()
 
 
 def memory_mb(pid: int | str, *fields: str) -> float:
-    """The sum of `fields` in the kernel's account of a process, in units of 10^6 bytes."""
+    """Return the sum of `fields` in the kernel's account of a process, in units of 10^6 bytes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     amounts = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     return sum(amounts[field] for field in fields) * 1024 / 1e6
 
 
 def unshared_mb(pid: int) -> float:
-    """What of a process's memory goes with it."""
+    """Return the memory that would be freed with a process, in units of 10^6 bytes."""
     return memory_mb(pid, "Private_Clean", "Private_Dirty")
 
 
 def rate(count: int, work: Callable[[], object], repetitions: int = 3) -> float:
-    """`count` by the seconds that `work` takes."""
+    """Return `count` divided by the seconds that `work` takes, the best of the repetitions."""
     rates = []
     for _ in range(repetitions):
         start = time.perf_counter()
@@ -73,11 +73,11 @@ def rate(count: int, work: Callable[[], object], repetitions: int = 3) -> float:
 
 
 def started(side: str, cpus: int = 2, **more: Any) -> Any:
-    """The module of that side, with a session of so many CPUs."""
+    """Start a session with `cpus` CPUs; return the module of the side."""
     api = importlib.import_module(side)
     arguments: dict[str, Any] = {"num_cpus": cpus, **more}
     if side == "ray":
-        # A cluster of its own: Ray would join one that runs, or that somebody's program has left a note of.
+        # Without "local", Ray would join a running cluster, or the address that another program left behind.
         api.init(**arguments, address="local", include_dashboard=False, log_to_driver=False)
     else:
         api.init(**arguments)
@@ -85,11 +85,11 @@ def started(side: str, cpus: int = 2, **more: Any) -> Any:
 
 
 def calls(api: Any, scale: float) -> dict[str, float]:
-    """Small calls, tasks and objects."""
+    """Measure small calls, tasks and objects."""
     some, many = int(2_000 * scale), int(10_000 * scale)
     actor, task = api.remote(Echo).remote(), api.remote(_same)
     api.get([actor.same.remote(0), task.remote(0)])
-    api.get([task.remote(index) for index in range(100)])  # whatever pool of workers there is, it is filled
+    api.get([task.remote(index) for index in range(100)])  # fills any pool of workers
     figures = {
         "actor_call_per_s": rate(some, lambda: [api.get(actor.same.remote(i)) for i in range(some)]),
         "actor_calls_unread_per_s": rate(many, lambda: api.get([actor.same.remote(i) for i in range(many)])),
@@ -107,7 +107,7 @@ def _same(value: Any) -> Any:
 
 
 def nested(side: str, scale: float) -> dict[str, float]:
-    """Tasks that wait for tasks that wait for tasks, in sessions of one CPU and of two."""
+    """Measure tasks that wait for tasks that wait for tasks, in sessions of one CPU and of two."""
     count = max(4, int(200 * scale))
     figures = {}
     for cpus, key in ((1, "nested_1_cpu_s"), (2, "nested_2_cpus_s")):
@@ -125,7 +125,7 @@ def nested(side: str, scale: float) -> dict[str, float]:
 
 
 def _outer(side: str, levels: int) -> int:
-    """Return the number of levels below, each of which waits for the next."""
+    """Return the number of levels below; each level waits for the next."""
     if not levels:
         return 0
     return 1 + int(importlib.import_module(side).get(_remote_outer(side).remote(side, levels - 1)))
@@ -137,7 +137,7 @@ def _remote_outer(side: str) -> Any:
 
 
 def arrays(api: Any, scale: float) -> dict[str, float]:
-    """A large array as an argument, and read by two from one reference."""
+    """Measure a large array as an argument, and as one reference that two actors read."""
     import numpy as np
 
     array = np.ones(int(ARRAY_BYTES * scale) // 8)
@@ -158,7 +158,7 @@ def arrays(api: Any, scale: float) -> dict[str, float]:
 
 
 def full_store(side: str, scale: float) -> dict[str, float]:
-    """Puts of arrays of 300 KB into a store that is full, so that as much goes to disk."""
+    """Measure puts of arrays of 300 KB into a full store, which moves as much to disk."""
     import numpy as np
 
     api = started(side, object_store_memory=FULL_STORE_BYTES)
@@ -173,12 +173,12 @@ def full_store(side: str, scale: float) -> dict[str, float]:
 
 
 def one_more(api: Any, scale: float) -> dict[str, float]:
-    """From asking for one more actor to its first answer."""
+    """Measure the time from requesting one more actor to its first answer."""
     actor_class = api.remote(Echo).options(num_cpus=0)
     api.get(actor_class.remote().same.remote(0))
     times = []
     for _ in range(max(2, int(8 * scale))):
-        time.sleep(0.1)  # the end of the last is not this one's cost
+        time.sleep(0.1)  # so that the end of the previous actor is not measured
         start = time.perf_counter()
         actor = actor_class.remote()
         api.get(actor.same.remote(0))
@@ -188,7 +188,7 @@ def one_more(api: Any, scale: float) -> dict[str, float]:
 
 
 def torch_actors(api: Any, scale: float) -> dict[str, float]:
-    """Ten more actors at once that import torch; this process has imported it before the session began."""
+    """Measure starting ten actors at once that import torch; this process imported it before the session."""
     count = max(1, int(10 * scale))
     actor_class = api.remote(Echo).options(num_cpus=0)
     first = actor_class.remote()
@@ -203,13 +203,13 @@ def torch_actors(api: Any, scale: float) -> dict[str, float]:
 
 
 def own_torch(api: Any, scale: float) -> dict[str, float]:
-    """Ten more actors at once that import torch, which this process has not."""
+    """Measure starting ten actors at once that import torch, which this process has not imported."""
     figures = torch_actors(api, scale)
     return {"ten_own_torch_actors_s": figures["ten_torch_actors_s"]}
 
 
 def first_reply(side: str, scale: float) -> dict[str, float]:
-    """Of a fresh interpreter, from the import to the first answer of a task."""
+    """Measure, in a new interpreter, the time from the import to the first answer of a task."""
     script = (
         f"import time; start = time.perf_counter(); import {side} as api; api.init({ARGUMENTS[side]});"
         "assert api.get(api.remote(lambda: 1).remote()) == 1; print(time.perf_counter() - start)"
@@ -218,7 +218,7 @@ def first_reply(side: str, scale: float) -> dict[str, float]:
 
 
 def idle(api: Any, scale: float) -> dict[str, float]:
-    """A call to one more actor with many idle ones, against with none."""
+    """Measure a call to an actor beside many idle ones, relative to a call without them."""
     some, many = int(2_000 * scale), max(4, int(200 * scale))
     actor_class = api.remote(Echo).options(num_cpus=0)
     actor = actor_class.remote()
@@ -231,17 +231,17 @@ def idle(api: Any, scale: float) -> dict[str, float]:
     alone = [rate(some, work, 5)]
     others = [actor_class.remote() for _ in range(many)]
     api.get([other.same.remote(0) for other in others])
-    actor = actor_class.remote()  # one more, behind all the idle ones
+    actor = actor_class.remote()  # made after all the idle actors
     work()
     crowded = rate(some, work, 5)
     del others
     time.sleep(2.0)  # until they have ended
-    alone.append(rate(some, work, 5))  # on both sides of the other figure, as the machine may change
+    alone.append(rate(some, work, 5))  # before and after the other figure, because the machine may change
     return {"call_with_200_idle_times": sum(alone) / 2 / crowded}
 
 
 def million(api: Any, scale: float) -> dict[str, float]:
-    """What a million small calls leave in the memory of the driver, the node and the worker."""
+    """Measure the memory that a million small calls leave in the driver, the node and the worker."""
     actor = api.remote(Echo).remote()
     worker, node = api.get(actor.pids.remote())
     processes = {"driver": os.getpid(), "node": node, "worker": worker}
@@ -288,5 +288,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its name, as what `__main__` defines would be sent along by value with the first call.
+    # Imported by its name, because objects of `__main__` would be sent by value with the first call.
     importlib.import_module("benchmarks.runtime_work").main()

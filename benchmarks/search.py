@@ -1,14 +1,14 @@
-"""How good the searches are: `python -m benchmarks.search [--only PROBLEM] [--small] [--plots FOLDER]`.
+"""Quality of the searches: `python -m benchmarks.search [--only PROBLEM] [--small] [--plots FOLDER]`.
 
-Problems with known results, each under our schedulers and searchers, simulated, beside what other libraries
-reach at the same accounting: work counts in units of the largest resource, the incumbent is the best observed
-at the largest resource seen so far, and its regret is looked at without noise. For each figure of theirs it
-says whether ours is better, equal within two standard errors of the difference, or worse; where a rule of
-theirs runs on the same streams, by the differences seed by seed.
+Problems with known results are searched with our schedulers and searchers in simulation. The results are
+compared with those of other libraries under the same accounting: work counts in units of the largest
+resource, the incumbent is the best observed at the largest resource so far, and its regret is evaluated
+without noise. For each figure of another library, ours is better, equal within two standard errors of the
+difference, or worse. If another library's rule runs on the same streams, differences are taken seed by seed.
 
-Prints tables, and rows as one line of JSON: how many figures are better and worse. It runs for about ten
-minutes on two cores; --small takes a tenth of the seeds. --plots draws a simulated run of each algorithm, and
-no more.
+Prints tables, and rows as one line of JSON with the numbers of better and worse figures. The run takes about
+ten minutes on two cores; --small takes a tenth of the seeds. --plots only draws a simulated run of each
+algorithm.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from benchmarks.rows import Row as Figure
 from benchmarks.search_tables import Row, Table, Work, tables
 
 Columns = list[list[float]]
-"""By point, a figure for each seed."""
+"""A figure for each seed, by point."""
 Line = tuple[str, list[tuple[Cell, Comparison]]]
-"""Of another side: its name, and by point its figure and how ours compares with it."""
+"""Another side: its name, and for each point its figure and the comparison with ours."""
 
 
 def columns(pool: ProcessPoolExecutor, work: Work, seeds: int) -> Columns:
-    """Run it for each seed."""
+    """Run the work for each seed; return the figures by point."""
     found = pool.map(work, range(seeds), chunksize=max(1, seeds // 20))
     return [list(column) for column in zip(*found, strict=True)]
 
 
 def compare(table: Table, row: Row, ours: Columns, others: dict[str, Columns]) -> list[Line]:
-    """Hold ours against the rows that are known, and against what ran on the same streams."""
+    """Compare ours with the known rows, and with the rules that ran on the same streams."""
     sign = table.sign
     turned = [[sign * value for value in column] for column in ours]
     lines: list[Line] = []
@@ -59,7 +59,7 @@ def compare(table: Table, row: Row, ours: Columns, others: dict[str, Columns]) -
 
 
 def show(row: Row, ours: Columns, lines: Sequence[Line]) -> Counter[str]:
-    """Print ours and what it is held against; count the verdicts."""
+    """Print our row and the rows it is compared with; count the verdicts."""
     cells = [Cell.of(column) for column in ours]
     print(f"{f'{row.name} ({cells[0].seeds} seeds)':<62}" + "".join(f"{cell!s:>16}{'':8}" for cell in cells))
     verdicts: Counter[str] = Counter()
@@ -71,9 +71,9 @@ def show(row: Row, ours: Columns, lines: Sequence[Line]) -> Counter[str]:
 
 
 def run(names: Sequence[str], *, quick: bool) -> dict[str, Counter[str]]:
-    """Run and print these problems; how often which verdict came, by problem."""
+    """Run these problems and print the results; return the count of each verdict by problem."""
     told: dict[str, Counter[str]] = {}
-    # Not forked, so that they hold nothing of ours.
+    # Spawned instead of forked, so that the processes share nothing with this one.
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         for name in names:
             table, start, verdicts = tables()[name], time.perf_counter(), Counter[str]()
@@ -93,7 +93,7 @@ def run(names: Sequence[str], *, quick: bool) -> dict[str, Counter[str]]:
 
 
 def exact() -> int:
-    """Print what has one right answer; how many differ."""
+    """Print values that have one right answer; return the number of differences."""
     trace = search_work.toy_trace()
     known = {**reference.TOY_TRACE, **reference.TOY_ENDS}
     found = {step: round(trace[step], 5 if step in reference.TOY_TRACE else 4) for step in known}
@@ -105,7 +105,7 @@ def exact() -> int:
 
 
 def main() -> None:
-    """Run and print, or draw."""
+    """Run and print, or draw the plots."""
     problems = list(tables())
     arguments = parser(__doc__)
     arguments.add_argument("--only", choices=problems, action="append", help="may be given again")

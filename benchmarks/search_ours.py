@@ -18,12 +18,12 @@ from trainkit.tune.schedulers import Verdict
 
 @dataclass(frozen=True)
 class Side:
-    """One of ours.
+    """One of our algorithms.
 
     Attributes:
-        scheduler: made from the time's name and how far it goes, by `time_attr`, `max_t` and so on.
-        searcher: that proposes configurations; None: at random.
-        from_scratch: each measurement is made anew and pays for its whole budget, as HpBandSter's do.
+        scheduler: function that makes the scheduler from `time_attr`, `max_t` and `arguments`.
+        searcher: function that makes the searcher; None: random configurations.
+        from_scratch: True: each measurement is new and costs its whole budget, as in HpBandSter.
     """
 
     scheduler: Callable[..., sch.TrialScheduler]
@@ -32,7 +32,7 @@ class Side:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def made(self, time_attr: str, max_t: float) -> dict[str, Any]:
-        """For a TuneConfig."""
+        """Return the arguments for a TuneConfig."""
         given = {} if self.scheduler is sch.FIFOScheduler else {"time_attr": time_attr, "max_t": max_t}
         found = {"scheduler": self.scheduler(**{**given, **self.arguments})}
         return found if self.searcher is None else {**found, "search_alg": self.searcher()}
@@ -79,12 +79,12 @@ SIDES: dict[str, Side] = {
 
 
 def digits_stream(seed: int) -> list[int]:
-    """In which order the configurations of the table are tried."""
+    """Return the order in which the configurations of the table are tried."""
     return np.random.default_rng(seed).permutation(digits.CONFIGURATIONS).tolist()
 
 
 def run_digits(name: str, seed: int, errors: np.ndarray, *, units: float, workers: int = 1) -> list[Seen]:
-    """Search the table `errors` for as long as `units` full trainings take each worker."""
+    """Search the table `errors` for the time in which each worker could do `units` full trainings."""
     best, last = float(errors[:, -1].min()), digits.PASSES
 
     def objective(config: Mapping[str, Any], training_iteration: int, rng: np.random.Generator) -> dict:
@@ -115,9 +115,9 @@ def run_digits(name: str, seed: int, errors: np.ndarray, *, units: float, worker
 
 
 def run_ones(name: str, seed: int, *, d: int, units: float) -> list[Seen]:
-    """Search for as long as `units` measurements with the largest budget take, one at a time.
+    """Search for the time of `units` measurements with the largest budget, one measurement at a time.
 
-    From scratch, only what a scheduler judges is a measurement, and it costs its whole budget.
+    From scratch, only reports that a scheduler judges are measurements, and each costs its whole budget.
     """
     side, levels = SIDES[name], ones.LEVELS
 

@@ -1,7 +1,7 @@
-"""Other libraries' stopping rules on our streams, so that both sides see the same configurations.
+"""Stopping rules of other libraries on our streams, so that both sides see the same configurations.
 
-Each rule is what the library says in its source, written down once more, since the libraries themselves
-need not be installed. A trial runs until its rule stops it at a level; then the next one has its turn.
+Each rule is rewritten from the library's source, so that the library need not be installed. A trial runs
+until its rule stops it at a level; then the next trial runs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ ETA = 3
 LEVELS = (1, 3, 9)
 
 Rule = Callable[[Sequence[float], float], bool]
-"""From the scores at a level before, larger is better, and a new one: whether its trial goes on."""
+"""Rule (earlier scores at a level, new score) -> True if the trial continues; larger scores are better."""
 
 
 def ray(before: Sequence[float], score: float) -> bool:
-    """Ray Tune 2.60: at least the percentile of those before; the first one goes on."""
+    """Apply Ray Tune 2.60's rule: at least the percentile of earlier scores; the first trial continues."""
     return not before or score >= float(np.percentile(before, 100 * (1 - 1 / ETA)))
 
 
 def syne_tune(before: Sequence[float], score: float) -> bool:
-    """Syne Tune 0.16: at most one in ETA is strictly better."""
+    """Apply Syne Tune 0.16's rule: at most a share of 1 / ETA is strictly better."""
     return sum(each > score for each in before) / (len(before) + 1) <= 1 / ETA
 
 
 def optuna(before: Sequence[float], score: float) -> bool:
-    """Optuna 5: at least the value at the last of the places."""
+    """Apply Optuna 5's rule: at least the score at the last place that continues."""
     every = sorted([*before, score], reverse=True)
     return score >= every[max(1, len(every) // ETA) - 1]
 
@@ -40,7 +40,7 @@ RULES: Mapping[str, Rule] = {"Ray": ray, "Syne Tune": syne_tune, "Optuna": optun
 
 
 def run_digits(name: str, stream: Sequence[int], table: np.ndarray, units: float) -> list[Seen]:
-    """Search the table in the order of `stream`, for the work of `units` full trainings."""
+    """Search the table in the order of `stream`, with the work of `units` full trainings."""
     rule, last, best = RULES[name], digits.PASSES, float(table[:, -1].min())
     levels: dict[int, list[float]] = {level: [] for level in LEVELS}
     seen: list[Seen] = []

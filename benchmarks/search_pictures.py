@@ -1,8 +1,8 @@
-"""Pictures of simulated runs, one of each algorithm and one of the kinds of plot.
+"""Pictures of simulated runs: one for each algorithm, and one for the kinds of plot.
 
-`python -m benchmarks.search --plots FOLDER` draws them; `make pictures` draws all those of the documentation.
-Each algorithm has the same problem, but for populations: learning curves of 81 configurations on four
-workers, or of 27 where reservations change.
+`python -m benchmarks.search --plots FOLDER` draws them; `make pictures` draws all pictures of the
+documentation. All algorithms except populations have the same problem: learning curves of 81 configurations
+on four workers, or of 27 configurations if reservations change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ITERATION = {"time_attr": "training_iteration"}
 
 
 def learning(config: Mapping[str, Any], training_iteration: int, rng: np.random.Generator) -> dict[str, Any]:
-    """A curve that falls towards what the configuration is worth."""
+    """Return the loss of a learning curve that falls towards a value of the configuration."""
     off = abs(np.log10(config["lr"]) + 2) / 2
     floor = 0.05 + 0.2 * off**2 + 0.05 * abs(np.log2(config["width"]) - 6) / 2
     loss = floor + (1 - floor) * (1 + training_iteration / 2) ** -0.8 + 0.01 * rng.normal()
@@ -38,7 +38,7 @@ def learning(config: Mapping[str, Any], training_iteration: int, rng: np.random.
 def drifting(
     config: Mapping[str, Any], training_iteration: int, rng: np.random.Generator, state: Any = None
 ) -> dict[str, Any]:
-    """The best learning rate falls as training goes on, and what was learnt stays with the weights."""
+    """Return a loss whose best learning rate falls during training; progress is kept with the weights."""
     loss = 1.0 if state is None else state
     best = 10 ** (-0.5 - 2.5 * training_iteration / LAST)
     rate = 0.06 * max(0.0, 1 - abs(np.log10(config["lr"] / best)))
@@ -91,11 +91,11 @@ RUNS: dict[str, tuple[Made, str]] = {
     "pbt": (_pbt, "lineage"),
     "pb2": (_pb2, "lineage"),
 }
-"""By the name of a page, the scheduler and what is drawn of its run beside the timeline."""
+"""Scheduler and kind of plot beside the timeline, by the name of a documentation page."""
 
 
 def simulated(name: str) -> tune.ResultGrid:
-    """The run that the picture of this name shows."""
+    """Return the run for the picture with this name."""
     population = name in ("pbt", "pb2")
     return tune.simulate(
         drifting if population else learning,
@@ -113,7 +113,7 @@ def simulated(name: str) -> tune.ResultGrid:
 
 
 def draw(name: str, folder: Path) -> Path:
-    """Draw one run: what its scheduler did, and who worked when."""
+    """Draw one run: the scheduler's decisions, and the timeline of the workers."""
     results, kind = simulated(name), RUNS[name][1]
     _, left = style.figure_of(None, SIZE)
     figure = left.get_figure()
@@ -127,14 +127,14 @@ def draw(name: str, folder: Path) -> Path:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure in 64 colours, which take a fifth of the space."""
+    """Write the figure in 64 colours, which needs a fifth of the space."""
     with io.BytesIO() as drawn:
         figure.savefig(drawn, format="png", dpi=DPI)
         Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def draw_kinds(folder: Path) -> Path:
-    """Draw the three kinds of plot that the page on results shows, of one run under ASHA."""
+    """Draw the three kinds of plot on the documentation page about results, from one run with ASHA."""
     results = tune.simulate(
         classifying,
         param_space=PLOTS_SPACE,
@@ -161,7 +161,7 @@ def draw_kinds(folder: Path) -> Path:
 
 
 def draw_all(folder: Path) -> Iterator[Path]:
-    """Draw a simulated run of each algorithm into `folder`, and one of the kinds of plot."""
+    """Draw a simulated run of each algorithm into `folder`, and the picture of the kinds of plot."""
     folder.mkdir(parents=True, exist_ok=True)
     yield draw_kinds(folder)
     for name in RUNS:

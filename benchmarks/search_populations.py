@@ -1,4 +1,4 @@
-"""Populations: members that train in step and copy each other's state, simulated with a worker each."""
+"""Populations whose members train in step and copy each other's state, simulated with a worker for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def best_by_step(
     steps: int,
     seed: int,
 ) -> list[float]:
-    """The best member's score after each step; `members` are their first configurations."""
+    """Return the best member's score after each step; `members` are the initial configurations."""
     results = tune.simulate(
         objective,
         param_space=dict(space),
@@ -51,7 +51,7 @@ HALVES = [{"h0": 1.0, "h1": 0.0}, {"h0": 0.0, "h1": 1.0}]
 
 
 def run_toy(name: str, seed: int, *, steps: int = 100) -> list[float]:
-    """Ray's example: "grid", "exploit only" or "PBT"."""
+    """Run Ray's example as "grid", "exploit only" or "PBT"; return the best value after each step."""
     members = [{**half, "lr": 0.05} for half in HALVES]
     full = {"h0": UNIT, "h1": UNIT, "lr": tune.loguniform(0.005, 0.1)}
     given: dict[str, Any] = {
@@ -61,13 +61,13 @@ def run_toy(name: str, seed: int, *, steps: int = 100) -> list[float]:
     }
     if name == "grid":
         given["quantile_fraction"] = 0
-    elif name == "exploit only":  # the weights go over, and each keeps its own half
+    elif name == "exploit only":  # weights are copied, and each member keeps its own half
         given = {"custom_explore_fn": _swapped, "quantile_fraction": 0.5}
     return best_by_step(_toy(0.75, steps), full, members, _pbt(4, **given), steps, seed)
 
 
 def run_toy_of_the_paper(seed: int, *, steps: int = 400) -> list[float]:
-    """Both halves count alike, so that chance must break ties; explore is a little noise on both shares."""
+    """Run the paper's setting: equal halves, random ties, and a little noise on both shares as explore."""
     rng = np.random.default_rng([seed, 1])
 
     def noisy(config: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _pbt(interval: float, **given: Any) -> sch.TrialScheduler:
 
 
 def run_bandit(name: str, seed: int, *, drift: bool) -> float:
-    """The best agent's mean gain: "no exploit", "uniform", "PBT" or "PB2"."""
+    """Return the best agent's mean gain under "no exploit", "uniform", "PBT" or "PB2"."""
 
     def objective(
         config: Mapping[str, Any], training_iteration: int, rng: np.random.Generator, state: Any = None

@@ -1,4 +1,4 @@
-"""Which of ours is held against which rows of others, by problem."""
+"""Tables of comparisons by problem: each of our rows, with the rows of other libraries."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from benchmarks import reference, search_peers, search_work
 from benchmarks.over_seeds import Cell
 
 RANDOM, MODEL = 100, 20
-"""Seeds of a search that draws at random, and of one that fits models."""
+"""Number of seeds for a random search, and for a search that fits models."""
 
 Work = Callable[[int], list[float]]
-"""From a seed to a figure for each point."""
+"""Function from a seed to a figure for each point."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One of ours, how it is run for a seed, and the rows of others that it is held against.
+    """One of our rows, its function for a seed, and the rows of other libraries to compare with.
 
     Attributes:
-        peers: by name, in the reference.
-        paired: by name, what runs on the same streams, seed by seed.
+        peers: names of rows in the reference.
+        paired: functions of other libraries' rules that run on the same streams, by name.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A problem: its points, the rows of others, ours; `sign` is -1 where more is better."""
+    """A problem: its points, other libraries' rows, and our rows; `sign` is -1 where more is better."""
 
     title: str
     points: Sequence[float]
@@ -44,7 +44,7 @@ class Table:
 
 
 def tables() -> dict[str, Table]:
-    """The problems by name."""
+    """Return the tables by problem."""
     return {
         "digits": _digits(),
         "digits-parallel": Table(

@@ -1,4 +1,4 @@
-"""What `benchmarks.simulator` simulates: bracket examples of the papers, stragglers, many workers."""
+"""Simulations for `benchmarks.simulator`: bracket examples of the papers, stragglers, many workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPACE = {"x": tune.uniform(0, 1)}
 
 
 class SuccessiveHalving(HyperBandScheduler):
-    """The widest bracket of Hyperband, again and again: synchronous successive halving."""
+    """Hyperband with its widest bracket only, repeatedly: synchronous successive halving."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -23,11 +23,11 @@ class SuccessiveHalving(HyperBandScheduler):
 
 @dataclass(frozen=True)
 class Rungs:
-    """An objective whose iteration k is rung k: only levels report.
+    """An objective whose iteration k is rung k, so that trials report only at rungs.
 
     Attributes:
         factor: eta; iteration k ends at factor**(k - 1) units.
-        noise: standard deviation of what is added to the score.
+        noise: standard deviation of the noise added to the score.
     """
 
     factor: int
@@ -41,23 +41,23 @@ class Rungs:
 
 
 def asha(max_t: int, factor: int) -> TrialScheduler:
-    """The published form: pause, promote, go on."""
+    """Return ASHA in its published form: trials pause at rungs and resume when promoted."""
     return ASHAScheduler("resource", max_t=max_t, reduction_factor=factor, type="promotion")
 
 
 def sha(max_t: int, factor: int) -> TrialScheduler:
-    """The synchronous form."""
+    """Return synchronous successive halving."""
     return SuccessiveHalving("resource", max_t=max_t, reduction_factor=factor)
 
 
 def run(scheduler: TrialScheduler, objective: Any, num_samples: int = -1, **settings: Any) -> tune.Simulation:
-    """Simulate a search for the least loss."""
+    """Simulate a search for the smallest loss."""
     config = tune.TuneConfig(metric="loss", mode="min", num_samples=num_samples, scheduler=scheduler)
     return tune.simulate(objective, SPACE, config, **settings)
 
 
 def full_times(results: tune.Simulation, level: float) -> list[float]:
-    """When each trial was trained to `level`, the first first."""
+    """Return the times at which trials reached `level`, in order."""
     times = [result.metrics["timestamp"] for result in results if result.metrics.get("resource", 0) >= level]
     return sorted(times)
 
@@ -66,7 +66,7 @@ def full_times(results: tune.Simulation, level: float) -> list[float]:
 
 
 def first_full(resume: bool, scheduler: TrialScheduler, workers: int = 9) -> float:
-    """When the first of 9 configurations of the toy bracket (r 1, R 9, eta 3) is trained to R."""
+    """Return when the first of 9 configurations of the toy bracket (r 1, R 9, eta 3) is trained to R."""
     results = run(scheduler, Rungs(3), 9, workers=workers, resume=resume, seed=0)
     return full_times(results, 9)[0]
 
@@ -81,8 +81,8 @@ STRAGGLERS = {
     (1.33, 0.0): ((12.4, 1.2), (18.3, 2.7), (731, 87), (607, 91)),
     (1.33, 0.001): ((8.2, 1.7), (10.7, 2.8), (775, 176), (696, 135)),
 }
-"""By (std, failures per unit of time), of 25 seeds, mean and deviation: configurations trained to R by SHA
-and by ASHA, and when the first was."""
+"""Paper's results by (std, failures per unit of time), as mean and deviation over 25 seeds: configurations
+trained to R by SHA and by ASHA, and the time of the first by SHA and by ASHA."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,10 @@ class Spread:
 def straggling(
     make: Any, std: float, hazard: float, seeds: Sequence[int], horizon_s: float = 2000, resume: bool = False
 ) -> tuple[Spread, Spread]:
-    """Configurations trained to R, and when the first was: 25 workers, eta 4, r 1, R 256, from scratch."""
+    """Return the number of configurations trained to R and the time of the first, over seeds.
+
+    The setting is 25 workers, eta 4, r 1, R 256; trials train from scratch unless `resume` is set.
+    """
     counts, firsts = [], []
     for seed in seeds:
         results = run(

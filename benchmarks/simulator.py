@@ -1,10 +1,10 @@
-"""What the simulator says of the papers' examples, and what it costs.
+"""Results of the simulator on the papers' examples, and its cost.
 
     python -m benchmarks.simulator [--only toy stragglers scaling cost large] [--folder pictures]
                                    [--seeds 25] [--rows 1 2] [--jobs 1000000] [--small]
 
-Seconds of CPU are this process's, so that other work on the machine counts little. What it costs is in the
-rows of the last line, as JSON.
+Seconds are CPU seconds of this process, so that other load on the machine matters little. The last line has
+the costs as rows of JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialSchedule
 
 
 def toy(arguments: argparse.Namespace) -> None:
-    """Figure 1 of the ASHA paper."""
+    """Simulate figure 1 of the ASHA paper."""
     print("First configuration of the toy bracket trained to R: 9 workers, eta 3, r 1, R 9")
     for name, make in (("ASHA", asha), ("SHA", sha)):
         scratch, resumed = (first_full(resume, make(9, 3)) for resume in (False, True))
@@ -47,7 +47,7 @@ def toy(arguments: argparse.Namespace) -> None:
 
 
 def stragglers(arguments: argparse.Namespace) -> None:
-    """Appendix A.1 of the ASHA paper."""
+    """Simulate appendix A.1 of the ASHA paper."""
     seeds = range(arguments.seeds)
     print(
         "\nStragglers and lost jobs: 25 workers, eta 4, r 1, R 256, n 256, from scratch, 2000 units of time,"
@@ -69,14 +69,14 @@ def stragglers(arguments: argparse.Namespace) -> None:
 
 
 def _far(got: Spread, mean: float, deviation: float) -> str:
-    """A mark where two means differ by more than two of their standard errors, and by a hundredth."""
+    """Return a mark if two means differ by more than two standard errors and by more than a hundredth."""
     number = len(got.values)
     error = (got.deviation**2 / number + deviation**2 / 25) ** 0.5
     return "*" if abs(got.mean - mean) > max(2 * error, 0.01 * mean) else ""
 
 
 def scaling(arguments: argparse.Namespace) -> None:
-    """How much more 512 workers do than one."""
+    """Print how much more 512 workers do than one."""
     reference = {1: 1.40, 4: 1.45, 16: 1.36, 64: 1.26, 256: 1.17, 512: 1.15}
     print("\nThroughput of ASHA: stragglers .24, rank noise .1, from scratch, 2000 units of time")
     for workers, expected in list(reference.items())[: 1 if arguments.small else None]:
@@ -103,7 +103,7 @@ def scaling(arguments: argparse.Namespace) -> None:
 
 
 def one(config: Any, training_iteration: int, rng: Any) -> dict[str, Any]:
-    """An iteration of one unit."""
+    """Report an iteration of one unit."""
     return {"loss": config["x"] / training_iteration}
 
 
@@ -118,12 +118,12 @@ KINDS: dict[str, tuple[Callable[[], TrialScheduler], Any]] = {
 
 
 def cost(arguments: argparse.Namespace) -> list[Row]:
-    """Jobs a second of CPU, with 25 workers and records kept.
+    """Measure jobs per second of CPU, with 25 workers and with records kept.
 
-    A job is what a worker does between two decisions on its trial, as ASHA's paper counts them: with FIFO an
-    iteration, with ASHA the way of a trial to its next rung. Three of four jobs of ASHA are the first of
-    their trial, which is drawn and named, set up and ended for it; of FIFO it is one in 27. So the speed is
-    given with how many trials there were for a job.
+    A job is the work of a worker between two decisions on its trial, as in ASHA's paper: an iteration with
+    FIFO, and with ASHA the training of a trial up to its next rung. Three of four jobs of ASHA are the first
+    of their trial, so the trial is sampled, named, set up and ended for it; with FIFO this is one in 27. So
+    each speed is given with the number of trials per job.
     """
     jobs = 500 if arguments.small else 50_000
     rows = []
@@ -142,7 +142,7 @@ def cost(arguments: argparse.Namespace) -> list[Row]:
 def _timed(
     scheduler: TrialScheduler, objective: Any, workers: int, jobs: int
 ) -> tuple[float, tune.Simulation]:
-    """Seconds of CPU for so many jobs, and what came of them."""
+    """Return the CPU seconds for `jobs` jobs, and the simulation."""
     gc.collect()
     config = tune.TuneConfig(metric="loss", mode="min", num_samples=-1, scheduler=scheduler)
     stop = tune.RunConfig(stop={"training_iteration": 27})
@@ -160,7 +160,7 @@ def _timed(
 
 
 def large(arguments: argparse.Namespace) -> list[Row]:
-    """10,000 workers, in a process of its own, as its memory is looked at."""
+    """Measure 10,000 workers in a separate process, because its memory is measured."""
     command = [sys.executable, "-m", "benchmarks.simulator", "--only", "large-alone"]
     command += ["--jobs", str(arguments.jobs)]
     plain, found = Plain(insertions), []
@@ -176,16 +176,16 @@ def large(arguments: argparse.Namespace) -> list[Row]:
 
 
 def _large(arguments: argparse.Namespace) -> tuple[int, int]:
-    """Return how many workers and jobs are many."""
+    """Return the numbers of workers and jobs of the large simulation."""
     return (100, 2_000) if arguments.small else (10_000, arguments.jobs)
 
 
 def large_alone(arguments: argparse.Namespace) -> None:
-    """Measure the part "large" in this process, which prints seconds and megabytes."""
+    """Run the large simulation in this process; print its seconds and megabytes."""
     began = time.process_time()
     make, objective = KINDS["ASHA stopping, a report a rung"]
     _timed(make(), objective, *_large(arguments))
-    # What getrusage knows of a process includes the one that has started it.
+    # getrusage would include the memory of the process that started this one.
     status = Path("/proc/self/status").read_text()
     peak = int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
     print(json.dumps([time.process_time() - began, peak]))
@@ -202,7 +202,7 @@ MEASURED = {"cost": cost, "large": large}
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Print all, or what was asked for."""
+    """Print all sections, or the requested ones."""
     options = parser(__doc__)
     options.add_argument("--seeds", type=int, default=25, help="of the straggler table")
     options.add_argument("--rows", type=int, nargs="+", help="of that table, from 1 on; a minute each")

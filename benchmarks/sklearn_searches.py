@@ -1,11 +1,11 @@
-"""The scikit-learn door beside scikit-learn's own searches.
+"""trainkit's searches over scikit-learn estimators compared with scikit-learn's own searches.
 
     python -m benchmarks.sklearn_searches [--only SECTION] [--small]
 
-Both sides take turns in one run with two jobs each, and how many times better trainkit is, is the median over
-the rounds, so that what else the machine does meets both. "Warm" means that the workers of both sides are
-there: joblib's from the round before, ours in a session that `trainkit.init` began. Prints a table, and its
-rows as one line of JSON.
+Both sides take turns in one run with two jobs each. The factor by which trainkit is better is the median over
+the rounds, so that other load on the machine affects both. "Warm" means that the workers of both sides exist:
+joblib's from the previous round, ours in a session that `trainkit.init` began. Prints a table, and its rows
+as one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.interleaved import output_of
 from benchmarks.rows import MORE, Report, Row, parser
 
 LONG = "many_more"
-"""Takes minutes: only if it is asked for, or with little work."""
+"""Section that takes minutes, so it runs only on request or with little work."""
 SECTIONS = ("svm", "tiny", "folds", "many", LONG, "stopping", "growing", "alone", "cold", "first", "memory")
 ROWS = {
     "svm": Row("48 fits of an SVM on the digits", "s"),
@@ -50,11 +50,11 @@ ROWS = {
 }
 
 Figures = dict[str, list[list[float]]]
-"""By row, the rounds of ours and of theirs."""
+"""Rounds of our side and of theirs, by row."""
 
 
 def figures_of(names: Sequence[str], scale: float) -> Figures:
-    """The figures of some sections, from a process of their own."""
+    """Return the figures of some sections, from a separate process."""
     command = [sys.executable, "-m", "benchmarks.sklearn_work", *names, str(scale)]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     figures: Figures = json.loads(output_of(command, environment).splitlines()[-1])
@@ -62,13 +62,13 @@ def figures_of(names: Sequence[str], scale: float) -> Figures:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     arguments = parser(__doc__)
     arguments.add_argument("--only", choices=SECTIONS, action="append", help="may be given again")
     given = arguments.parse_args()
     names = given.only or [name for name in SECTIONS if given.small or name != LONG]
     with Report("sklearn_searches", "scikit-learn", small=given.small) as report:
-        # A small run is one process for all, as half of the time would be spent on starting them.
+        # A small run uses one process for all sections, because starting processes would take half the time.
         for group in [names] if given.small else [[name] for name in names]:
             for key, sides in figures_of(group, 0.0 if given.small else 1.0).items():
                 report.add(ROWS[key].measured(*sides))

@@ -1,8 +1,7 @@
-"""The work of `benchmarks.sklearn_searches`, on both sides.
+"""Work of `benchmarks.sklearn_searches`, on both sides.
 
-`python -m benchmarks.sklearn_work SECTION... SCALE` runs sections, in each the sides in turn, and prints all
-their figures as a line of JSON: by row, the
-rounds of ours and of theirs.
+`python -m benchmarks.sklearn_work SECTION... SCALE` runs sections, in which the sides take turns, and prints
+all their figures as a line of JSON: for each row, the rounds of our side and of theirs.
 """
 
 from __future__ import annotations
@@ -37,30 +36,30 @@ SIDES: Mapping[str, Any] = {"trainkit": TuneGridSearchCV, "scikit-learn": GridSe
 
 
 def svm_grid(scale: float) -> dict[str, Any]:
-    """16 candidates, or few where it is to be little work."""
+    """Return a grid of 16 candidates, or of few for a small run."""
     return {"C": [0.1, 1.0, 10.0, 100.0][: 4 if scale == 1 else 1], "gamma": [1e-4, 5e-4, 1e-3, 5e-3]}
 
 
 def tiny_grid(scale: float) -> dict[str, Any]:
-    """100 candidates, or few where it is to be little work."""
+    """Return a grid of 100 candidates, or of few for a small run."""
     return {"var_smoothing": list(np.logspace(-9, 0, 100 if scale == 1 else 10))}
 
 
 def svm(scale: float) -> Figures:
-    """48 fits of a support vector machine on all the digits, warm: the workers of both sides are there."""
+    """Measure 48 fits of a support vector machine on all digits; the workers of both sides exist already."""
     X, y = load_digits(return_X_y=True)
     rows = max(100, round(len(X) * scale))
     return {"svm": _fits(SVC(), svm_grid(scale), X[:rows], y[:rows], **_turns(6, scale))}
 
 
 def tiny(scale: float) -> Figures:
-    """300 fits that take about a millisecond each, warm."""
+    """Measure 300 fits that take about a millisecond each; the workers of both sides exist already."""
     X, y = load_digits(return_X_y=True)
     return {"tiny": _fits(GaussianNB(), tiny_grid(scale), X[:200], y[:200], **_turns(6, scale))}
 
 
 def folds(scale: float) -> Figures:
-    """A grid of few candidates, each in many folds, warm."""
+    """Measure a grid of few candidates with many folds; the workers of both sides exist already."""
     X, y = load_digits(return_X_y=True)
     rows, cv = (600, 50) if scale == 1 else (100, 5)
     grid = {"C": [0.1, 1.0, 10.0, 100.0]}
@@ -68,10 +67,10 @@ def folds(scale: float) -> Figures:
 
 
 def many(scale: float, name: str = "many", count: int = 1_000) -> Figures:
-    """Many candidates, 3 fits of about a millisecond each, with workers that are there: time and memory.
+    """Measure time and memory of many candidates, 3 fits of about a millisecond each, with existing workers.
 
-    The memory is that of the program and its workers at the most, a shared page in equal parts. Each search
-    is in a program of its own, as what one has freed may stay with its process.
+    The memory is the maximum of the program and its workers; a shared page counts in equal parts. Each search
+    runs in a separate program, because memory that one search freed may stay with its process.
     """
     count = count if scale == 1 else 20
 
@@ -86,7 +85,7 @@ def many(scale: float, name: str = "many", count: int = 1_000) -> Figures:
 
 
 def _many_alone(side: str, count: int) -> None:
-    """Search in this process; print the seconds, and the megabytes at the most."""
+    """Search in this process; print the seconds and the largest number of megabytes."""
     X, y = load_digits(return_X_y=True)
     if side == "trainkit":
         _warm()
@@ -104,7 +103,7 @@ def _many_alone(side: str, count: int) -> None:
 
 
 def alone(scale: float) -> Figures:
-    """The same two where the program begins no session: a fit of ours does, and the next use it."""
+    """Measure the fits of `svm` and `tiny` without `init`: our first fit begins a session for later fits."""
     X, y = load_digits(return_X_y=True)
     rows = max(100, round(len(X) * scale))
     turns = _turns(4, scale)
@@ -115,7 +114,7 @@ def alone(scale: float) -> Figures:
 
 
 def _turns(rounds: int, scale: float) -> dict[str, int]:
-    """How many turns the sides take, and how many before that which do not count."""
+    """Return the number of measured rounds, and of warm-up rounds before them."""
     return {"rounds": rounds, "warm_up": 1} if scale == 1 else {"rounds": 1, "warm_up": 0}
 
 
@@ -141,7 +140,7 @@ def _fits(
 
 
 def _warm() -> None:
-    """Begin a session, if the section before has left none; the program ends it."""
+    """Begin a session unless one exists; the program ends it."""
     if not trainkit.is_initialized():
         trainkit.init(num_cpus=JOBS)
 
@@ -159,7 +158,7 @@ print("took", time.perf_counter() - begun)
 
 
 def cold(scale: float) -> Figures:
-    """300 tiny fits in a program that has just started: the time of `fit`, and of the whole program."""
+    """Measure 300 tiny fits in a new program: the time of `fit`, and of the whole program."""
     grid = {"var_smoothing": [float(value) for value in tiny_grid(scale)["var_smoothing"]]}
     within: dict[str, list[float]] = {side: [] for side in SIDES}
 
@@ -192,7 +191,7 @@ for _ in range(2):
 
 
 def first(scale: float) -> Figures:
-    """The first and the second search of a program that begins no session, tiny and small."""
+    """Measure the first and the second search of a program without `init`, on tiny and small data."""
     rows = 20_000 if scale == 1 else 2_000
     work = {
         "iris": ("load_iris(return_X_y=True)", {"C": [0.1, 1.0]}),
@@ -218,14 +217,14 @@ def first(scale: float) -> Figures:
 
 
 def _usual() -> dict[str, str]:
-    """The environment of a program that says nothing about threads."""
+    """Return the environment of a program that sets no number of threads."""
     return {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
 
 
 def stopping(scale: float) -> Figures:
-    """A linear classifier by stochastic gradient descent on the digits, with early stopping and without.
+    """Measure a linear classifier with stochastic gradient descent on the digits, with and without stopping.
 
-    Each round draws other candidates, the same for all three.
+    Each round has different candidates, which are the same for all three searches.
     """
     X, y = _digits(scale)
     candidates, epochs = (60, 81) if scale == 1 else (6, 9)
@@ -264,9 +263,9 @@ def stopping(scale: float) -> Figures:
 
 
 def growing(scale: float) -> Figures:
-    """The same classifier with the searches that halve: by samples on both sides, and by epochs on theirs.
+    """Measure halving searches of the same classifier: by samples on both sides, and by epochs on theirs.
 
-    By samples the two evaluate the same candidates on the same samples, so their scores are equal.
+    By samples, both sides evaluate the same candidates on the same samples, so their scores are equal.
     """
     X, y = _digits(scale)
     candidates, epochs = (60, 81) if scale == 1 else (6, 9)
@@ -304,7 +303,7 @@ def _digits(scale: float) -> tuple[np.ndarray, np.ndarray]:
 def _search_in_turn(
     searches: Sequence[Callable[[int], Any]], X: Any, y: Any, scale: float
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Fit the searches in turn, each round with another seed; return their seconds and best scores."""
+    """Fit the searches in turn, with a new seed in each round; return their seconds and best scores."""
     scores: list[list[float]] = [[] for _ in searches]
 
     def fit(side: int) -> Callable[[], None]:
@@ -320,11 +319,11 @@ def _search_in_turn(
 
 
 def memory(scale: float) -> Figures:
-    """What four workers hold while they fit on 500 MB by the folds that `cv=5` gives, on either side.
+    """Measure the memory of four workers that fit on 500 MB with the folds of `cv=5`, on either side.
 
-    "grows": the unshared memory of all of them together, beyond what it is on a thousand samples; a page of
-    a copy that is shared counts where one of them alone has it mapped. "in_all": their anonymous memory and
-    the copies that they share, mapped or not. X itself is there once on either side, and not counted.
+    "grows": unshared memory of all workers together, beyond that on a thousand samples; a page of a shared
+    copy counts if only one worker maps it. "in_all": anonymous memory of the workers and all copies that they
+    share, mapped or not. X itself exists once on either side, and is not counted.
     """
     rows = max(1_000, round(500_000 * scale))
     X = np.random.default_rng(0).standard_normal((rows, 125))  # 500 MB
@@ -349,19 +348,19 @@ def memory(scale: float) -> Figures:
 
 
 class Held(NamedTuple):
-    """Bytes that workers hold together: unshared, and in all."""
+    """Bytes that workers use together: unshared, and in all."""
 
     own: int
     in_all: int
 
 
 def _most_held(call: Callable[[], object]) -> Held:
-    """The most of either while `call` runs."""
+    """Return the maximum of both figures while `call` runs."""
     return Held(*_most(call, _held_now, every_s=0.02))
 
 
 def _most(call: Callable[[], object], look: Callable[[], Sequence[int]], every_s: float) -> list[int]:
-    """The most of each figure that `look` finds while `call` runs."""
+    """Return the maximum of each figure that `look` returns while `call` runs."""
     thread = threading.Thread(target=call)
     thread.start()
     most = list(look())
@@ -378,13 +377,13 @@ def _held_now() -> Held:
 
 
 def _shares_now() -> tuple[int]:
-    """Bytes of this process and those below it; a shared page in equal parts."""
+    """Return the bytes of this process and its descendants; a shared page counts in equal parts."""
     this = psutil.Process()
     return (sum(_sizes(each.pid)["Pss:"] for each in [this, *this.children(recursive=True)]),)
 
 
 def _sizes(pid: int) -> Counter[str]:
-    """Bytes by the kernel's account of a process; none of one that has just ended."""
+    """Return bytes by name from the kernel's account of a process; empty if the process has just ended."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -393,13 +392,13 @@ def _sizes(pid: int) -> Counter[str]:
 
 
 def _copies() -> int:
-    """Bytes in the copies that workers share, whose files are this process's."""
+    """Return the bytes of the copies that workers share; this process holds their files."""
     total = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
             if "memfd:trainkit-copy" in os.readlink(link):
                 total += os.stat(link).st_blocks * 512
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
     return total
 

@@ -1,9 +1,9 @@
 """Kill a random worker every second while four programs call: `python -m benchmarks.soak --minutes 10`.
 
-Each program has a session of its own, with actors that are made anew, actors that are not, tasks and
-large arrays. Every call must be answered rightly or fail with the documented error, nothing may hang,
-and nothing may be left. Prints a line every ten seconds, and rows as one line of JSON; exit code 1 if
-anything was wrong.
+Each program has a separate session, with actors that restart, actors that do not, tasks and large arrays.
+Every call must return the right value or fail with the documented error, nothing may hang, and nothing may be
+left behind. Prints a line every ten seconds, and rows as one line of JSON; the exit code is 1 after any
+fault.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from trainkit.errors import ActorDiedError, GetTimeoutError, TrainkitError, Work
 DRIVERS = 4
 PATIENCE_S = 60.0
 MARK = "TRAINKIT_SOAK"
-"""In the environment of all that a soak starts: other sessions of this machine are not its own."""
+"""Variable in the environment of all processes of a soak, which distinguishes them from other sessions."""
 
 
 class Adder:
-    """Answers with the sum of what it is given; remembers nothing."""
+    """Actor without state that returns sums of its arguments."""
 
     def add(self, left: int, right: int) -> int:
         return left + right
@@ -42,12 +42,12 @@ class Adder:
 
 
 def add(left: int, right: int) -> int:
-    """The same as a task."""
+    """Return the sum, as a task."""
     return left + right
 
 
 def outcome_of(ref: Any, expected: Any, allowed: tuple[type[Exception], ...]) -> str:
-    """What became of one call: "right", the name of a documented error, or what is wrong with it."""
+    """Return a call's outcome: "right", the name of a documented error, or a description of the fault."""
     try:
         value = trainkit.get(ref, timeout=PATIENCE_S)
     except GetTimeoutError:
@@ -60,7 +60,7 @@ def outcome_of(ref: Any, expected: Any, allowed: tuple[type[Exception], ...]) ->
 
 
 def drive(seconds: float, seed: int) -> Counter[str]:
-    """Call for `seconds`; returns how many calls had which outcome."""
+    """Call for `seconds`; return the number of calls by outcome."""
     rng = random.Random(seed)
     outcomes: Counter[str] = Counter()
     trainkit.init(num_cpus=2)
@@ -95,7 +95,7 @@ def drive(seconds: float, seed: int) -> Counter[str]:
 
 
 def workers_of(driver: psutil.Process) -> list[int]:
-    """Pids of the worker processes of a driver's session; neither its node nor its templates."""
+    """Return the pids of the workers of a driver's session, without its node and its templates."""
     try:
         found = driver.children(recursive=True)
         return [process.pid for process in found if process.name().startswith("tk-")]
@@ -104,13 +104,13 @@ def workers_of(driver: psutil.Process) -> list[int]:
 
 
 def soak(minutes: float, *, small: bool) -> int:
-    """Run the programs and the killing; returns the exit code."""
+    """Run the programs and kill workers; return the exit code."""
     environment = {**os.environ, MARK: str(os.getpid())}
     command = [sys.executable, "-m", "benchmarks.soak", "--seconds", str(minutes * 60), "--seed"]
     drivers = [
         subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True, env=environment)
         for seed in range(DRIVERS)
-    ]  # stderr is this program's, so that the error of a driver that dies is seen
+    ]  # they share this program's stderr, which shows the error of a driver that dies
     processes = [psutil.Process(driver.pid) for driver in drivers]
     rng, kills, start = random.Random(0), 0, time.monotonic()
     while any(driver.poll() is None for driver in drivers):
@@ -148,7 +148,7 @@ def soak(minutes: float, *, small: bool) -> int:
 
 
 def begun_here(pid: int) -> bool:
-    """Return whether the process was started by one of this soak's programs, or is one."""
+    """Return True if a program of this soak started the process, or the process is such a program."""
     try:
         return psutil.Process(pid).environ().get(MARK) == str(os.getpid())
     except psutil.Error:

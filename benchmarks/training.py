@@ -1,6 +1,6 @@
-"""What the trainer costs, and what it saves: `python -m benchmarks.training`.
+"""Cost and savings of the trainer: `python -m benchmarks.training`.
 
-Prints a small table, and its rows as one line of JSON. Both sides take turns in the same run, one thread a
+Prints a table, and its rows as one line of JSON. Both sides take turns in the same run, with one thread per
 process.
 """
 
@@ -20,19 +20,19 @@ from benchmarks.rows import Report, Row, parser
 DONE = "first epoch done"
 SECOND = "second trainer took"
 
-# Without a GPU it begins two ranks as torchrun does when told of GPUs, and by MPI else.
+# Without a GPU, --multi_gpu begins two ranks as torchrun does; other flags would use MPI.
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How often each measurement is taken."""
+    """Number of repetitions of each measurement."""
 
     epochs: int = 31
     blocks: int = 15
     steps: int = 290
-    """Of a block of two workers: ten passes over the data."""
+    """Number of steps in a block of two workers: ten passes over the data."""
     single_steps: int = 101
     starts: int = 5
 
@@ -41,11 +41,11 @@ SMALL = Sizes(epochs=1, blocks=1, steps=2, single_steps=1, starts=1)
 
 
 def first_epoch(command: list[str], then: Callable[[Served], None] = lambda _: None) -> float:
-    """Return the seconds from starting `command` until it says that its first epoch is done.
+    """Return the seconds from the start of `command` until it prints that its first epoch is done.
 
     Args:
-        command: the program.
-        then: reads what else it says.
+        command: command of the program.
+        then: function that reads the rest of the program's output.
     """
     start = time.perf_counter()
     with Served([*command, *sys.argv[1:]]) as program:
@@ -56,16 +56,16 @@ def first_epoch(command: list[str], then: Callable[[Served], None] = lambda _: N
 
 
 class Starts:
-    """Seconds to the end of the first epoch of two workers, of several programs beside torchrun's.
+    """Seconds until two workers finish their first epoch, for several programs and for torchrun.
 
     Args:
-        times: how often each is started.
+        times: number of starts of each program.
 
     Attributes:
-        operator, function, script: of a trainer of an operator, one of a function, and torchrun's script
-            under `trainkit run`, each from nothing.
-        second_operator, second_function: of a second trainer in that program, from its making.
-        torchrun, accelerate: that script under torchrun, and under `accelerate launch`, from nothing.
+        operator, function, script: times of new programs: a trainer with an operator, a trainer with a
+            function, and torchrun's script under `trainkit run`.
+        second_operator, second_function: times of a second trainer in the same program, from its creation.
+        torchrun, accelerate: times of new programs: that script under torchrun and `accelerate launch`.
     """
 
     def __init__(self, times: int) -> None:
@@ -92,13 +92,13 @@ class Starts:
 
 
 def served(command: list[str], steps: int) -> float:
-    """Return the seconds that a program of two workers takes for so many steps."""
+    """Return the seconds that a program of two workers takes for `steps` steps."""
     with Served([*command, "--serve"]) as program:
         return program.steps(steps)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     small = parser(__doc__).parse_args().small
     sizes = SMALL if small else Sizes()
     with Report("training", "plain", small=small) as report:

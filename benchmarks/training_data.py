@@ -1,4 +1,4 @@
-"""The data of `benchmarks.training`, apart from the job: only who reads it imports scikit-learn."""
+"""Data of `benchmarks.training`, in a separate file, so that only its readers import scikit-learn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 
 def make_data() -> TensorDataset:
-    """1,797 handwritten digits of 8 x 8 pixels; 64 drawn pictures for a program that is told `--small`."""
+    """Return 1,797 handwritten digits of 8 x 8 pixels; with `--small`, 64 random pictures."""
     if "--small" in sys.argv:
         return TensorDataset(torch.rand(64, 1, 8, 8), torch.arange(64) % 10)
     from sklearn.datasets import load_digits

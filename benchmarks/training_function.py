@@ -1,6 +1,6 @@
-"""The job of `benchmarks.training_torchrun`, as a function: `python -m benchmarks.training_function`.
+"""Job of `benchmarks.training_torchrun`, as a training function: `python -m benchmarks.training_function`.
 
-With `--serve` a number of steps comes in on the first line, and is answered by the seconds that they took.
+With `--serve` the first line of the input is a number of steps; the answer is the seconds that they took.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import trainkit
 
-# First of all: what the workers need is imported while this script imports the same.
+# This comes first, so that workers import their modules while this script imports the same modules.
 trainkit.init(num_cpus=2, num_gpus=0, preload=["torch"])
 
 from benchmarks import training_torchrun  # noqa: E402
@@ -36,7 +36,7 @@ def digits(config: dict[str, Any]) -> None:
 
 
 def fit(folder: str, steps: int = 0) -> dict[str, Any]:
-    """Return what the function has reported."""
+    """Return the last report of the function."""
     run = RunConfig(storage_path=folder, verbose=0)
     two = ScalingConfig(num_workers=2)
     trainer = TorchTrainer(digits, train_loop_config={"steps": steps}, scaling_config=two, run_config=run)
@@ -45,7 +45,7 @@ def fit(folder: str, steps: int = 0) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one epoch, and one of a second trainer with the seconds that it took; or steps, as asked for."""
+    """Run one epoch, and one of a second trainer with its seconds; with `--serve`, the requested steps."""
     with tempfile.TemporaryDirectory() as folder:
         if "--serve" in sys.argv:
             print(f"took {fit(folder, int(sys.stdin.readline()))['took']}", flush=True)

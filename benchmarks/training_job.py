@@ -1,4 +1,4 @@
-"""The job that all sides of `benchmarks.training` do: a small convolutional network on the digits."""
+"""Job of all sides of `benchmarks.training`: a small convolutional network on the digits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 BATCH_SIZE = 32
 LEARNING_RATE = 0.05
 WARM_UP = 20
-"""Steps before those that are timed, where steps are: the first ones take several times as long."""
+"""Number of steps before timed steps, because the first steps take several times as long."""
 
 
 def make_model() -> nn.Module:
-    """Two convolutions and two linear layers; 37,000 weights."""
+    """Return two convolutions and two linear layers, with 37,000 weights."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
@@ -30,17 +30,17 @@ def make_model() -> nn.Module:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Plain SGD with momentum."""
+    """Return plain SGD with momentum."""
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 
 
 def train_epoch(model: nn.Module, optimizer: Any, loader: Any) -> float:
-    """The plain loop: one epoch, returning the mean loss."""
+    """Train one epoch with a plain loop; return the mean loss."""
     return train_steps(model, optimizer, loader, len(loader))
 
 
 def train_steps(model: nn.Module, optimizer: Any, loader: Any, steps: int) -> float:
-    """The plain loop over `steps` batches, which starts the data again as often as needed."""
+    """Train `steps` batches with a plain loop, repeating the data as needed; return the mean loss."""
     criterion = nn.CrossEntropyLoss()
     total, count = 0.0, 0
     model.train()

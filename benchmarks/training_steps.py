@@ -1,5 +1,5 @@
-"""The measurements of `benchmarks.training` that take turns in one run: epochs, steps of two workers, and
-what an epoch costs beside its steps.
+"""Measurements of `benchmarks.training` that take turns in one run: epochs, steps of two workers, and the
+overhead of an epoch beside its steps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.training_trainer import Digits
 from trainkit.train import TorchTrainer
 
 BARE: dict[str, Any] = {"max_retries": 0}
-"""Without the recovery snapshot, which has a row by itself."""
+"""Arguments that turn off the recovery snapshot, which has a separate row."""
 
 
 def epoch_times(epochs: int, cores: int) -> list[list[float]]:
-    """Seconds of an epoch: in a trainer of one worker, and in a plain loop; each may use so many cores."""
-    # The trainer's worker inherits them from a session that begins with them.
+    """Return the seconds of epochs in a trainer of one worker and in a plain loop, each on `cores` cores."""
+    # The trainer's worker inherits the allowed cores from a session that begins with them.
     trainkit.shutdown()
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(allowed)[:cores])
@@ -46,7 +46,7 @@ def epoch_times(epochs: int, cores: int) -> list[list[float]]:
 
 
 def two_worker_times(steps: int, rounds: int) -> list[list[float]]:
-    """Seconds of `steps` steps of two workers: in a trainer, and under torchrun; both are up all the time."""
+    """Return the seconds of `steps` steps of two workers: in a trainer, and under torchrun; both stay up."""
     with (
         Served([*LAUNCHER, "-m", "benchmarks.training_torchrun", "--serve", *sys.argv[1:]]) as theirs,
         TorchTrainer(
@@ -58,7 +58,7 @@ def two_worker_times(steps: int, rounds: int) -> list[list[float]]:
 
 
 class Timed(Digits):
-    """Knows how long its last step took."""
+    """Operator that records how long its last step took."""
 
     step_s = 0.0
 
@@ -70,9 +70,9 @@ class Timed(Digits):
 
 
 def bookkeeping(workers: int, rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of an epoch of one step less the step and its batch; and what the recovery snapshot adds.
+    """Return seconds of overhead of a one-step epoch, of the recovery snapshot, and of making a batch.
 
-    The third is the making of a batch, which is plain.
+    The overhead is the epoch's time without the step and its batch. Making a batch is the plain work.
     """
     data = make_data()
     loader = DataLoader(data, BATCH_SIZE, shuffle=True)
@@ -84,7 +84,7 @@ def bookkeeping(workers: int, rounds: int) -> tuple[list[float], list[float], li
             took = timed(lambda: trainer.train(num_steps=1, **BARE))
             step_s = trainer.apply_all_operators(lambda operator: operator.step_s)[0]  # type: ignore[attr-defined]
             batch_s = timed(lambda: next(iter(loader)))
-            # An epoch that was run without one leaves the next to take one before, too.
+            # After an epoch without a snapshot, the next one also takes a snapshot before it begins.
             trainer.train(num_steps=1)
             with_snapshot = timed(lambda: trainer.train(num_steps=1))
             if number >= 5:
@@ -95,7 +95,7 @@ def bookkeeping(workers: int, rounds: int) -> tuple[list[float], list[float], li
 
 
 def held_bytes(operator: Any) -> int:
-    """Bytes of parameters and optimizer state that a worker holds."""
+    """Return the bytes of parameters and optimizer state that a worker holds."""
     tensors = list(operator.model.parameters())
     for optimizer in operator.optimizers:
         for state in optimizer.state.values():
@@ -105,7 +105,7 @@ def held_bytes(operator: Any) -> int:
 
 
 def memory(strategy: str) -> float:
-    """The largest `held_bytes` of two workers after a step, in KB."""
+    """Return the larger `held_bytes` of two workers after a step, in KB."""
     with TorchTrainer(
         training_operator_cls=Digits,
         config={"data": make_data()},

@@ -1,8 +1,8 @@
-"""Two data-parallel workers as PyTorch's own launcher runs them.
+"""Two data-parallel workers under PyTorch's own launcher.
 
 The command is `torchrun --nproc-per-node 2 -m benchmarks.training_torchrun`.
 
-With `--serve` they train as long as lines come in: each is a number of steps, answered by the seconds taken.
+With `--serve` the workers train as long as lines arrive: each is a number of steps, answered by the seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.training_job import BATCH_SIZE, WARM_UP, make_model, make_optimi
 
 
 def main() -> None:
-    """One epoch, or as many steps as asked for."""
+    """Train one epoch, or the requested steps."""
     dist.init_process_group("gloo")
     model, optimizer, loader = make_parts()
     if "--serve" in sys.argv:
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def make_parts() -> tuple[torch.nn.Module, object, DataLoader[object]]:
-    """Return the model, wrapped, the optimizer, and the loader of this rank's share."""
+    """Return the wrapped model, the optimizer, and the loader of this rank's share."""
     torch.manual_seed(0)
     model = DistributedDataParallel(make_model())
     data = make_data()
@@ -44,7 +44,7 @@ def make_parts() -> tuple[torch.nn.Module, object, DataLoader[object]]:
 
 
 def serve(model: torch.nn.Module, optimizer: object, loader: DataLoader[object]) -> None:
-    """Train on worker 0's word, until its input ends."""
+    """Train as many steps as each input line of worker 0 requests, until its input ends."""
     train_steps(model, optimizer, loader, WARM_UP)
     steps = torch.zeros(1, dtype=torch.int64)
     while True:

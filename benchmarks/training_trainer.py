@@ -1,10 +1,10 @@
-"""Two workers by `TorchTrainer`, as in `benchmarks.training`: `python -m benchmarks.training_trainer`."""
+"""Two workers with `TorchTrainer`, for `benchmarks.training`: `python -m benchmarks.training_trainer`."""
 
 from __future__ import annotations
 
 import trainkit
 
-# First of all: what the workers need is imported while this script imports the same.
+# This comes first, so that workers import their modules while this script imports the same modules.
 trainkit.init(num_cpus=2, num_gpus=0, preload=["torch"])
 
 import time  # noqa: E402
@@ -20,10 +20,10 @@ from trainkit.train import TorchTrainer, TrainingOperator  # noqa: E402
 
 
 class Digits(TrainingOperator):
-    """The job as an operator."""
+    """The job as a training operator."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Register what the plain script makes."""
+        """Register the same objects as in the plain script."""
         torch.manual_seed(0)
         model = make_model()
         self.register(models=model, optimizers=make_optimizer(model), criterion=nn.CrossEntropyLoss())
@@ -31,7 +31,7 @@ class Digits(TrainingOperator):
 
 
 def main() -> None:
-    """One epoch; and one of a second trainer, which prints the seconds from its making to the epoch's end."""
+    """Train an epoch in each of two trainers; print the seconds from its creation to the epoch's end."""
     config = {"data": make_data()}  # read once, here, and sent to the workers
     for done in ("first epoch done", "second trainer took"):
         start = time.perf_counter()

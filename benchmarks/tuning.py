@@ -1,10 +1,10 @@
-"""What the tuner itself costs: `python -m benchmarks.tuning [--against ray] [--only SECTION]`.
+"""Overhead of the tuner: `python -m benchmarks.tuning [--against ray] [--only SECTION]`.
 
-Prints a small table, and its rows as one line of JSON. Trials do nothing, or sleep, so all the time is the
-tuner's. With `--against ray` both sides do the same work on this machine in this run, in processes of their
-own and round by round in turn, and the table shows how many times better trainkit is, beside the aim. Where
+Prints a table, and its rows as one line of JSON. Trials do nothing, or sleep, so all measured time is the
+tuner's. With `--against ray` both sides do the same work on this machine in this run, in separate processes
+and alternately round by round, and the table shows the factor by which trainkit is better, beside the aim. If
 `ray[tune]` is not installed, Ray's column is left out. `--only huge` runs a hundred thousand trials, which
-the rest leaves out. TMPDIR says where experiments are kept.
+are otherwise left out. TMPDIR selects the folder of the experiments.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SECTIONS = {
     "huge": ("trainkit",),
 }
 ONCE = ("sleep_reuse", "sleep_fresh", "huge")
-"""Take minutes, and so one round."""
+"""Sections that take minutes, so they have one round."""
 ALONE = ("huge",)
-"""Takes a quarter of an hour or so: only if it is asked for."""
+"""Sections that take about a quarter of an hour, so they run only on request."""
 ROWS = {
     "help_s": Row("trainkit --help", "s"),
     "first_tuner_s": Row("import trainkit.tune and a first Tuner", "s"),
@@ -66,7 +66,7 @@ ROWS = {
 
 
 def section(side: str, name: str, scale: float, folder: str) -> dict[str, Any]:
-    """The figures of one section, from a process of its own, which keeps its experiments in `folder`."""
+    """Return the figures of one section, from a separate process that keeps its experiments in `folder`."""
     command = [sys.executable, "-m", "benchmarks.tuning_work", side, name, str(scale)]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": folder}
     figures: dict[str, Any] = json.loads(output_of(command, environment).splitlines()[-1])
@@ -81,7 +81,7 @@ def measure(
     scale: float,
     folder: str,
 ) -> None:
-    """Report all figures of these sections, each of its own sides; experiments are kept in `folder`."""
+    """Report all figures of these sections, each for its own sides; experiments are kept in `folder`."""
     found: dict[str, dict[str, list[float]]] = {side: defaultdict(list) for side in sides}
     skipped: set[tuple[str, str]] = set()
     plain = Plain(forks)
@@ -109,7 +109,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     arguments = parser(__doc__)
     arguments.add_argument("--against", choices=["ray"], help="measure Ray Tune beside trainkit")
     arguments.add_argument(
@@ -120,8 +120,8 @@ def main() -> None:
     given = arguments.parse_args()
     other = [given.against] if given.against else []
     rounds, scale = (1, 0.0) if given.small else (given.rounds, 1.0)
-    # Removed at the very end: ext4 takes ten times as long for a new file where others were deleted in the
-    # last minutes, such as those of the round before.
+    # Removed at the very end, because on ext4 a new file takes ten times as long if files, such as those of
+    # the previous round, were deleted in the last minutes.
     folders = tempfile.TemporaryDirectory(prefix="tuning-", ignore_cleanup_errors=True)
     with Report("tuning", *other, small=given.small) as report, folders as folder:
         names = {

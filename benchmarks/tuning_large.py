@@ -1,4 +1,4 @@
-"""Thousands of trials: what the last cost beside the first, what the driver keeps, and going on later."""
+"""Thousands of trials: cost of the last compared with the first, memory of the driver, and resuming."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainkit.tune.store.writer import ExperimentStore
 
 TRIALS, MANY = 10_000, 100_000
 EARLY, LATE = 500, 5_000
-"""Trials after which a write of the state is timed; memory is counted from the first of them on."""
+"""Numbers of trials at which a write of the state is timed; memory is counted from the first one on."""
 
 
 class Watch(tune.Callback):
-    """Notes the driver's CPU time and memory as trials end, and what each commit took.
+    """Recorder of the driver's CPU time and memory as trials end, and of the seconds of each commit.
 
-    CPU time, as on a busy machine the wall's tells of others' work.
+    CPU time is used because wall time includes the load of other programs on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Watch(tune.Callback):
         self.memory_mb.append(_memory_mb())
 
     def commit_ms(self, after: int, width: int) -> float:
-        """Median milliseconds of a commit while about `after` trials had ended."""
+        """Return the median milliseconds of a commit while about `after` trials had ended."""
         near = [took for ended, took in self.commits if abs(ended - after) <= width]
         return statistics.median(near) * 1e3
 
 
 def large(side: str, scale: float) -> dict[str, float]:
-    """Trials of one report each; then a restore of them all."""
+    """Measure trials of one report each, then a restore of all of them."""
     from benchmarks.tuning_work import Bench, trivial
 
     count = max(40, round(TRIALS * scale))
@@ -81,7 +81,7 @@ def large(side: str, scale: float) -> dict[str, float]:
 
 
 def huge(side: str, scale: float) -> dict[str, float]:
-    """Ten times as many; then what a user does with them: go on, list, make a table."""
+    """Measure ten times as many trials, then resuming, listing and a table of them."""
     from benchmarks.tuning_work import Bench, trivial
 
     count = max(40, round(MANY * scale))
@@ -107,7 +107,7 @@ def huge(side: str, scale: float) -> dict[str, float]:
 
 
 def _restored(results: tune.ResultGrid, trainable: Any) -> tuple[tune.ResultGrid, float]:
-    """Return all results of a restored experiment, and the seconds that this took."""
+    """Return all results of a restored experiment, and the seconds of the restore."""
     start = time.perf_counter()
     again = tune.Tuner.restore(results.experiment_path, trainable, run_config=tune.RunConfig(verbose=0))
     restored = again.fit()

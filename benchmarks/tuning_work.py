@@ -1,8 +1,8 @@
-"""The work that the tuner's benchmark times, the same on both sides: the names are the same.
+"""Work that the tuner's benchmark times. It is the same on both sides, whose functions have equal names.
 
-`python -m benchmarks.tuning_work SIDE SECTION SCALE` runs one section in a process of its own and prints
-its figures as a line of JSON; `benchmarks.tuning` calls it, so that no side disturbs the other, and removes
-the experiments, which stay in the temporary folder. A side that lacks a package says so in {"skipped": ...}.
+`python -m benchmarks.tuning_work SIDE SECTION SCALE` runs one section and prints its figures as a line of
+JSON. `benchmarks.tuning` runs each as a separate process, so that no side disturbs the other, and removes the
+experiments from the temporary folder. A side that lacks a package prints {"skipped": ...}.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SLEEPERS = 16
 
 
 class Bench:
-    """One side, with a session of its own.
+    """One side, with a separate session.
 
     Args:
         side: "trainkit" or "ray".
-        num_cpus: that it declares.
+        num_cpus: number of CPUs that the session declares.
         init: further arguments of `init`.
     """
 
@@ -44,7 +44,7 @@ class Bench:
         self._folder = tempfile.mkdtemp(prefix="tuning-benchmark-")
         self._runs = 0
         self.cpu_s = 0.0
-        """Of this process, in the last `fit`."""
+        """CPU seconds of this process in the last `fit`."""
 
     def __enter__(self) -> Bench:
         return self
@@ -62,7 +62,7 @@ class Bench:
         search_alg: Any = None,
         callbacks: list[Any] | None = None,
     ) -> tuple[float, Any]:
-        """Wall seconds of one `fit` with all default loggers and nothing on the console; and its results."""
+        """Return the wall seconds of a `fit` with default loggers and no console output, and its results."""
         tune, self._runs = self.tune, self._runs + 1
         tuner = tune.Tuner(
             trainable,
@@ -92,13 +92,13 @@ def trivial(config: dict[str, Any]) -> dict[str, float]:
 
 
 def sleeper(config: dict[str, Any]) -> dict[str, float]:
-    """Take a tenth of a second of nobody's CPU."""
+    """Sleep for a tenth of a second."""
     time.sleep(SLEEP_S)
     return {"loss": config["x"]}
 
 
 def chatty(report: Callable[[dict[str, float]], None]) -> Callable[[dict[str, Any]], None]:
-    """Report as fast as possible."""
+    """Return a training function that reports as fast as possible."""
 
     def trainable(config: dict[str, Any]) -> None:
         for step in range(config["reports"]):
@@ -111,10 +111,10 @@ def chatty(report: Callable[[dict[str, float]], None]) -> Callable[[dict[str, An
 
 
 def fresh(side: str, scale: float) -> dict[str, float]:
-    """Trivial trials, a process each; and what they leave on the disk."""
+    """Measure trivial trials in one process each, and the files that they leave on disk."""
     count = max(2, round((100 if side == "trainkit" else 50) * scale))
     with Bench(side, 2) as bench:
-        bench.fit(trivial, 2)  # what is imported, and the first fork, are the session's, not a trial's
+        bench.fit(trivial, 2)  # so that imports and the first fork are not counted as a trial's cost
         took, results = bench.fit(trivial, count)
         files = [path for path in Path(results.experiment_path).rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
@@ -126,7 +126,7 @@ def fresh(side: str, scale: float) -> dict[str, float]:
 
 
 def reuse(side: str, scale: float) -> dict[str, float]:
-    """Trivial trials that take over processes."""
+    """Measure trivial trials that reuse processes."""
     count = max(4, round((1_000 if side == "trainkit" else 100) * scale))
     with Bench(side, 2) as bench:
         bench.fit(trivial, 4, reuse=True)
@@ -135,7 +135,7 @@ def reuse(side: str, scale: float) -> dict[str, float]:
 
 
 def inline(side: str, scale: float) -> dict[str, float]:
-    """Trivial trials in the program itself."""
+    """Measure trivial trials inside the program."""
     count = max(2, round(100 * scale))
     with Bench(side, 2, engine="inline") as bench:
         bench.fit(trivial, 2)
@@ -144,7 +144,7 @@ def inline(side: str, scale: float) -> dict[str, float]:
 
 
 def results(side: str, scale: float) -> dict[str, float]:
-    """Results a second from two trials, with all default loggers."""
+    """Measure results per second from two trials, with all default loggers."""
     count = max(3, round((10_000 if side == "trainkit" else 1_000) * scale))
     with Bench(side, 2) as bench:
         trainable = chatty(bench.tune.report)
@@ -154,7 +154,7 @@ def results(side: str, scale: float) -> dict[str, float]:
 
 
 def sleep(side: str, scale: float, *, reuse: bool) -> dict[str, float]:
-    """Trials of a tenth of a second on sixteen declared CPUs: how much over the time that they need."""
+    """Measure the overhead in percent of trials that sleep a tenth of a second, on sixteen declared CPUs."""
     count = max(SLEEPERS, round((10_000 if side == "trainkit" else 160) * scale))
     with Bench(side, SLEEPERS) as bench:
         bench.fit(sleeper, SLEEPERS, reuse=reuse)
@@ -164,7 +164,7 @@ def sleep(side: str, scale: float, *, reuse: bool) -> dict[str, float]:
 
 
 def parabola(side: str, scale: float) -> dict[str, float]:
-    """Ray issue 11004: Optuna's samples of a parabola, by Optuna's own loop and as trials."""
+    """Measure Optuna's samples of a parabola (Ray issue 11004), in Optuna's own loop and as trials."""
     optuna = importlib.import_module("optuna")
     search = importlib.import_module(f"{side}.tune.search.optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -181,13 +181,13 @@ def parabola(side: str, scale: float) -> dict[str, float]:
     return {
         "optuna_own_ms": own / count * 1e3,
         "optuna_ms": took / count * 1e3,
-        # By CPU time, as what the forks take of the wall's differs from one time to the next.
+        # Measured in CPU time, because the wall time of forks varies from run to run.
         "optuna_search_times": (bench.cpu_s - random_cpu_s) / own_cpu_s,
     }
 
 
 def start(side: str, scale: float) -> dict[str, float]:
-    """What a user waits for before anything runs: the least of a few programs."""
+    """Measure the time until anything runs: the smallest of a few programs."""
     command = [sys.executable, "-m", "trainkit", "--help"]
     script = (
         "import time; start = time.perf_counter(); from trainkit import tune;"

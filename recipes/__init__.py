@@ -1,1 +1,1 @@
-"""Complete programs to read, run and start from; each uses only what `import trainkit` offers."""
+"""Complete programs to read, run and start from. Each uses only names that `import trainkit` offers."""

@@ -1,7 +1,7 @@
 """CIFAR-10: 60,000 colour images of 32 by 32 pixels in ten classes, in its own files.
 
-Where there are none and no network, `synthetic` writes a small set in the same format, of images that anyone
-can tell apart: it shows that a program runs, not how well a network sees.
+`synthetic` writes a small set in the same format, for machines without these files and without a network.
+Anyone can tell its classes apart, so it shows that a program runs, not how well a network sees.
 
 Source: Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images".
 """
@@ -21,11 +21,11 @@ from torchvision.transforms import v2
 
 NETWORK_TIMEOUT_S = 5.0
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-"""Of the training images' channels, from 0 to 1."""
+"""Mean and standard deviation of each channel of the training images, scaled to 0 to 1."""
 
 
 class SyntheticCIFAR10(CIFAR10):
-    """Files in the format of CIFAR-10, in a folder of their own, and of no checksum that could be known."""
+    """Files in the format of CIFAR-10, in a separate folder and without known checksums."""
 
     base_folder = "cifar-10-synthetic"
     train_list = [[name, None] for name, _ in CIFAR10.train_list]  # noqa: RUF012
@@ -34,17 +34,17 @@ class SyntheticCIFAR10(CIFAR10):
 
 
 def prepare(folder: Path, source: str) -> None:
-    """See that the files are in `folder`: fetch those of "cifar10", or write those of "synthetic".
+    """Make sure that the files are in `folder`: fetch CIFAR-10, or write the synthetic set.
 
     Raises:
-        OSError: CIFAR-10 is neither there nor can be fetched.
+        OSError: CIFAR-10 is missing and can't be fetched.
     """
     if source == "synthetic":
         if not (folder / SyntheticCIFAR10.base_folder).exists():
             write(folder / SyntheticCIFAR10.base_folder, training=500, validation=100)
         return
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(NETWORK_TIMEOUT_S)  # torchvision's download has no limit of its own
+    socket.setdefaulttimeout(NETWORK_TIMEOUT_S)  # torchvision's download has no timeout of its own
     try:
         CIFAR10(folder, download=True)
     except (OSError, RuntimeError) as error:
@@ -57,12 +57,12 @@ def prepare(folder: Path, source: str) -> None:
 
 
 def load(folder: Path, source: str, limit: int | None = None) -> tuple[Dataset, Dataset]:
-    """The training set, its images shifted and mirrored at random, and the validation set; float32 tensors.
+    """Return the training set, randomly shifted and mirrored, and the validation set, as float32 tensors.
 
     Args:
-        folder: what `prepare` was given.
+        folder: folder that `prepare` filled.
         source: "cifar10" or "synthetic".
-        limit: take at most this many training images, and a fifth as many for validation.
+        limit: largest number of training images; the validation set has at most a fifth as many.
     """
     kind = SyntheticCIFAR10 if source == "synthetic" else CIFAR10
     to_tensor = [
@@ -79,12 +79,12 @@ def load(folder: Path, source: str, limit: int | None = None) -> tuple[Dataset, 
 
 
 def write(folder: Path, *, training: int, validation: int) -> None:
-    """Write a data set in CIFAR-10's format: each class has a colour and a direction of stripes, under noise.
+    """Write a data set in CIFAR-10's format: each class has a colour and a direction of stripes, with noise.
 
     Args:
-        folder: for the files; it appears once they are all written.
-        training: images in the five training files, a multiple of 5.
-        validation: images in the one for validation.
+        folder: folder for the files; it appears once all files are written.
+        training: number of images in the five training files together, a multiple of 5.
+        validation: number of images in the validation file.
     """
     rng = np.random.default_rng(0)
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
@@ -101,7 +101,7 @@ def write(folder: Path, *, training: int, validation: int) -> None:
 
 
 def _images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(n, 3072) uint8: the red plane, the green and the blue, row by row."""
+    """Return images of shape (n, 3072), uint8: the red, green and blue planes, each row by row."""
     rows, columns = np.mgrid[0:32, 0:32]
     angles = labels[:, None, None] * np.pi / 10
     phase = (columns * np.cos(angles) + rows * np.sin(angles)) / 3 + rng.uniform(0, 6, (len(labels), 1, 1))

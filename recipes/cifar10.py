@@ -4,10 +4,10 @@
     python -m recipes.cifar10 --workers 2 --precision bf16 --compile --loaders 4 --resume
     python -m recipes.cifar10 --data synthetic --epochs 3 --limit 100 --lr 0.02   # nothing to fetch
 
-In full it wants a GPU for each worker: an epoch is 1.7e14 operations, half an hour of two CPU cores. The
-files of CIFAR-10 are fetched into `data` if they are not there. After each epoch it prints loss and accuracy
-and writes a checkpoint, `results/cifar10/checkpoint`; with `--resume` an interrupted run goes on from it, on
-any number of workers.
+A full run needs a GPU for each worker: an epoch is 1.7e14 operations, half an hour on two CPU cores. Missing
+files of CIFAR-10 are fetched into `data`. After each epoch the program prints loss and accuracy, and writes a
+checkpoint, `results/cifar10/checkpoint`. With `--resume` an interrupted run continues from this checkpoint,
+on any number of workers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 
 
 def network() -> nn.Module:
-    """ResNet-18 for small images: (n, 3, 32, 32) to (n, 10) logits.
+    """Return a ResNet-18 for small images: (n, 3, 32, 32) to (n, 10) logits.
 
-    It begins as He et al. 2015, arXiv:1512.03385, begin for CIFAR-10: with 3 by 3 pixels, and nothing pooled.
+    The first layer is as in He et al. 2015, arXiv:1512.03385, for CIFAR-10: 3 by 3 filters, without pooling.
     """
     model = resnet18(num_classes=10)
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
@@ -37,7 +37,7 @@ def network() -> nn.Module:
 
 
 class ImageClassifier(TrainingOperator):
-    """What is trained, on what; the loops are trainkit's own."""
+    """The model and its data; trainkit's own loops train it."""
 
     def setup(self, config):
         torch.manual_seed(config["seed"])
@@ -58,7 +58,7 @@ class ImageClassifier(TrainingOperator):
 
 
 def train(trainer: TorchTrainer, checkpoint: Path, epochs: int, finished: int) -> None:
-    """Train up to `epochs`, of which `finished` have been run; a checkpoint after each."""
+    """Train from epoch `finished` + 1 to `epochs`; save a checkpoint after each epoch."""
     for epoch in range(finished + 1, epochs + 1):
         training, validation = trainer.train(), trainer.validate()
         trainer.save(checkpoint)

@@ -1,4 +1,4 @@
-"""One picture of a search and of what came of it: validation error against epochs, on a logarithmic axis."""
+"""Picture of a search and the final training: validation error over epochs, on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def draw(
     """Write the picture to `path`.
 
     Args:
-        path: where to, a name that ends in .png or .svg.
-        trials: by trial id, the validation accuracy after each epoch, from 0 to 1.
-        best: id of the trial to stand out.
-        final: the same accuracies of the final training.
-        max_t: epochs of a trial that was not stopped.
-        title: what was trained on what.
+        path: path of the picture, ending in .png or .svg.
+        trials: validation accuracy after each epoch, from 0 to 1, by trial id.
+        best: id of the highlighted trial.
+        final: validation accuracy after each epoch of the final training.
+        max_t: number of epochs of a trial that was not stopped.
+        title: title with the model and the data.
     """
-    # A figure of its own rather than pyplot: nothing global is touched, and no display is needed.
+    # The figure is made without pyplot, so nothing global changes and no display is needed.
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -35,7 +35,7 @@ def draw(
     search, training = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
 
     ended = {trial for trial, accuracies in trials.items() if len(accuracies) < max_t}
-    for trial in sorted(trials, key=lambda trial: trial not in ended):  # those that went on lie on top
+    for trial in sorted(trials, key=lambda trial: trial not in ended):  # finished trials are drawn on top
         if trial != best:
             plot(search, trials[trial], STOPPED if trial in ended else FINISHED, width=1.2)
     plot(search, trials[best], BEST, width=2.6, label="the best trial")
@@ -66,7 +66,7 @@ def plot(axes, accuracies: Sequence[float], color: str, *, width: float, label: 
     from matplotlib.patheffects import withStroke
 
     epochs = range(1, len(accuracies) + 1)
-    errors = [max(1 - accuracy, 1e-4) for accuracy in accuracies]  # a logarithmic axis has no place for 0
+    errors = [max(1 - accuracy, 1e-4) for accuracy in accuracies]  # a logarithmic axis can't show 0
     axes.plot(epochs, errors, color=color, linewidth=width, solid_capstyle="round")
     axes.plot(epochs[-1], errors[-1], "o", color=color, markersize=2.5 * width)
     if label:

@@ -1,7 +1,8 @@
-"""Handwritten digits, made ready once so that every worker only has to map one file.
+"""Handwritten digits in one file, which every worker only maps into its memory.
 
-The 70,000 images of MNIST where their files exist or can be fetched, else the 1,797 that scikit-learn brings
-along. Beside its name, the file holds images of shape (n, 1, height, width), uint8, and labels of shape (n,).
+The data set is the 70,000 images of MNIST if their files exist or can be fetched, else the 1,797 images that
+come with scikit-learn. The file contains its name, images of shape (n, 1, height, width), uint8, and labels
+of shape (n,).
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ def prepare(path: Path, *, source: str = "auto", folder: Path = Path("data")) ->
     """Write the data set to `path`.
 
     Args:
-        path: the file, for `load` and `describe`.
-        source: "mnist", "digits" (scikit-learn's), or "auto": the first of the two that can be had.
-        folder: holds the files of MNIST, in `MNIST/raw`; fetched into it if they are not there.
+        path: path of the file, for `load` and `describe`.
+        source: "mnist", "digits" (scikit-learn's), or "auto": the first of the two that is available.
+        folder: folder of MNIST's files, which are in `MNIST/raw` and are fetched if missing.
     """
     if source == "digits":
         content = digits()
     else:
         try:
             content = mnist(folder)
-        except (OSError, RuntimeError) as error:  # no connection; files that are missing or damaged
+        except (OSError, RuntimeError) as error:  # no connection, or missing or damaged files
             if source == "mnist":
                 raise
             print(f"MNIST can't be had here: {str(error).strip().splitlines()[-1]}")
@@ -41,7 +42,7 @@ def prepare(path: Path, *, source: str = "auto", folder: Path = Path("data")) ->
 
 
 def describe(path: Path) -> tuple[str, int, int]:
-    """Name of the data set in `path`, and how many images there are for training and for validation."""
+    """Return the name of the data set in `path`, and its numbers of training and validation images."""
     content = torch.load(path, weights_only=True, mmap=True)
     return content["name"], len(content["train_labels"]), len(content["validation_labels"])
 
@@ -50,10 +51,10 @@ def load(path: str | Path, *, limit: int | None = None) -> tuple[TensorDataset, 
     """Return the training and the validation set; images are float32 from 0 to 1.
 
     Args:
-        path: what `prepare` wrote.
-        limit: take at most this many training images, and a third as many for validation.
+        path: file that `prepare` wrote.
+        limit: largest number of training images; the validation set has at most a third as many.
     """
-    content = torch.load(path, weights_only=True, mmap=True)  # mapped: only what is used is read
+    content = torch.load(path, weights_only=True, mmap=True)  # mapped, so that only used parts are read
 
     def part(name: str, count: int | None) -> TensorDataset:
         images, labels = content[f"{name}_images"][:count], content[f"{name}_labels"][:count]
@@ -63,11 +64,11 @@ def load(path: str | Path, *, limit: int | None = None) -> tuple[TensorDataset, 
 
 
 def mnist(folder: Path) -> dict[str, Any]:
-    """MNIST from `folder`, fetched into it first if needed. Source: LeCun et al. 1998."""
+    """Return MNIST from `folder`, fetched first if missing. Source: LeCun et al. 1998."""
     from torchvision.datasets import MNIST
 
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(NETWORK_TIMEOUT_S)  # torchvision's download has no limit of its own
+    socket.setdefaulttimeout(NETWORK_TIMEOUT_S)  # torchvision's download has no timeout of its own
     try:
         train, validation = (MNIST(folder, train=which, download=True) for which in (True, False))
     finally:
@@ -82,7 +83,7 @@ def mnist(folder: Path) -> dict[str, Any]:
 
 
 def digits() -> dict[str, Any]:
-    """scikit-learn's digits, 8 by 8 pixels; every class gives a fifth of its images for validation."""
+    """Return scikit-learn's digits, 8 by 8 pixels; a fifth of each class is for validation."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -1,12 +1,12 @@
-"""Tune a small network on handwritten digits under any scheduler, with NumPy alone.
+"""Tune a small network on handwritten digits with any scheduler; the network needs only NumPy.
 
     python -m recipes.digits                        # ASHA; a quarter of a minute on two cores
     python -m recipes.digits --scheduler pbt        # or hyperband, bohb, median, pb2, ...
     python -m recipes.digits --resume               # go on after an interruption
 
-It needs `pip install '.[demo]'`, for the digits. The trainable is a class that saves and loads its
-weights, so schedulers may pause a trial and go on with it, or let one take over another's weights. It prints
-what became of each trial, and the best configuration.
+This needs `pip install '.[demo]'`, for the digits. The trainable is a class that saves and loads its weights.
+So schedulers can pause and resume a trial, or copy weights from one trial to another. The program prints the
+outcome of each trial, and the best configuration.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDTH, BATCH = 32, 32
 
 
 def load() -> dict[str, np.ndarray]:
-    """scikit-learn's digits: every class gives a fifth of its images for validation."""
+    """Return scikit-learn's digits; a fifth of each class is for validation."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -56,9 +56,9 @@ class Network(tune.Trainable):
         self.speed = {name: np.zeros(shape) for name, shape in shapes.items()}
 
     def step(self) -> dict[str, float]:
-        # Drawn by the epoch's number, so it is the same after a pause.
+        # Shuffled with the epoch's number as the seed, so that a pause changes nothing.
         order = np.random.default_rng(self.iteration).permutation(len(self.data["train_x"]))
-        # A learning rate that is too large overflows: such a trial reports NaN, which no scheduler prefers.
+        # Too large a learning rate overflows. Such a trial reports NaN, which no scheduler prefers.
         with np.errstate(all="ignore"):
             for begin in range(0, len(order), BATCH):
                 rows = order[begin : begin + BATCH]
@@ -123,7 +123,7 @@ SCHEDULERS: dict[str, Callable[[int], schedulers.TrialScheduler]] = {
         schedulers.ASHAScheduler(max_t=epochs, reduction_factor=3)
     ),
 }
-"""By name, from the number of epochs."""
+"""Function from the number of epochs to a scheduler, by the scheduler's name."""
 
 
 def tuner(
@@ -136,7 +136,7 @@ def tuner(
     trainable: type[tune.Trainable] = Network,
     **run: Any,
 ) -> tune.Tuner:
-    """The search; `run` goes into its RunConfig."""
+    """Return the Tuner for the search; `run` has further arguments of its RunConfig."""
     return tune.Tuner(
         tune.with_parameters(trainable, data=data),
         param_space=SPACE,

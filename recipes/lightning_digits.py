@@ -1,11 +1,11 @@
-"""Train a Lightning module on handwritten digits: by itself on several workers, or as the trials of a search.
+"""Train a Lightning module on handwritten digits: once on several workers, or as the trials of a search.
 
     python -m recipes.lightning_digits                 # two workers; about fifteen seconds on two cores
     python -m recipes.lightning_digits --tune          # learning rate and width first
 
-It needs `pip install '.[lightning,demo]'`. Lightning's own loops run the epochs, and its
-`EarlyStopping` says when there is nothing left to gain. It prints the loss and the accuracy of each epoch,
-and leaves a checkpoint.
+This needs `pip install '.[lightning,demo]'`. Lightning's own loops run the epochs, and its `EarlyStopping`
+ends the training when the loss no longer improves. The program prints the loss and the accuracy of each
+epoch, and writes a checkpoint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Classifier(pl.LightningModule):
 
 
 class Digits(pl.LightningDataModule):
-    """The images that `recipes.data` has written to a file."""
+    """The images in the file that `recipes.data` wrote."""
 
     def __init__(self, config: dict) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Digits(pl.LightningDataModule):
 
 
 def search(operator: type[TrainingOperator], config: dict, trials: int, output: Path) -> dict:
-    """The best of a few learning rates and widths, each trial a worker."""
+    """Return the best learning rate and width of a search; each trial runs on one worker."""
     results = tune.Tuner(
         TorchTrainer.as_trainable(training_operator_cls=operator, config=config, use_gpu=False),
         param_space={"lr": tune.loguniform(1e-3, 0.1), "width": tune.choice([8, 16, 32])},

@@ -3,10 +3,10 @@
     python -m recipes.mnist              # or: make demo; less than a minute on two cores
     python -m recipes.mnist --resume     # go on after an interruption, with the same options
 
-Twenty-four trials over learning rate, momentum, batch size and width run two at a time, and ASHA stops most
-of them early. It prints the best configuration and the accuracy of the final training, and leaves in
-`results/mnist` the experiment, a picture of all learning curves and a checkpoint. What was reported before an
-interruption, even by SIGKILL, is not lost and not run again.
+Two of the twenty-four trials, over learning rate, momentum, batch size and width, run at a time, and ASHA
+stops most trials early. The program prints the best configuration and the accuracy of the final training. It
+leaves the experiment, a picture of all learning curves and a checkpoint in `results/mnist`. An interruption,
+even by SIGKILL, loses no reports, and nothing that was reported runs again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPACE = {
 
 
 def network(width: int) -> nn.Module:
-    """Two convolutions and a linear layer, for images of any size: (n, 1, h, w) to (n, 10) logits."""
+    """Return two convolutions and a linear layer, for images of any size: (n, 1, h, w) to (n, 10) logits."""
     return nn.Sequential(
         nn.Conv2d(1, width, kernel_size=3, padding=1),
         nn.BatchNorm2d(width),
@@ -52,7 +52,7 @@ def network(width: int) -> nn.Module:
 
 
 class DigitClassifier(TrainingOperator):
-    """What is trained, on what; the loops are trainkit's own."""
+    """The model and its data; trainkit's own loops train it."""
 
     def setup(self, config):
         model = network(config["width"])
@@ -61,24 +61,24 @@ class DigitClassifier(TrainingOperator):
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=config["epochs"])
         self.register(models=model, optimizers=optimizer, criterion=loss, schedulers=decay)
         training, validation = data.load(config["data"], limit=config["limit"])
-        batch_size = config["batch_size"] // self.world_size  # the workers share a batch
+        batch_size = config["batch_size"] // self.world_size  # each worker takes its share of a batch
         self.register_data(
             train_loader=DataLoader(training, batch_size=batch_size, shuffle=True),
             validation_loader=DataLoader(validation, batch_size=256),
         )
 
 
-# So small a network is as fast on the CPU as on a GPU.
+# The network is so small that it trains as fast on the CPU as on a GPU.
 TRAINER = {"training_operator_cls": DigitClassifier, "scheduler_step_freq": "epoch", "use_gpu": False}
 
 
 def search(dataset: Path, args: argparse.Namespace, earlier: Path | None) -> tune.ResultGrid:
-    """Run the trials, or what is left of an earlier search."""
+    """Run all trials, or the remaining trials of an earlier search."""
     fixed = {
         "data": str(dataset.absolute()),
         "limit": 4_000,
         "epochs": args.epochs,
-    }  # all digits, some of MNIST
+    }  # all of scikit-learn's digits, but only some of MNIST
     trainable = TorchTrainer.as_trainable(config=fixed, **TRAINER)
     if earlier:
         return tune.Tuner.restore(earlier, trainable).fit()
@@ -99,7 +99,7 @@ def search(dataset: Path, args: argparse.Namespace, earlier: Path | None) -> tun
 
 
 def train(config: dict, checkpoint: Path) -> list[float]:
-    """Train on two workers and save what comes of it; the validation accuracy after each epoch."""
+    """Train on two workers and save a checkpoint; return the validation accuracy after each epoch."""
     accuracies = []
     with TorchTrainer(config=config, num_workers=2, **TRAINER) as trainer:
         for epoch in range(1, config["epochs"] + 1):

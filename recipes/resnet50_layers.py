@@ -1,15 +1,15 @@
-"""Train a ResNet-50 whose layers lie on two devices of one worker.
+"""Train a ResNet-50 whose layers are on two devices of one worker.
 
     python -m recipes.resnet50_layers --folder imagenet   # two GPUs
     python -m recipes.resnet50_layers --split layer4      # the second one begins with layer4
     python -m recipes.resnet50_layers --workers 2         # two copies of it, over four GPUs
     python -m recipes.resnet50_layers --cpu --size 64     # the same code, both halves on the CPU
 
-A model that is too large for one GPU can lie on several: the first half of the network on one, the rest on
-the other, and each batch is handed over in between. One half waits while the other works, so this is for what
-doesn't fit otherwise; it makes nothing faster. In full it needs two GPUs for each worker. With `--by-hand`
-the model has `.to(...)` where its author put it, as older scripts do, and stays so. Without a folder the
-images are random numbers, which is enough to see where the layers lie and what a step takes.
+A model that is too large for one GPU can be spread over several: the first half of the network on one GPU,
+the rest on the other. Each batch is passed from one to the other. One half waits while the other computes, so
+training becomes possible, but not faster. A full run needs two GPUs for each worker. With `--by-hand` the
+model contains `.to(...)` calls, as in older scripts, and stays where they put it. Without `--folder` the
+images are random numbers, which suffice to show where the layers are and how long a step takes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainkit.train.strategies.layers import Layers
 
 
 class Placed(TrainingOperator):
-    """Any model; `Layers` puts its parts on the worker's devices."""
+    """Operator for any model; the strategy `Layers` puts the parts of the model on the worker's devices."""
 
     def setup(self, config):
         torch.manual_seed(0)
@@ -48,7 +48,7 @@ class Placed(TrainingOperator):
 
 
 def images(config: dict) -> Dataset:
-    """A folder with one of images for each class, such as ImageNet's; or random numbers."""
+    """Return the images of a folder with a subfolder for each class, such as ImageNet; or random numbers."""
     size = config["size"]
     if config["folder"]:
         scaled = [v2.RandomResizedCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
@@ -58,7 +58,7 @@ def images(config: dict) -> Dataset:
 
 
 class TwoHalves(ResNet):
-    """ResNet-50 with `.to(...)` where its author wants it."""
+    """ResNet-50 with explicit `.to(...)` calls."""
 
     def __init__(self, classes: int, first: torch.device, second: torch.device) -> None:
         super().__init__(Bottleneck, [3, 4, 6, 3], num_classes=classes)
@@ -73,7 +73,7 @@ class TwoHalves(ResNet):
 
 
 class ByHand(Placed):
-    """A model that is on its devices already when it is registered stays there."""
+    """Operator for a model that is already on its devices when it is registered, and stays there."""
 
     def network(self, classes: int) -> nn.Module:
         return TwoHalves(classes, *self.devices)
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def placement(operator: TrainingOperator) -> dict[str, str]:
-    """The device of each of the model's children that holds parameters."""
+    """Return the device of each child of the model that has parameters."""
     model = getattr(operator.model, "module", operator.model)
     return {
         name: " ".join(sorted({str(parameter.device) for parameter in child.parameters()}))

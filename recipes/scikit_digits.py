@@ -4,10 +4,10 @@
     python -m recipes.scikit_digits --data cancer      # breast cancer, 569 samples of 30 features
     python -m recipes.scikit_digits --output results   # keep the experiments, for `trainkit ls results`
 
-It needs `pip install '.[sklearn]'`; the data comes with scikit-learn. The grid is over a pipeline with
-an SVM, so that both sides fit the same models. The random search is over a linear model that learns by
-stochastic gradient descent: scikit-learn trains each candidate to the end, trainkit only those that keep up.
-It prints a table: best parameters, scores in cross-validation and on held-out data, seconds.
+This needs `pip install '.[sklearn]'`; the data comes with scikit-learn. The grid is over a pipeline with an
+SVM, so both libraries fit the same models. The random search is over a linear model that learns by stochastic
+gradient descent. scikit-learn trains each candidate to the end, but trainkit stops those that fall behind.
+The program prints a table of best parameters, scores in cross-validation and on held-out data, and seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SPACE = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one search came to."""
+    """Result of one search."""
 
     search: str
     best: dict[str, Any]
@@ -54,9 +54,9 @@ class Row:
 def searches(
     *, jobs: int, folds: int, trials: int, epochs: int, seed: int, output: Path | None
 ) -> dict[str, Any]:
-    """By name, in the order in which they run."""
+    """Return the searches by name, in the order in which they run."""
     svm = make_pipeline(StandardScaler(), SVC())
-    # tol=None: for all epochs, unless a scheduler says otherwise.
+    # tol=None makes the estimator train for all epochs, unless a scheduler stops it.
     linear = make_pipeline(StandardScaler(), SGDClassifier(max_iter=epochs, tol=None, random_state=0))
     theirs = {"cv": folds, "n_jobs": jobs}
     ours = theirs | {"local_dir": None if output is None else str(output)}
@@ -71,7 +71,7 @@ def searches(
 
 
 def compare(data: str, **options: Any) -> Iterator[Row]:
-    """Run each search on three quarters of the data; a row when it is done."""
+    """Run each search on three quarters of the data; yield a row after each."""
     X, y = DATA[data](return_X_y=True)
     X, held_out_X, y, held_out_y = train_test_split(X, y, stratify=y, random_state=0)
     for name, search in searches(**options).items():

@@ -1,4 +1,4 @@
-"""Text to learn from: a file, or what every Python brings along, the source code of its standard library."""
+"""Text to learn from: a file, or the source code of Python's standard library."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch.utils.data import Dataset
 
 CHARACTERS = 128
-"""ASCII; anything else is left out."""
+"""Number of ASCII characters; all other characters are left out."""
 
 
 class Windows(Dataset):
-    """Pieces of a text, each with the same piece one character later as its target.
+    """Windows of a text. The target of a window is the window that begins one character later.
 
     Args:
-        text: codes of shape (characters,).
-        context: length of a piece.
+        text: character codes of shape (characters,).
+        context: number of characters in a window.
     """
 
     def __init__(self, text: torch.Tensor, context: int) -> None:
@@ -32,7 +32,7 @@ class Windows(Dataset):
 
 
 def standard_library(limit: int) -> str:
-    """The first `limit` characters of the standard library's modules, in the order of their names."""
+    """Return the first `limit` characters of the standard library's modules, in the order of their names."""
     text = ""
     for path in sorted(Path(os.__file__).parent.glob("*.py")):
         text += path.read_text(encoding="utf-8", errors="ignore")
@@ -42,12 +42,12 @@ def standard_library(limit: int) -> str:
 
 
 def load(path: Path | None, limit: int, context: int) -> tuple[Windows, Windows]:
-    """The first nine tenths of a text, to train on, and the rest, to validate on.
+    """Return the first nine tenths of a text for training, and the rest for validation.
 
     Args:
-        path: of the text; None is Python's standard library.
-        limit: characters of it to take.
-        context: length of a piece.
+        path: path of the text; None: the source code of Python's standard library.
+        limit: largest number of characters to read.
+        context: number of characters in a window.
     """
     content = standard_library(limit) if path is None else path.read_text(encoding="utf-8")[:limit]
     codes = torch.tensor(list(content.encode("ascii", errors="ignore")))

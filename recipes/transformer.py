@@ -1,16 +1,16 @@
-"""Train a small character-level transformer, spread over the workers by one flag.
+"""Train a small character-level transformer; one flag selects how it is spread over the workers.
 
     python -m recipes.transformer                                       # one worker
     python -m recipes.transformer --workers 2 --strategy fsdp           # or ddp, tensor, pipeline
     python -m recipes.transformer --workers 2 --strategy tensor --precision bf16 --width 768 --layers 12
 
-The text is the source code of Python's own standard library, so there is nothing to fetch; `--text` takes a
-file of yours. It prints the loss as it goes, and at the end what the model writes after "def ". The first two
-commands take some minutes on two cores; the last is a model of 85 million parameters, and wants two GPUs.
+The text is the source code of Python's standard library, so nothing has to be fetched; `--text` selects
+another file. The program prints the loss, and at the end text that the model writes after "def ". The first
+two commands take some minutes on two cores. The last one trains 85 million parameters, and needs two GPUs.
 
-The model is an `nn.Sequential` of embedding, blocks and head. It says nothing of how it is spread: DDP and
-FSDP take it as it is, and the pipeline cuts the sequence into stages. Tensor parallelism is told which of the
-blocks' linear layers to split. With the same seed and batch size, each follows the same loss curve.
+The model is an `nn.Sequential` of embedding, blocks and head. It contains nothing about how it is spread: DDP
+and FSDP use it unchanged, and the pipeline cuts the sequence into stages. For tensor parallelism, a plan
+names the linear layers to split. With the same seed and batch size, all strategies have the same loss curve.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainkit.train.strategies.tensor import TensorParallel
 
 
 class Embedding(nn.Module):
-    """Characters and their positions: (n, time) integers to (n, time, width)."""
+    """Embedding of characters and their positions: (n, time) integers to (n, time, width)."""
 
     def __init__(self, width: int, context: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a two-layer network, each added to its input, (n, time, width).
+    """Causal self-attention, then a two-layer network, each added to its input of shape (n, time, width).
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, with the norms first, as in GPT-2.
     """
@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        def by_head(part):  # (n, heads, time, head_width); of the heads, those that this worker holds
+        def by_head(part):  # (n, heads, time, head_width), for the heads that this worker holds
             return part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
         normed = self.norm1(x)
@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """(n, time, width) to logits (n, characters, time), the order that `nn.CrossEntropyLoss` takes."""
+    """Output layer: (n, time, width) to logits (n, characters, time), the order for `nn.CrossEntropyLoss`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Head(nn.Module):
 
 
 def network(width: int, layers: int, context: int) -> nn.Sequential:
-    """Embedding, blocks and head, one after the other; heads are 32 wide."""
+    """Return embedding, blocks and head as one sequence; attention heads are 32 wide."""
     blocks = (Block(width, heads=width // 32) for _ in range(layers))
     return nn.Sequential(Embedding(width, context), *blocks, Head(width))
 
@@ -88,11 +88,11 @@ SPLIT = {
     **{f"*.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj", "fc1")},
     **{f"*.{name}": RowwiseParallel() for name in ("o_proj", "fc2")},
 }
-"""The plan of tensor parallelism: into heads and hidden units by columns, out of them by rows."""
+"""Plan of tensor parallelism: layers into heads and hidden units by columns, layers out of them by rows."""
 
 
 class LanguageModel(TrainingOperator):
-    """Next-character prediction; the steps are trainkit's own."""
+    """Next-character prediction, trained by trainkit's own steps."""
 
     def setup(self, config):
         torch.manual_seed(config["seed"])
@@ -108,7 +108,7 @@ class LanguageModel(TrainingOperator):
 
 @torch.no_grad()
 def write(model: nn.Module, start: str, length: int, context: int) -> str:
-    """`start` and `length` more characters, each drawn from what the model predicts."""
+    """Return `start` and `length` more characters, each sampled from the model's prediction."""
     model.eval()
     codes = torch.tensor([list(start.encode("ascii"))])
     for _ in range(length):

@@ -1,1 +1,1 @@
-"""Measurements, run by hand (`make bench`): one file per claim, each prints a table and one JSON line."""
+"""Measurements on GPUs, run by hand."""

@@ -1,9 +1,9 @@
-"""What the trainer costs on GPUs: `python -m benchmarks.gpu`.
+"""Cost of the trainer on GPUs: `python -m benchmarks.gpu`.
 
-ResNet-50 in bf16 with channels_last, by a plain loop and by the trainer with the same settings: speed and
-memory on one GPU; on two, DDP against torchrun, and what the other strategies take. One table, and its rows
-as one line of JSON; a row that this machine has not the devices for says so. `--device cpu --small` runs all
-of it without GPUs, on a small network, to show that it works: those figures mean nothing.
+ResNet-50 in bf16 with channels_last trains in a plain loop and in the trainer with the same settings: speed
+and memory on one GPU; on two, DDP compared with torchrun, and the steps of other strategies. Prints a table,
+and its rows as one line of JSON. A row for which this machine lacks devices says so. `--device cpu --small`
+runs everything without GPUs on a small network, to show that it works; these figures mean nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from trainkit.train.strategies.layers import Layers
 
 
 class Bench:
-    """The measurements.
+    """All measurements.
 
     Args:
         device: "cuda" or "cpu".
-        report: of what they gave.
-        small: sizes that only show that it runs.
+        report: report that receives the rows.
+        small: True: sizes that only show that the benchmark runs.
     """
 
     def __init__(self, device: str, report: Report, *, small: bool) -> None:
@@ -47,14 +47,14 @@ class Bench:
         self.device = torch.device(device)
         self.sizes = SMALL if small else Sizes()
         self.small = small
-        # On the CPU, which has no number of devices, all rows run.
+        # The CPU has no number of devices, so all rows run there.
         self.devices = torch.cuda.device_count() if device == "cuda" else 2
 
     @contextmanager
     def trainer(
         self, workers: int, strategy: Any = "auto", model_ways: int = 1, **options: Any
     ) -> Iterator[Any]:
-        """A trainer with the settings of the plain loop."""
+        """Yield a trainer with the settings of the plain loop."""
         ways = workers // model_ways
         with TorchTrainer(
             training_operator_cls=Images,
@@ -68,11 +68,11 @@ class Bench:
             yield trainer
 
     def block(self, trainer: Any) -> float:
-        """Seconds of a block of steps."""
+        """Return the seconds of a block of steps."""
         return timed(lambda: trainer.train(num_steps=self.sizes.steps, max_retries=0))
 
     def one_device(self) -> None:
-        """Speed, and the high-water mark of memory, against the plain loop."""
+        """Measure speed and peak memory, compared with the plain loop."""
         sizes, device = self.sizes, self.device
         model = make_model(sizes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer, loader = make_optimizer(model, sizes), make_loader(sizes, sizes.batch)
@@ -90,7 +90,7 @@ class Bench:
         self.report.add(row.measured([ours_peak / 1e6], [plain_peak / 1e6]))
 
     def ddp(self) -> None:
-        """Two workers against torchrun."""
+        """Measure two workers, compared with torchrun."""
         command = [*LAUNCHER, "-m", "benchmarks.gpu.torchrun", self.device.type]
         with Served([*command, "--small"] if self.small else command) as theirs, self.trainer(2) as trainer:
             sides = (lambda: self.block(trainer), lambda: theirs.steps(self.sizes.steps))
@@ -98,12 +98,12 @@ class Bench:
         self.held("two workers, DDP (torchrun): a step", blocks)
 
     def held(self, name: str, blocks: list[list[float]]) -> None:
-        """Report seconds of blocks of steps, ours and plain ones."""
+        """Report the seconds of blocks of steps of both sides."""
         sides = ([took * 1e3 / self.sizes.steps for took in side] for side in blocks)
         self.report.add(Row(name, "ms").measured(*sides))
 
     def spread(self, work: str, workers: int, **options: Any) -> None:
-        """What a step takes with another strategy; there is no plain loop to compare with."""
+        """Measure a step with a different strategy; no plain loop exists for comparison."""
         with self.trainer(workers, **options) as trainer:
             (blocks,) = in_turn((lambda: self.block(trainer),), self.sizes.blocks, warm_up=1)
             peaks = trainer.apply_all_operators(peak_bytes) if self.device.type == "cuda" else None
@@ -114,8 +114,8 @@ class Bench:
             self.report.add(row.measured([max(peaks) / 1e6]))
 
     def run(self) -> None:
-        """All rows."""
-        # More microbatches than that would leave batch norm one value each.
+        """Measure all rows."""
+        # With more microbatches, batch norm would see only one value in each.
         pipeline = Pipeline(split=["layer3"], microbatches=2 if self.small else None)
         layers = Layers(devices=["cpu", "cpu"] if self.device.type == "cpu" else None)
         on_both = {} if self.device.type == "cpu" else {"gpus_per_worker": 2}
@@ -146,11 +146,11 @@ class Bench:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the rows."""
     arguments = parser(__doc__)
     arguments.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="%(default)s")
     given = arguments.parse_args()
-    # Workers come from a process that has loaded torch, but no CUDA.
+    # Workers are forked from a process that has loaded torch, but not CUDA.
     trainkit.init(num_cpus=4 if given.device == "cpu" else None, preload=["torch"])
     try:
         with Report("gpu", "plain", small=given.small) as report:

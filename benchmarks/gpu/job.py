@@ -1,4 +1,4 @@
-"""The job that all sides of `benchmarks.gpu` do: ResNet-50 in bf16 with channels_last, on images of noise."""
+"""Job of all sides of `benchmarks.gpu`: ResNet-50 in bf16 with channels_last, on images of noise."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from trainkit.train import BATCH_SIZE, TrainingOperator
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one run.
+    """Sizes of one run.
 
     Attributes:
-        model: "resnet50", or a smaller one.
-        pixels: of an image's side.
-        batch: images of a step and worker.
-        steps: of a block.
-        blocks: timed, of each side.
-        loaders: processes that make the batches.
+        model: "resnet50", or a smaller model.
+        pixels: width and height of an image.
+        batch: number of images for a step of one worker.
+        steps: number of steps in a block.
+        blocks: number of timed blocks of each side.
+        loaders: number of processes that make the batches.
     """
 
     model: str = "resnet50"
@@ -41,7 +41,7 @@ SMALL = Sizes(model="resnet10", pixels=8, batch=4, steps=1, blocks=1, loaders=0)
 
 
 class Noise(Dataset[Any]):
-    """As many images as asked for, of which some are alike."""
+    """Data set of a given number of noise images, some of which are equal."""
 
     def __init__(self, count: int, pixels: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -56,15 +56,15 @@ class Noise(Dataset[Any]):
 
 
 def make_model(sizes: Sizes) -> nn.Module:
-    """The network, with the same weights each time."""
+    """Return the network, with the same weights each time."""
     torch.manual_seed(0)
     return resnet50() if sizes.model == "resnet50" else ResNet(BasicBlock, [1, 1, 1, 1])
 
 
 def make_optimizer(model: nn.Module, sizes: Sizes) -> torch.optim.Optimizer:
-    """Return SGD, with momentum as for ImageNet but in a small network.
+    """Return SGD, with momentum and weight decay as for ImageNet, but without them for a small network.
 
-    FSDP2 works out anew how each kind of operation is sharded, which takes longer than all else there.
+    FSDP2 computes how each kind of operation is sharded, which takes longer than all else in a small network.
     """
     if sizes.model != "resnet50":
         return torch.optim.SGD(model.parameters(), lr=0.1)
@@ -72,7 +72,7 @@ def make_optimizer(model: nn.Module, sizes: Sizes) -> torch.optim.Optimizer:
 
 
 def make_loader(sizes: Sizes, batch: int, workers: int = 1, sampler: Any = None) -> DataLoader[Any]:
-    """As many batches as a block has steps, for each of `workers`; pinned where there are GPUs."""
+    """Return a loader with a block's batches for `workers` workers; its memory is pinned if GPUs exist."""
     return DataLoader(
         Noise(sizes.steps * sizes.batch * workers, sizes.pixels),
         batch,
@@ -84,7 +84,7 @@ def make_loader(sizes: Sizes, batch: int, workers: int = 1, sampler: Any = None)
 
 
 def plain_steps(model: nn.Module, optimizer: Any, loader: Any, device: torch.device, steps: int) -> float:
-    """Seconds of `steps` of the plain loop, with the settings that the trainer is given."""
+    """Return the seconds of `steps` steps of the plain loop, with the same settings as the trainer's."""
     criterion = nn.CrossEntropyLoss()
     start = time.perf_counter()
     model.train()
@@ -98,23 +98,23 @@ def plain_steps(model: nn.Module, optimizer: Any, loader: Any, device: torch.dev
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    # The only wait for the device, as in the trainer.
+    # This is the only wait for the device, as in the trainer.
     torch.stack(losses).mean().item()
     return time.perf_counter() - start
 
 
 class Images(TrainingOperator):
-    """The job as an operator."""
+    """The job as a training operator."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Register what the plain script makes."""
+        """Register the same objects as in the plain script."""
         sizes = config["sizes"]
         model = make_model(sizes)
         self.register(models=model, optimizers=make_optimizer(model, sizes), criterion=nn.CrossEntropyLoss())
-        # Several workers share a loader of as many samples as they take together.
+        # The workers share a loader whose samples are enough for all of them.
         self.register_data(train_loader=make_loader(sizes, config[BATCH_SIZE], workers=config["data_ways"]))
 
 
 def peak_bytes(operator: Any) -> int:
-    """The most memory that tensors of this worker's process have taken on its GPU."""
+    """Return the peak memory of this worker's tensors on its GPU, in bytes."""
     return torch.cuda.max_memory_allocated(operator.device)

@@ -1,4 +1,4 @@
-"""The job on two workers under torchrun; steps are asked for by lines, see `interleaved.Served`."""
+"""The job on two workers under torchrun; input lines request steps, see `interleaved.Served`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.interleaved import leave
 
 
 def main() -> None:
-    """Train on worker 0's word, until its input ends."""
+    """Train as many steps as each input line of worker 0 requests, until its input ends."""
     gpu = "cuda" in sys.argv
     sizes = SMALL if "--small" in sys.argv else Sizes()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")

@@ -1,1 +1,1 @@
-"""Problems with known results, on which search is measured: functions of a configuration and a resource."""
+"""Problems with known results for measuring search: functions of a configuration and a resource."""

@@ -1,6 +1,6 @@
-"""A table of real learning curves: 243 linear classifiers of scikit-learn's digits, over 27 passes each.
+"""A table of real learning curves: 243 linear classifiers of scikit-learn's digits, with 27 passes each.
 
-It takes about a minute of CPU to make, once; then every search replays it in milliseconds.
+Making the table takes about a minute of CPU, once. Then every search replays it in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 
 CONFIGURATIONS, PASSES = 243, 27
 FORM = "1"
-"""Of what is cached: another one when the way it is made changes."""
+"""Version of the cached table; it changes when the computation changes."""
 QUANTILES = {0.0: 0.0296, 0.05: 0.0333, 0.25: 0.0481, 0.5: 0.0944, 0.75: 0.1991}
-"""Of the final error, where the reference rows were measured."""
+"""Quantiles of the final error in the table of the reference rows."""
 SPEARMAN = {1: 0.906, 3: 0.959, 9: 0.963}
-"""Of the error after so many passes with the final one, there."""
+"""Rank correlations of the error after some passes with the final error, in that table."""
 
 
 def table() -> np.ndarray:
-    """The share of test digits that are taken for others, by configuration and pass."""
+    """Return the share of wrongly classified test digits, by configuration and pass."""
     import sklearn
 
     path = Path(tempfile.gettempdir(), f"trainkit-digits-{FORM}-{sklearn.__version__}-{os.getuid()}.npy")
@@ -34,7 +34,7 @@ def table() -> np.ndarray:
 
 
 def check(errors: np.ndarray) -> list[str]:
-    """Where `errors` is another table than that of the reference rows; [] if it is the same."""
+    """Return the differences between `errors` and the table of the reference rows; [] if they are equal."""
     from scipy.stats import spearmanr
 
     last = errors[:, -1]
@@ -76,7 +76,7 @@ def _built() -> np.ndarray:
             average=bool(rng.integers(2)),
             random_state=0,
         )
-        # The largest rates overflow on the way: such a configuration is one of the table's bad ones.
+        # The largest learning rates overflow; such configurations are among the table's bad ones.
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             for number, order in enumerate(orders):

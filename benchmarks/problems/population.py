@@ -1,7 +1,7 @@
-"""A population of members that train in step, each with a state that is copied along; decided by a scheduler.
+"""A population whose members train in step, with states that a scheduler copies between members.
 
-The scheduler is driven by the calls that a controller makes, so what is measured is the real one. No process
-is started and no file is written.
+The scheduler receives the calls of a real controller, so its real behaviour is measured. No process is
+started and no file is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainkit.tune.schedulers import Decision, TrialScheduler, Verdict
 
 @dataclass
 class Member:
-    """One of the population; `copied` counts how often it has taken over another one's state."""
+    """A member of the population; `copied` counts how often it has copied another member's state."""
 
     config: dict[str, Any]
     state: Any
@@ -26,18 +26,18 @@ class Member:
 
 
 Step = Callable[[Any, Mapping[str, Any], int], tuple[Any, float]]
-"""From state, configuration and the number of the step, from 1, to the next state and its score."""
+"""Function (state, configuration, step number from 1) -> next state and its score."""
 
 
 class Population:
-    """See the module.
+    """A population that is driven by a scheduler.
 
     Args:
-        scheduler: decides; larger scores are better.
-        configs: one for each member.
-        state: that each starts with.
-        step: trains a member.
-        seed: of the scheduler's generator.
+        scheduler: scheduler of the population; larger scores are better.
+        configs: configuration of each member.
+        state: initial state of each member.
+        step: function that trains a member for one step.
+        seed: seed of the scheduler's random generator.
     """
 
     def __init__(
