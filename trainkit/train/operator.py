@@ -1,4 +1,4 @@
-"""`TrainingOperator`: models, optimizers, data and loops of one worker, defined by the user."""
+"""`TrainingOperator`: a worker's models, optimizers, data and loops, defined by the user."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 
 class _Default:
-    """Attribute of an operator that a subclass or an instance may overwrite.
+    """Attribute of an operator with a default value that a subclass or an instance may overwrite.
 
     Args:
-        get: function from the operator to the attribute's value.
+        get: function that returns the attribute's value for an operator.
     """
 
     def __init__(self, get: Callable[[Any], Any]) -> None:
@@ -70,37 +70,37 @@ class TrainingOperator:
     """Models, optimizers and data of one worker, with the loops that run them.
 
     Subclass it and define `setup`, which calls `register` and `register_data`. Override `train_batch` or
-    `validate_batch` to change a step, `train_epoch` or `validate` to change a loop.
+    `validate_batch` to change a step, and `train_epoch` or `validate` to change a loop.
 
     Args:
         config: the user's configuration, passed to `setup`.
-        context: the worker, unless `operator_of` has already set it. Default: a single process on the CPU,
-            for tests and debugging.
+        context: context of the worker, unless `operator_of` has already set it. Default: a single process on
+            the CPU, for tests and debugging.
         *arguments, **options: arguments of RaySGD's constructor; ignored, because the worker knows their
             values.
     """
 
     model: Any = _only("model")
-    """The registered model, wrapped; an error if not exactly one is registered."""
+    """The registered model, wrapped; raises an error unless exactly one model is registered."""
     models: list[Any] = _registered("models")
     optimizer: Any = _only("optimizer")
-    """The registered optimizer; an error if not exactly one is registered."""
+    """The registered optimizer; raises an error unless exactly one optimizer is registered."""
     optimizers: list[Any] = _registered("optimizers")
     criterion: Any = _Default(lambda operator: operator._criterion)
     scheduler: Any = _only("scheduler")
-    """The registered scheduler; an error if not exactly one is registered."""
+    """The registered scheduler; raises an error unless exactly one scheduler is registered."""
     schedulers: list[Any] = _registered("schedulers")
     devices: list[torch.device] = cast(Any, _Default(lambda operator: list(operator._strategy.devices)))
     """All devices of this worker."""
     world_size: int = cast(Any, _Default(lambda operator: operator._strategy.group.world_size))
     """The number of workers that train together."""
     validation_feed: Feed = cast(Any, _Default(lambda operator: operator._validation_feed))
-    """The batches being validated. `weight` is 0 for a batch that only keeps this worker in step."""
+    """The batches being validated. Their `weight` is 0 for a batch that only keeps this worker in step."""
     _criterion: Any = None
     _train_feed: Feed | None = None
     _validation_feed: Feed | None = None
     global_step: int = 0
-    """Training steps run so far."""
+    """Number of training steps that have run."""
     timers: TimerCollection
     """Durations by name, measured in calls with `profile=True`: `with self.timers.record("fwd"): ...`"""
 
@@ -143,22 +143,23 @@ class TrainingOperator:
         ddp_args: Mapping[str, Any] | None = None,
         apex_args: Mapping[str, Any] | None = None,
     ) -> tuple[Any, ...]:
-        """Register models, optimizers and the rest of the training; call it once, in `setup`.
+        """Register models, optimizers and the rest of the training; call this method once, in `setup`.
 
         Args:
             models: one module or a list; they are moved to the device and, with several workers, wrapped.
-            optimizers: one or a list, made from the models' parameters.
+            optimizers: one optimizer or a list, made from the models' parameters.
             criterion: loss function (output, target) -> mean over the batch.
-            schedulers: one learning rate scheduler or a list; `scheduler_step_freq` says when they step.
+            schedulers: one learning rate scheduler or a list; `scheduler_step_freq` sets when they step.
             ddp_args: keyword arguments for `DistributedDataParallel`.
             apex_args: must be empty, because torch's own mixed precision replaces Apex.
 
         Returns:
-            (models, optimizers), then criterion and schedulers if they were given. Each is a single object, a
-            list or a tuple, like the argument.
+            (models, optimizers), followed by criterion and schedulers if they were given. Each has the form
+            of
+            the argument: a single object, a list or a tuple.
 
         Raises:
-            ConfigError: an argument is wrong, or `register` was called before.
+            ConfigError: an argument is wrong, or `register` was already called.
         """
         held = self._registered
         if held.models:
@@ -185,20 +186,21 @@ class TrainingOperator:
     def register_data(
         self, *, train_loader: Any = None, validation_loader: Any = None, uneven_inputs: Uneven = "drop"
     ) -> None:
-        """Register the data. Each of several workers gets its share.
+        """Register the data. If there are several workers, each gets a share of the data.
 
         Args:
             train_loader: a `DataLoader` or another iterable of batches.
             validation_loader: a loader of the same kinds; every sample counts once, for any number of
                 workers.
-            uneven_inputs: for a `train_loader` that the user has split, such as a stream, and that gives some
-                workers more batches than others. "drop" ends the epoch when the first worker has no more
-                batches, and warns. "raise" raises ConfigError. "join" trains on all batches: a worker without
-                more batches repeats its last one with weight 0, and the gradient is the mean over the others.
+            uneven_inputs: handling of a `train_loader` that the user has split, such as a stream, and that
+                gives some workers more batches than others. "drop" ends the epoch when the first worker has
+                no more batches, and warns. "raise" raises ConfigError. "join" trains on all batches: a worker
+                without more batches repeats its last batch with weight 0, and the gradient is the mean over
+                the other workers' batches.
 
         Raises:
-            ConfigError: a loader can't be iterated over or shared among workers, or `uneven_inputs` has
-                another value.
+            ConfigError: a loader can't be iterated over or shared among workers, or `uneven_inputs` has an
+                unknown value.
         """
         if uneven_inputs not in get_args(Uneven):
             raise ConfigError(
@@ -224,11 +226,11 @@ class TrainingOperator:
         counts the sample twice.
 
         Args:
-            iterator: this worker's batches; it ends after `num_steps`.
+            iterator: this worker's batches; it ends after `num_steps` batches.
             info: the `info` of `TorchTrainer.train`, plus `epoch_idx` and the values of `num_steps` and
                 `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
             num_steps: requested number of steps; None: one pass over the data.
-            epoch_idx: number of epochs finished before this one.
+            epoch_idx: number of epochs finished before this epoch.
 
         Returns:
             Metrics by name; numbers are averaged over workers by their `num_samples`.
@@ -254,7 +256,7 @@ class TrainingOperator:
 
         Returns:
             Metrics: numbers or one-element tensors (a loss may stay on its device), each a mean over the
-                batch. `num_samples` is their weight.
+                batch. The entry `num_samples` is their weight.
         """
         self._single_model("train_batch")
         features, target = self._prefetcher.parts(batch)
@@ -265,14 +267,14 @@ class TrainingOperator:
         return counted if loss is None else {"train_loss": loss, **counted}
 
     def forward_backward(self, features: Sequence[Any], target: Any) -> torch.Tensor | None:
-        """Compute loss and gradients of one batch with one model and its criterion, under any strategy.
+        """Compute the loss and gradients of one batch, with one model and its criterion, under any strategy.
 
         Args:
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
 
         Returns:
-            The loss, a mean over the batch, detached; None if another worker has the loss, as in a pipeline.
+            The detached loss, a mean over the batch; None if a different worker has it, as in a pipeline.
         """
         model, criterion = self._single_model("forward_backward", optimizers=None)
         self._stepper.delegated()
@@ -288,17 +290,17 @@ class TrainingOperator:
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, a mean over the batch.
 
-        It replaces `loss.backward()`. With several workers it also weights an epoch's uneven last batch, so
-        that the averaged gradient equals the gradient of the whole batch. A copied sample, which only keeps
-        this worker in step, has weight 0. `loss.backward()` would count the copy.
+        This method replaces `loss.backward()`. With several workers it also weights an epoch's uneven last
+        batch, so that the averaged gradient equals the gradient of the whole batch. A copied sample, which
+        only keeps this worker in step, has weight 0, but `loss.backward()` would count it.
         """
         self._stepper.backward(loss)
 
     def optimizer_step(self) -> bool:
         """Step all optimizers and clear the gradients, if the accumulation is complete.
 
-        Call it in your own step instead of `optimizer.step()` and `zero_grad()`. It scales, clips and
-        accumulates gradients with the trainer's settings.
+        Call this method in your own step instead of `optimizer.step()` and `zero_grad()`. It scales, clips
+        and accumulates gradients with the trainer's settings.
 
         Returns:
             True if the optimizers were stepped.
@@ -320,7 +322,7 @@ class TrainingOperator:
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the loss of one batch, and for classes the accuracy; arguments as in `train_batch`."""
+        """Return the loss of one batch and, for classes, the accuracy; arguments as in `train_batch`."""
         features, target = self._prefetcher.parts(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         with self.timers.record("eval_fwd"):
@@ -328,21 +330,22 @@ class TrainingOperator:
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
-        # torch's losses have the classes in dimension 1. Outputs of another shape may not hold classes.
+        # torch's losses have the classes in dimension 1. Outputs of a different shape may not have classes.
         by_class = (*output.shape[:1], *output.shape[2:]) == tuple(target.shape)
         if not target.is_floating_point() and output.dim() > 1 and by_class:
             metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
 
     def forward(self, features: Sequence[Any], target: Any) -> tuple[Any, torch.Tensor] | None:
-        """Compute output and loss of one batch with one model and its criterion, under any strategy.
+        """Compute the output and loss of one batch, with one model and its criterion, under any strategy.
 
         Args:
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
 
         Returns:
-            (output, loss), for your own `validate_batch`; None if another worker has them, as in a pipeline.
+            (output, loss), for your own `validate_batch`; None if a different worker has them, as in a
+            pipeline.
         """
         model, criterion = self._single_model("validate_batch", optimizers=None)
         return self._strategy.forward(model, criterion, features, target)
@@ -376,10 +379,10 @@ class TrainingOperator:
 
         Args:
             lightning_module_cls: the class. Each worker makes its own instance. A class with a parameter
-                `config` receives the whole configuration, any other class the keys that match its parameters'
-                names.
-            train_dataloader: a `DataLoader`, or several in a form that Lightning takes. Default: the module's
-                own.
+                `config` receives the whole configuration. Any other class receives the keys that match the
+                names of its parameters.
+            train_dataloader: a `DataLoader`, or several in a form that Lightning accepts. Default: the
+                module's own loader.
             val_dataloader: loaders of the same kinds, for validation.
             datamodule: a `LightningDataModule` instead of loaders, or its class, which is instantiated like
                 the module.
@@ -421,8 +424,8 @@ class TrainingOperator:
             data_creator: config -> a train loader, or a train and a validation loader.
             loss_creator: one of torch's loss classes, or config -> a loss.
             scheduler_creator: (optimizers, config) -> one learning rate scheduler or several.
-            serialize_data_creation: the workers of a machine create their data one after another, so that
-                only the first one downloads it.
+            serialize_data_creation: True: the workers of a machine create their data one after another, so
+                that only the first worker downloads the data.
 
         Raises:
             ConfigError: an argument can't be called.
@@ -459,7 +462,7 @@ class TrainingOperator:
 
     @property
     def device_ids(self) -> list[int] | None:
-        """Indices of this worker's GPUs, in the form for `DistributedDataParallel`; None without GPUs."""
+        """Indices of this worker's GPUs, as `DistributedDataParallel` expects them; None without GPUs."""
         indices = [device.index for device in self._strategy.devices if device.index is not None]
         return indices if self.use_gpu else None
 
@@ -475,7 +478,7 @@ class TrainingOperator:
 
     @property
     def scheduler_step_freq(self) -> str | None:
-        """Time at which schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
+        """When schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
         return self._context.scheduler_step_freq
 
     # -- inside --------------------------------------------------------------------------------
@@ -489,9 +492,9 @@ class TrainingOperator:
         elif feed is not None:
             batches = feed.label(iterator)
         else:
-            # A loop of the user may bring batches that were never registered. They have full weight.
+            # A user's loop may bring batches that were never registered. Such batches have full weight.
             batches = (Batch(data, FULL_WEIGHT) for data in iterator)
-        # A step of the user receives batches exactly as the loader gives them.
+        # A user's step receives batches exactly as the loader gives them.
         is_default = getattr(step, "__func__", None) is default
         return self._prefetcher.ahead(batches) if is_default else batches
 
@@ -532,9 +535,9 @@ def operator_of(
     Args:
         cls: the operator's class.
         config: the user's configuration.
-        context: the worker.
-        **options: keyword arguments that RaySGD also passed; those missing from the constructor's signature
-            are dropped.
+        context: context of the worker.
+        **options: keyword arguments that RaySGD also passed; arguments missing from the constructor's
+            signature are dropped.
     """
     operator = cls.__new__(cls)
     operator._context = context
@@ -547,7 +550,7 @@ def operator_of(
 
 @dataclass(frozen=True)
 class Creators:
-    """Functions that make an operator; the arguments of `TrainingOperator.from_creators`.
+    """Functions that make an operator: the arguments of `TrainingOperator.from_creators`.
 
     Raises:
         ConfigError: a function can't be called.
@@ -573,7 +576,7 @@ class Creators:
 
 
 class CreatorOperator:
-    """Base of operators made from functions: its `setup` calls them."""
+    """Base of operators made from functions, which its `setup` calls."""
 
     _creators: ClassVar[Creators]
 
@@ -582,7 +585,7 @@ class CreatorOperator:
 
     def setup(self, config: dict[str, Any]) -> None:
         creators = self._creators
-        # RaySGD also made the data first, so a seed gives the model the same initial weights.
+        # RaySGD also made the data first, so a seed gives the model the same initial weights here.
         train, validation = _loaders(creators, config)
         models = creators.model_creator(config)
         optimizers = creators.optimizer_creator(models, config)
@@ -618,9 +621,9 @@ def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Hold a lock shared by this user's processes, so that only one of them downloads the data at a time."""
+    """Hold a lock shared by this user's processes, so that only one of them at a time downloads the data."""
     path = Path(tempfile.gettempdir()) / f"trainkit-data-{os.getuid()}.lock"
-    # O_NOFOLLOW, because another user could place a link in the world-writable folder.
+    # O_NOFOLLOW, because a different user could place a link in the world-writable folder.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Arguments of a trainer, checked together and resolved to the devices of this machine."""
+"""Arguments of a trainer, checked together and adapted to the devices of this machine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "state_dict": ((), {}),
     "load_state_dict": (("state_dict",), {}),
 }
-"""Arguments of each method: positional ones, and named ones that are passed if the method takes them."""
+"""Arguments of each method: positional ones, and named ones that are passed if the method accepts them."""
 
 
 def wrong_signature(operator_cls: type[Any]) -> str | None:
-    """Return a message with a correction if the trainer can't call a method of `operator_cls`, else None.
+    """Return a message with a correction if the trainer can't call a method of `operator_cls`; else None.
 
     Args:
         operator_cls: a subclass of `TrainingOperator`.
@@ -74,7 +74,7 @@ _OF_OTHERS: Mapping[str, str] = {
     "data_loader_args": "give them to the DataLoader that you register",
     "apex_args": "Apex is not used: pass precision='fp16' or 'bf16'",
 }
-"""Refused arguments of RaySGD's first trainer and of training functions, each with its replacement."""
+"""Rejected arguments of RaySGD's first trainer and of training functions, each with its replacement."""
 
 
 def _unknown(names: Sequence[str], known: Iterable[str]) -> ConfigError:
@@ -147,7 +147,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
     **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
 }
-"""Rules by argument: the test of its value, and the correction if the test fails."""
+"""Rules by argument: a test of the value, and the correction if the test fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class TrainerOptions:
     """Arguments of `TorchTrainer`, which documents each of them.
 
     Raises:
-        ConfigError: raised by the constructor, with all mistakes at once.
+        ConfigError: an argument is wrong; the message lists all mistakes at once.
     """
 
     training_operator_cls: type[TrainingOperator]
@@ -183,7 +183,7 @@ class TrainerOptions:
 
     @classmethod
     def of(cls, **arguments: Any) -> TrainerOptions:
-        """Make options from arguments of `TorchTrainer`; missing ones have their defaults.
+        """Make options from arguments of `TorchTrainer`; missing arguments have their defaults.
 
         Raises:
             ConfigError: an argument does not exist or is wrong.
@@ -205,7 +205,7 @@ class TrainerOptions:
         return cls(**arguments, step=step)
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments from which `of` makes equal options."""
+        """Return the arguments from which `of` makes equal options."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
         return {**own, **{field.name: getattr(self.step, field.name) for field in fields(self.step)}}
 
@@ -219,7 +219,7 @@ class TrainerOptions:
         return found or self._mistakes_together()
 
     def _mistakes_together(self) -> list[tuple[str, Any, str]]:
-        """Return the conflicts between arguments that are valid by themselves."""
+        """Return the conflicts between arguments that are valid separately."""
         workers, found = self.num_workers, []
         if self.min_workers is not None and self.min_workers > workers:
             found.append(("min_workers", self.min_workers, f"give at most num_workers={workers}"))
@@ -251,12 +251,12 @@ class TrainerOptions:
 
     @property
     def data_ways(self) -> int:
-        """Number of copies of the model, which share the samples."""
+        """Number of copies of the model; the copies share the samples."""
         return self.num_workers // self.spec.model_ways
 
     @property
     def devices_per_worker(self) -> int:
-        """GPUs for each worker, 0 without GPUs; only valid for resolved options."""
+        """Number of GPUs for each worker, 0 without GPUs; only valid for resolved options."""
         return (self.gpus_per_worker or 1) if self.use_gpu is True else 0
 
     @property

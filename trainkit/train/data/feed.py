@@ -1,7 +1,7 @@
 """Feed of a registered loader to the training loop: equally many batches on each worker, with weights.
 
-A batch passes three iterators from the loader to the step: the feed's, which assigns its weight, the epoch's
-(step/epoch.py), and on a GPU the prefetcher's.
+A batch passes three iterators from the loader to the step. The feed's iterator assigns the batch's weight.
+The epoch's iterator (step/epoch.py) follows, and on a GPU the prefetcher's iterator.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
                                         ▲                       setup, hooks, ...
                                         └──── before FitLoop.run, and after each epoch
 
-`fit` runs in a greenlet, a separate stack on the same thread. Hooks therefore run on the main thread, and
-`fit` ends by returning. Validation also runs inside the greenlet, where Lightning catches the errors of
-hooks.
+`fit` runs in a greenlet, a separate stack on the same thread. So hooks run on the main thread, and `fit` ends
+by returning. Validation also runs inside the greenlet, where Lightning catches the errors of hooks.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ from trainkit.train.step.metrics import EpochMetrics, Meters, Origin
 
 
 class Logged:
-    """Collector of the values that `self.log` left with Lightning, by their names in `callback_metrics`."""
+    """Collector of the values logged with `self.log`, by their names in Lightning's `callback_metrics`."""
 
     def __init__(self) -> None:
         self._values: dict[str, torch.Tensor] = {}
         self._origins: dict[str, Origin] = {}
 
     def clear(self) -> None:
-        """Forget all values when another epoch begins."""
+        """Forget all values, because a new epoch begins."""
         self._values, self._origins = {}, {}
 
     def take(self, results: Any, *, last: Origin) -> None:
         """Take all values logged since the loop began.
 
         Args:
-            results: the loop's collection, before it is reset.
+            results: the loop's collection of results, before it is reset.
             last: origin of a value that was logged for a step only.
         """
         for _, metric in results.valid_items():
@@ -81,7 +80,7 @@ class Logged:
 
 
 def _origin(metric: Any) -> Origin:
-    """Return the number of samples, or the reduction, of an epoch's value on this worker."""
+    """Return this worker's origin of an epoch's value: the number of samples, or the reduction."""
     meta = metric.meta
     if not metric.is_tensor or (meta.sync.should and not meta.sync.rank_zero_only):
         return Origin(1.0)  # Equal on all workers: a torchmetrics metric, or sync_dist=True.
@@ -92,11 +91,11 @@ def _origin(metric: Any) -> Origin:
 
 
 class StandIn:
-    """Run of a batch that another worker counts: it leaves no trace in the logged values.
+    """Run of a batch that a different worker counts: the batch leaves no trace in the logged values.
 
     Args:
-        results: the loop's collection.
-        module: the module whose torchmetrics metrics stay unchanged.
+        results: the loop's collection of results.
+        module: the module whose torchmetrics metrics must stay unchanged.
     """
 
     def __init__(self, results: Any, module: torch.nn.Module) -> None:
@@ -118,7 +117,7 @@ class StandIn:
                 setattr(metric, name, value)
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
-        # Lightning must log, because workers may communicate in it.
+        # Lightning must log, because workers may communicate while it does.
         before = {key: _kept(metric, _SUMS) for key, metric in self._results.items() if metric.is_tensor}
         self._logs(*args, **kwargs)
         for key, metric in self._results.items():
@@ -127,7 +126,7 @@ class StandIn:
 
 
 _SUMS = ("value", "cumulated_batch_size")
-"""Attributes that accumulate a logged value."""
+"""Attributes in which a logged value accumulates."""
 
 
 def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -176,17 +175,17 @@ def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[...,
 
 
 Predicted = tuple[list[Any], float]
-"""One worker's predictions by batch, and the number of all workers' batches that count."""
+"""One worker's predictions by batch, and the number of batches, over all workers, that count."""
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
-"""Keys of Lightning's checkpoint with the configuration, which the trainer has; it may hold secrets."""
+"""Keys of the configuration in Lightning's checkpoint; the trainer has it, and it may contain secrets."""
 
 
 class StepTest(Protocol):
-    """Test of learning rates, whose parts a plugin supplies.
+    """Test of learning rates, which a plugin implements.
 
     Attributes:
-        optimizers: optimizers whose rates it sets.
+        optimizers: optimizers whose rates the test sets.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
@@ -195,7 +194,7 @@ class StepTest(Protocol):
         """Set the rate for the step of the next batch."""
 
     def end(self, metrics: Mapping[str, Any], weight: BatchWeight) -> None:
-        """Take the metrics of a batch; may raise to end the test."""
+        """Read the metrics of a batch; may raise an error to end the test."""
 
 
 class LightningFit:
@@ -203,8 +202,8 @@ class LightningFit:
 
     Args:
         worker: the worker's device and ranks.
-        split: loader -> feed with this worker's share.
-        shared: called with the training feed as soon as it exists.
+        split: function that returns, for a loader, the feed with this worker's share.
+        shared: function called with the training feed as soon as the feed exists.
         group: all workers.
         state: a result of `checkpoint` to start from; the module already has its weights.
 
@@ -245,7 +244,7 @@ class LightningFit:
     # -- from outside --------------------------------------------------------------------------
 
     def begin(self, trainer: Any, module: Any, **data: Any) -> None:
-        """Let Lightning set up everything, up to its first epoch; raise what Lightning raises."""
+        """Let Lightning prepare everything, up to its first epoch; Lightning's errors are raised."""
         self.trainer = trainer
         self._limit = trainer.limit_train_batches
         loop, connector = trainer.fit_loop, trainer._logger_connector
@@ -275,11 +274,11 @@ class LightningFit:
         return bool(self._greenlet)
 
     def train(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
-        """Run one epoch, with everything that Lightning does in it.
+        """Run one epoch, with everything that Lightning does in an epoch.
 
         Args:
             num_steps: number of batches, at most one pass; None: as many as Lightning would run.
-            ticks: iterator that is advanced once for each batch, to count it.
+            ticks: iterator that advances once for each batch, to count the batches.
         """
         trainer = self.trainer
         self._check_alive()
@@ -293,7 +292,7 @@ class LightningFit:
         self._training, self._validation, self._batches = Meters(), Meters(), 0
         self._logged.clear()
         self._ticks = ticks
-        # Lightning itself only calls set_epoch of samplers.
+        # Lightning itself calls `set_epoch` only on samplers.
         for loader in getattr(trainer.fit_loop._combined_loader, "flattened", ()):
             set_epoch(loader, trainer.current_epoch)
         self._switch(self._go_on)
@@ -324,10 +323,11 @@ class LightningFit:
 
         Args:
             dataloaders: data for the loop; None: the module's own loaders.
-            num_steps: batches of each loader over all workers; None: all.
+            num_steps: number of batches of each loader over all workers; None: all batches.
 
         Returns:
-            For each loader, this worker's predictions and the number of all workers' batches that count.
+            For each loader, this worker's predictions and the number of batches, over all workers, that
+            count.
         """
         self._check_alive()
         found: list[Predicted] = []
@@ -335,23 +335,23 @@ class LightningFit:
         return found
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return Lightning's checkpoint without the weights."""
+        """Return Lightning's checkpoint without the module's weights."""
         trainer = self.trainer
         held = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        # The module is one of the operator's models, so the state already has its weights.
+        # The module is one of the operator's models, so the state already contains its weights.
         known = trainer.lightning_module.state_dict()
         held["state_dict"] = {name: value for name, value in held["state_dict"].items() if name not in known}
         return {name: value for name, value in held.items() if name not in _NOT_KEPT}
 
     def end(self) -> None:
-        """Let Lightning end cleanly, with its hooks for the end of training, end of the fit, and teardown."""
+        """Let Lightning end cleanly, with its hooks for the end of training and fit, and for teardown."""
         if self.alive:
             self._switch(self._stop)
 
     # -- called by Lightning -------------------------------------------------------------------
 
     def note_set_up(self) -> None:
-        """Record the hyperparameters after Lightning has made optimizers, before it loads a state."""
+        """Record the hyperparameters once Lightning has made optimizers, before it loads a state."""
         schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
         self.set_up = hyperparameters_of(self.trainer.optimizers, schedulers)
 
@@ -383,7 +383,7 @@ class LightningFit:
         if isinstance(outputs, Mapping):
             metrics |= numbers_in({name: value for name, value in outputs.items() if name != "loss"})
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            # Lightning divides the loss, because its gradients are accumulated.
+            # Lightning divides the loss by the number of accumulated batches.
             module = self.trainer.lightning_module
             times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
             metrics["train_loss"] = loss if times == 1 else loss * times
@@ -406,7 +406,7 @@ class LightningFit:
         self._validated = self._count(batch, weight), weight > 0
 
     def begin_validation(self) -> None:
-        """Begin a pass over the validation data; results of an earlier pass in the epoch are dropped."""
+        """Begin a pass over the validation data; drop results of an earlier pass in the same epoch."""
         self._validation = Meters()
 
     def end_validation_batch(self, outputs: Any) -> None:
@@ -418,7 +418,7 @@ class LightningFit:
     # -- in the greenlet -----------------------------------------------------------------------
 
     def _when_told(self) -> None:
-        """Run the loop when an epoch is requested; this replaces `FitLoop.run`."""
+        """Run the loop once an epoch is requested; this method replaces `FitLoop.run`."""
         if self._await_order():
             self._run_loop()
 
@@ -428,7 +428,7 @@ class LightningFit:
             raise StopIteration  # Lightning leaves the loop cleanly, as if the loader ended.
 
     def _await_order(self) -> bool:
-        """Wait for an order from outside; return True to continue, False to end."""
+        """Wait for a request from outside of the greenlet; return True to continue, False to end."""
         while True:
             outside = self._greenlet.parent
             order = outside.switch()
@@ -443,7 +443,7 @@ class LightningFit:
         return False
 
     def _run_validation(self, num_steps: int | None) -> None:
-        """Run the loop of `Trainer.validate` inside the fit, and restore the state of the fit afterwards."""
+        """Run the loop of `Trainer.validate` inside the fit, and then restore the state of the fit."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         before = trainer.limit_val_batches
         kept = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter")
@@ -452,7 +452,7 @@ class LightningFit:
             for name in kept
         }
         try:
-            # Callbacks can tell it from a validation of the fit, so it does not count for early stopping.
+            # Callbacks can distinguish it from a validation of the fit, so early stopping ignores it.
             with self._aside("VALIDATING"):
                 if num_steps is not None:
                     trainer.limit_val_batches = num_steps
@@ -491,7 +491,7 @@ class LightningFit:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Set Lightning's state to another function than fitting, such as "VALIDATING", during the block."""
+        """Set Lightning's state to a function other than fitting, such as "VALIDATING", for the block."""
         state = self.trainer.state
         before = state.fn, state.stage
         # Validation or prediction must not change the random numbers of the training.
@@ -536,7 +536,7 @@ class LightningFit:
         return weight.averaged
 
     def _count(self, batch: Any, weight: float) -> int:
-        """Return the number of samples in the batch; 0 if another worker counts them."""
+        """Return the number of samples in the batch; 0 if a different worker counts them."""
         if weight > 0:
             return samples_in(batch)
         trainer = self.trainer
@@ -550,4 +550,4 @@ class LightningFit:
 
 
 def _no_handlers() -> None:
-    """Register no signal handlers; this replaces Lightning's method."""
+    """Register no signal handlers; this function replaces Lightning's method."""

@@ -1,4 +1,4 @@
-"""Operators from Lightning modules: Lightning's own loops train, epoch by epoch.
+"""Operators made from Lightning modules: Lightning's own loops train, epoch by epoch.
 
 Source: Lightning, "Trainer", https://lightning.ai/docs/pytorch/stable/common/trainer.html. The method
     `TrainingOperator.from_ptl` comes from RaySGD v1.
@@ -45,10 +45,10 @@ def package_of(cls: Any, kind: str) -> str | None:
 
 
 def require_module_class(cls: Any) -> str:
-    """Return the package of a LightningModule's class.
+    """Return the package that a LightningModule's class belongs to.
 
     Raises:
-        ConfigError: `cls` is something else.
+        ConfigError: `cls` is not such a class.
         MissingDependencyError: neither package is installed.
     """
     if isinstance(cls, type) and (name := package_of(cls, "LightningModule")) is not None:
@@ -78,7 +78,7 @@ def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str
 
 
 def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """Make an instance of the user's class from the whole configuration, or from the keys that it takes.
+    """Make an instance of the user's class from the whole configuration, or from the keys that it accepts.
 
     Raises:
         ConfigError: a parameter without a default is not in `config`.
@@ -114,13 +114,13 @@ _OURS = {
     "num_nodes": "num_workers= of TorchTrainer says how many",
     "use_distributed_sampler": "add_dist_sampler= of TorchTrainer says whether samples are dealt out",
 }
-"""Arguments of Lightning's trainer that trainkit controls, and what to use instead."""
+"""Arguments of Lightning's trainer that trainkit controls, each with the replacement."""
 
 _PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class LightningFeed(Feed):
-    """Feed of a loader that Lightning makes and iterates over; it stores the state of the loader's order."""
+    """Feed of a loader that Lightning makes and iterates over; the feed stores the state of its order."""
 
     def __init__(self) -> None:
         super().__init__((), group=ProcessGroup(), training=False)
@@ -132,12 +132,12 @@ class LightningFeed(Feed):
     def batches(
         self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
     ) -> Iterator[Batch]:
-        # Not timed, because Lightning's waiting for batches is not visible here.
+        # Not timed, because the time that Lightning waits for batches is not visible here.
         self.num_steps, self.over, self.taken = num_steps, False, 0
         return self._ticks()
 
     def _ticks(self) -> Iterator[Batch]:
-        # Lightning has the real batches; these only count them.
+        # Lightning has the real batches; these batches only count them.
         while not self.over:
             self.taken += 1
             yield Batch(None, FULL_WEIGHT)
@@ -163,7 +163,7 @@ class LightningFeed(Feed):
 
 @contextmanager
 def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Yield an iterator that counts the batches of the block, and end it with the block."""
+    """Yield an iterator that counts the batches of the block; it ends with the block."""
     ticks = iter(iterator)
     try:
         yield ticks
@@ -208,7 +208,7 @@ def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str,
     """Return the trainer's step settings as arguments of Lightning's trainer.
 
     Raises:
-        ConfigError: `given` contains one of them too.
+        ConfigError: `given` also contains one of these arguments.
     """
     asked: dict[str, Any] = {}
     if step.precision != "32":
@@ -230,7 +230,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 for _package in PACKAGES:
-    session.register(_package)  # Importing the package takes seconds.
+    session.register(_package)  # Preloaded, because importing the package takes seconds.
 
 
 class LightningMethods:
@@ -238,7 +238,7 @@ class LightningMethods:
 
     Attributes:
         lightning_trainer: Lightning's `Trainer`; None until training, validation or a loaded state needs it.
-        validates_in_training: True if an epoch of training ends with Lightning's own validation.
+        validates_in_training: True if each training epoch ends with Lightning's own validation.
     """
 
     _plan: ClassVar[LightningPlan]
@@ -267,7 +267,7 @@ class LightningMethods:
         self._package = importlib.import_module(plan.package)
         self._worker = self._checked_worker()
         self.model = made_from(plan.module_cls, config)
-        # Lightning's strategy places the module; it is listed so that the state includes its weights.
+        # Lightning's strategy places the module. It is registered here, so that the state has its weights.
         self._sharded = _is_fsdp(self._strategy)
         if self._sharded:
             self._shard()
@@ -286,7 +286,7 @@ class LightningMethods:
         if self._has_validation():
             self._validation_feed = LightningFeed()
         if self._overrides_of_module("configure_model"):
-            self._running()  # The module has no weights earlier.
+            self._running()  # The module has no weights before this call.
 
     def get_model(self) -> Any:
         """Return this worker's `LightningModule`, like RaySGD's operators of Lightning modules."""
@@ -330,7 +330,7 @@ class LightningMethods:
         fit.range_test = test
         trainer = fit.trainer
         test.optimizers = trainer.optimizers
-        # A test's weights are discarded: no checkpoint, early stopping or logger may use them.
+        # A test's weights are discarded, so no checkpoint, early stopping or logger may use them.
         apart = ("Checkpoint", "EarlyStopping")
         trainer.callbacks = [
             each for each in trainer.callbacks if not any(_is_a(each, name) for name in apart)
@@ -382,7 +382,7 @@ class LightningMethods:
             try:
                 self._fit.end()
             except Exception:
-                # The error is also raised, but in a shutdown nothing may report it.
+                # The error is also raised, but during a shutdown nothing may report it.
                 log.exception("Lightning's hooks at the end of the fit failed")
                 raise
 
@@ -415,7 +415,7 @@ class LightningMethods:
         """Return this worker's devices and ranks, if Lightning can train with them.
 
         Raises:
-            ConfigError: the trainer has settings that Lightning handles itself or can't support here.
+            ConfigError: the trainer has settings that Lightning handles itself or does not support here.
         """
         context, strategy = self._context, self._context.strategy
         wrong = []
@@ -454,7 +454,7 @@ class LightningMethods:
         )
 
     def _shard(self) -> None:
-        """Shard the module's parameters before Lightning makes optimizers of them."""
+        """Shard the module's parameters before Lightning makes optimizers from them."""
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         if not self.model.automatic_optimization:
@@ -464,7 +464,7 @@ class LightningMethods:
             )
         self._strategy.place([self.model], [], {})
         for step in ("training_step", "validation_step", "predict_step"):
-            # Lightning calls these methods directly, not the module.
+            # Lightning calls these methods directly, not through the module.
             if self._overrides_of_module(step):
                 register_fsdp_forward_method(self.model, step)
 
@@ -472,7 +472,7 @@ class LightningMethods:
         return _defines(self._plan.module_cls, method, self._base("LightningModule"))
 
     def _trainer_arguments(self) -> dict[str, Any]:
-        """Return the arguments of Lightning's trainer: quiet and endless, unless the user sets them."""
+        """Return the arguments of Lightning's trainer: quiet and without end, unless the user sets them."""
         given, step = dict(self._plan.trainer_args), self._context.step
         return {
             "accelerator": "cpu" if self._worker.device.type == "cpu" else "gpu",
@@ -490,7 +490,7 @@ class LightningMethods:
 
     def _split(self, loader: Any) -> Feed:
         # Validation data is also split into equally many batches per worker, because Lightning's DDP and
-        # sync_dist communicate in each batch.
+        # `sync_dist` communicate in each batch.
         feed = self._strategy.split_data(loader, training=True)
         feed.advice = "give each worker's loader equally many"
         return feed
@@ -518,12 +518,12 @@ def _defines(cls: type[Any], method: str, base: Any) -> bool:
 
 
 def _is_a(callback: Any, name: str) -> bool:
-    """Return True if `callback` extends the Lightning class `name` of either package."""
+    """Return True if `callback` extends the class `name` of either Lightning package."""
     return any(base.__name__ == name for base in type(callback).__mro__)
 
 
 def _is_fsdp(strategy: Strategy) -> bool:
-    # If the strategy is FSDP, its module is already loaded; importing it takes half a second.
+    # If the strategy is FSDP, its module is already imported; importing it otherwise takes half a second.
     loaded = sys.modules.get("trainkit.train.strategies.fsdp")
     return loaded is not None and isinstance(strategy, loaded.FSDPStrategy)
 

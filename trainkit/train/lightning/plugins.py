@@ -1,7 +1,7 @@
 """Strategy, environment and callback of a Lightning trainer inside a worker.
 
 Lightning exists as two packages, `pytorch_lightning` and `lightning.pytorch`, whose classes can't be mixed.
-The user's module decides which one is used. Subclasses of Lightning's classes are therefore made here, after
+The user's module decides which package is used. So subclasses of Lightning's classes are made here only once
 the package is known.
 """
 
@@ -30,7 +30,7 @@ class WorkerInfo:
     Attributes:
         device: device of the module.
         rank: rank of this worker, from 0.
-        local_rank: its rank among the workers of its machine.
+        local_rank: the worker's rank among the workers of its machine.
         world_size: number of workers.
     """
 
@@ -41,7 +41,7 @@ class WorkerInfo:
 
 
 class Interrupted(BaseException):
-    """Ctrl-C inside Lightning, which at KeyboardInterrupt would ignore the next one and exit the process."""
+    """Ctrl-C inside Lightning, which after a KeyboardInterrupt ignores the next one and exits the process."""
 
 
 class _Direct:
@@ -60,7 +60,7 @@ class _Direct:
 
 
 class _InWorker:
-    """Mixin before a Lightning strategy: trainkit owns the processes and the split of the samples."""
+    """Mixin before a Lightning strategy, because trainkit owns the processes and splits the samples."""
 
     fit: Any  # The LightningFit, which handles loaders, losses and checkpoints.
     model: Any
@@ -101,7 +101,7 @@ class _InWorker:
         model = self.model
         lightning.teardown()
         if isinstance(model, DistributedDataParallel):
-            # As in DDPStrategy.leave: freeing these must not free the process group.
+            # As in DDPStrategy.leave: freeing these objects must not free the process group.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
 
@@ -113,7 +113,7 @@ class _Sharded:
     _lightning_module: Any
 
     def configure_ddp(self) -> None:
-        """Do nothing: the module itself gathers its parameters and reduces its gradients."""
+        """Do nothing, because the module itself gathers its parameters and reduces its gradients."""
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         sharded = importlib.import_module("trainkit.train.strategies.sharded")
@@ -141,7 +141,7 @@ class _Sharded:
 
 
 class _Environment:
-    """Lightning's `ClusterEnvironment` for workers that are already joined."""
+    """Lightning's `ClusterEnvironment` for workers that have already joined."""
 
     creates_processes_externally = True
     main_address = "127.0.0.1"
@@ -176,13 +176,13 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
 
     Args:
         package: `pytorch_lightning` or `lightning.pytorch`.
-        asked: value of "strategy" in `trainer_args`: a name such as "ddp", a `DDPStrategy`, or None.
+        asked: value of `strategy` in `trainer_args`: a name such as "ddp", a `DDPStrategy`, or None.
         worker: the worker's device and ranks.
         fit: a `LightningFit`, which handles loaders, losses and checkpoints.
         sharded: True if the module's parameters are sharded over the workers.
 
     Raises:
-        ConfigError: `asked` is another strategy.
+        ConfigError: `asked` is a different strategy.
     """
     if sharded and asked is not None:
         raise ConfigError(
@@ -203,7 +203,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
             if isinstance(asked, data_parallel)
             else data_parallel(**names.get(asked or "ddp", {}))
         )
-        # Lightning selects the device by local rank, but each worker only sees its own devices.
+        # Lightning selects the device by local rank, but each worker sees only its own devices.
         strategy.parallel_devices = [worker.device] * (worker.local_rank + 1)
         environment = importlib.import_module(f"{package.__name__}.plugins.environments").ClusterEnvironment
         strategy.cluster_environment = type(
@@ -211,7 +211,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
         )()
     bases = (_Sharded, _InWorker) if sharded else (_InWorker,)
     adopted: Any = type(f"Worker{type(strategy).__name__}", (*bases, type(strategy)), {"fit": fit})
-    result = adopted.__new__(adopted)  # A copy of the strategy with another class.
+    result = adopted.__new__(adopted)  # A copy of the strategy with a different class.
     vars(result).update(vars(strategy))
     return result
 
@@ -228,9 +228,9 @@ def make_callback(package: Any, fit: Any) -> Any:
 
 
 def resize(trainer: Any, limit: float) -> None:
-    """Give the next epoch as many batches as `limit_train_batches=limit` asks for.
+    """Give the next epoch as many batches as the setting `limit_train_batches=limit` requests.
 
-    Lightning reads this setting only when it makes the loaders, so the values derived from it are set here.
+    Lightning reads this setting only when it makes the loaders, so the derived values are set here.
     """
     loop, loader = trainer.fit_loop, trainer.fit_loop._combined_loader
     trainer.limit_train_batches = limit
@@ -247,7 +247,7 @@ def resize(trainer: Any, limit: float) -> None:
 
 
 def _limited(loader: Any, limit: float) -> float:
-    """Return the batches of a pass for `limit_train_batches`: a number of batches, or a share of all."""
+    """Return the number of batches in a pass for a limit that is a number of batches or a share of all."""
     try:
         length: float = len(loader)
     except (TypeError, NotImplementedError):
@@ -261,7 +261,7 @@ _ADVICE = (
     r".*does not have many workers",
     r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
 )
-"""Lightning's advice about normal use that can't be followed here."""
+"""Lightning's advice about normal use that can't be followed in a worker."""
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""The loop over batches and one training step, in a worker."""
+"""The loop over batches and a single training step, in a worker."""

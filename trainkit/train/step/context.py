@@ -18,12 +18,12 @@ from trainkit.train.strategies.single import SingleStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """Worker of an operator, passed to its constructor; the default is a single process on the CPU.
+    """Context of a worker's operator, passed to the operator's constructor; default: one process on the CPU.
 
     Attributes:
         strategy: strategy for models and data.
         local_rank: this worker's rank among the workers of its machine.
-        step: precision, accumulation, clipping.
+        step: settings for precision, accumulation and clipping.
         use_tqdm: True to show a progress bar.
         scheduler_step_freq: "batch", "epoch", "manual", or None without schedulers.
     """
@@ -40,16 +40,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registered:
-    """Registered objects of an operator: placed and wrapped models, optimizers, schedulers."""
+    """Objects that an operator has registered: placed and wrapped models, optimizers, schedulers."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
 
     def check_optimizers(self, models: Sequence[nn.Module], criterion: Any) -> None:
-        """Raise ConfigError if no optimizer holds a parameter of `models` or `criterion`.
+        """Raise ConfigError if no optimizer has a parameter of `models` or `criterion`.
 
-        Some optimizers may hold only other parameters, such as a temperature.
+        Some of the optimizers may have only other parameters, such as a temperature.
         """
         modules = [*models, *([criterion] if isinstance(criterion, nn.Module) else [])]
         owned = {id(parameter) for module in modules for parameter in module.parameters()}
@@ -67,7 +67,7 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
     Raises:
         ConfigError: `value` is empty, or an item is not a `kind`.
     """
-    # Other iterables count as one object, for example an nn.Sequential, which is one model.
+    # Other iterables count as a single object; for example, an nn.Sequential is one model.
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     if not items or not all(isinstance(item, kind) for item in items):
         raise ConfigError(f"register({what}=): give one {kind.__name__} or a list of them, not {value!r}")
@@ -75,7 +75,7 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
 
 
 def in_shape_of(given: Any, items: list[T]) -> T | list[T] | tuple[T, ...]:
-    """Return `items` in the form of `given`: a list or a tuple if it was one, else the only item."""
+    """Return `items` in the form of `given`: as a list or tuple if it is one, otherwise the only item."""
     if isinstance(given, tuple):
         return tuple(items)
     return items if isinstance(given, list) else items[0]
@@ -115,7 +115,7 @@ BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 
 
 def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `named` that a method takes; all entries if its signature is unknown."""
+    """Return the entries of `named` that a method accepts; all entries if its signature is unknown."""
     try:
         parameters = inspect.signature(method).parameters
     except (TypeError, ValueError):

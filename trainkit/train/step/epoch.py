@@ -1,4 +1,4 @@
-"""Epoch of training or validation: the loop over batches, its progress bar, modes of models."""
+"""Epoch of training or validation: the loop over batches, its progress bar, and the modes of models."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def describe(what: str, epoch: int, info: Mapping[str, Any]) -> str:
 
 
 class EpochBatches(Iterator[Any]):
-    """Iterator over an epoch's batches for a user's own loop: only the data.
+    """Iterator over an epoch's batches for a user's own loop; it yields only the data.
 
     Args:
         batches: batches of the feed.
@@ -112,12 +112,12 @@ def run_epoch(
     """Run `step` on each batch and return the epoch's metrics.
 
     Args:
-        step: called with the batch and a dictionary: `info`, `batch_idx` and `global_step`.
+        step: function of the batch and of a dictionary: `info`, with `batch_idx` and `global_step`.
         batches: this worker's batches of the epoch.
-        info: passed to every step.
+        info: dictionary passed to every step.
         first_step: the `global_step` of the first batch.
-        before_step: called before each step, with the weight of its batch.
-        after_step: called after each step, for example to step a scheduler.
+        before_step: function called before each step, with the weight of the batch.
+        after_step: function called after each step, for example to step a scheduler.
         bar: progress bar that shows the metrics.
     """
     meters = Meters()
@@ -134,7 +134,7 @@ def run_epoch(
 
 
 def enter_training(models: Sequence[nn.Module]) -> None:
-    """Put `models` into training mode, except frozen ones, such as a teacher."""
+    """Put `models` into training mode, except frozen models, such as a teacher."""
     for model in models:
         if not _is_frozen(model):
             model.train()
@@ -142,7 +142,7 @@ def enter_training(models: Sequence[nn.Module]) -> None:
 
 @contextmanager
 def evaluating(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Put `models` into evaluation mode; afterwards frozen ones get their previous mode back."""
+    """Put `models` into evaluation mode; at the end, frozen models get their previous mode back."""
     frozen = [module for model in models if _is_frozen(model) for module in model.modules()]
     before = [(module, module.training) for module in frozen]
     for model in models:

@@ -1,4 +1,4 @@
-"""Means over an epoch and over workers, weighted by the number of samples of each value.
+"""Means over an epoch and over workers, weighted by each value's number of samples.
 
 step's metrics ──▶ Meters (tensors stay on their device) ──epoch's end──▶ EpochMetrics ──▶ reduce_metrics
                                                                           one a worker      of all workers
@@ -23,13 +23,13 @@ _CHUNK = 512
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a metric's value.
+    """Samples, step and combination rule behind a metric's value.
 
     Attributes:
         weight: number of samples.
         step: the step of the value; 0 for a mean over an epoch.
         how: how the workers' values are combined: "mean", "sum", "max" or "min".
-        broken_at: first step of the epoch with a value that was not finite.
+        broken_at: first step of the epoch whose value was not finite.
     """
 
     weight: float
@@ -39,7 +39,7 @@ class Origin:
 
 
 class EpochMetrics(dict[str, Any]):
-    """One worker's result of an epoch: a plain dictionary that also has the origin of its values."""
+    """One worker's result of an epoch: a plain dictionary that also stores the origins of its values."""
 
     def __init__(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
         super().__init__(values)
@@ -67,7 +67,7 @@ class _Series:
 
     def values(self, name: str) -> torch.Tensor:
         self.pack(name)
-        # The only wait for the device in an epoch. Sums use float64 on the CPU, because some devices lack it.
+        # This is the epoch's only wait for the device. Sums use float64 on the CPU, as some devices lack it.
         return torch.cat([chunk.cpu().double() for chunk in self.chunks])
 
 
@@ -84,7 +84,8 @@ class Meters:
 
         Args:
             metrics: numbers or one-element tensors by name; `num_samples` is their weight, 1 if missing.
-            counted: False for a step whose samples another worker counts: the step counts, but no samples.
+            counted: False if a different worker counts the step's samples: the step counts, its samples
+                don't.
 
         Raises:
             ConfigError: `metrics` is not a dictionary.
@@ -114,7 +115,7 @@ class Meters:
                 series.pack(name)
 
     def result(self) -> EpochMetrics:
-        """Return each metric as its sample-weighted mean and, under `last_<name>`, its last value.
+        """Return each metric's sample-weighted mean and, under `last_<name>`, its last value.
 
         Raises:
             ConfigError: a metric is not a number.
@@ -125,7 +126,7 @@ class Meters:
             data = series.values(name)
             weights = torch.tensor(series.weights, dtype=torch.float64)
             weight = float(weights.sum())
-            # A mean over no samples is NaN and must not affect the mean over the others.
+            # A mean over no samples is NaN and must not affect the mean over other values.
             counted = torch.where(weights == 0, 0.0, data)
             values[name] = float(torch.dot(counted, weights)) / weight if weight else math.nan
             values[f"last_{name}"] = float(data[-1])
@@ -138,10 +139,10 @@ class Meters:
 
 
 def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the results of all workers into one.
+    """Merge the results of all workers into one result.
 
-    Numbers become means weighted by samples (for `last_` values, of the last step only), sample counts are
-    added, and for other values the first worker's is used.
+    Numbers become means weighted by samples; for `last_` values only the last step counts. Sample counts are
+    added. For other values the first worker's value is used.
 
     Args:
         results: one result for each worker, by rank; at least one.
