@@ -97,20 +97,20 @@ def init(
     preload: Sequence[str] = (),
     **private: Any,
 ) -> SessionContext:
-    """Start the runtime. Otherwise, the first call that needs it starts it with the defaults.
+    """Start the runtime. Without `init`, the first call that needs the runtime starts it with the defaults.
 
-    In a worker, `init` has no effect: the worker belongs to its session already, and may import a module that
-    calls `init`. `with trainkit.init():` ends the session after the block.
+    In a worker, `init` has no effect, as the worker belongs to a session already and may import a module that
+        calls `init`. `with trainkit.init():` ends the session after the block.
 
     Args:
         address: address of a Ray cluster to run on, such as "auto" or "ray://host:10001"; None or "local"
             runs on this machine only.
-        engine: "local" runs calls in forked processes of this machine. "inline" runs them in this process,
-            one after the other, for a debugger and for fast tests. "ray" runs them on Ray. Other packages can
-            add engines by name. Default: "ray" with an `address`, else "local".
+        engine: "local" runs calls in forked processes of this machine. "inline" runs calls in this process,
+            one after the other, for debuggers and fast tests. "ray" runs calls on Ray. Other packages can add
+            engines by name. Default: "ray" with an `address`, else "local".
         num_cpus: number of CPUs to schedule; default: the CPUs that this process may use.
-        num_gpus: number of GPUs to schedule; default: the GPUs that this process may see. A number larger
-            than the machine's is accepted, so that placement can be tried without hardware.
+        num_gpus: number of GPUs to schedule; default: the GPUs that this process may see. More GPUs than
+            exist are accepted, so that placement can be tried without hardware.
         resources: custom resources by name, such as {"licence": 2}.
         labels: labels of this machine, such as {"region": "eu"}, for `label_selector` and
             `NodeLabelSchedulingStrategy`.
@@ -118,12 +118,12 @@ def init(
         object_store_memory: bytes of memory that all large objects together may take, at least 1 MiB;
             default: three tenths of the machine's memory.
         object_spilling_directory: folder on disk for objects that do not fit in memory; default: the
-            temporary folder, or /var/tmp if the temporary folder is in memory. False turns spilling off: a
-            full store is then an error.
+            temporary folder, or /var/tmp if the temporary folder is in memory. False turns spilling off, so
+            that a full store is an error.
         local_mode: equivalent to engine="inline".
         ignore_reinit_error: leave a running runtime unchanged instead of raising.
-        include_dashboard: argument of Ray. On the other engines it has no effect, which is logged once. The
-            same holds for all arguments that refer to this one.
+        include_dashboard: argument of Ray. On the other engines, the argument has no effect, and a warning is
+            logged once. All arguments below that refer to `include_dashboard` work in the same way.
         dashboard_host: see `include_dashboard`.
         dashboard_port: see `include_dashboard`.
         job_config: see `include_dashboard`.
@@ -132,8 +132,8 @@ def init(
         logging_format: see `include_dashboard`.
         logging_config: see `include_dashboard`.
         log_to_driver: print the workers' output lines here, with the worker's name and pid; None means True.
-        namespace: namespace of this program's named actors; default: one namespace for all programs of a
-            user.
+        namespace: namespace of this program's named actors; default: a namespace that all programs of a user
+            share.
         runtime_env: {"env_vars": {...}} for all workers, and "working_dir" for the folder in which they run.
         enable_resource_isolation: see `include_dashboard`.
         cgroup_path: see `include_dashboard`.
@@ -209,10 +209,11 @@ def is_initialized() -> bool:
 
 
 def put(value: T) -> ObjectRef[T]:
-    """Store `value` for other processes. A large value is written to shared memory once.
+    """Store `value` for other processes, and return a reference. A large value is written to shared memory
+    once.
 
     Raises:
-        SerializationError: the value can't be pickled; the message names the part at fault.
+        SerializationError: the value can't be pickled. The message names the part at fault.
     """
     if isinstance(value, ObjectRef):
         raise ArgumentTypeError(
@@ -233,9 +234,9 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         timeout: seconds; None, or less than 0 as in Ray, means no limit.
 
     Raises:
-        TaskError: user code raised; the error is also an instance of the class that it raised.
+        TaskError: user code raised an exception. The error is also an instance of that exception's class.
         ActorDiedError, WorkerDiedError: the process that should have delivered the value ended.
-        GetTimeoutError: `timeout` passed; the value can be requested again.
+        GetTimeoutError: `timeout` passed. The value can be requested again.
     """
     if timeout is not None:
         _require_seconds("get", timeout)
@@ -256,8 +257,8 @@ def wait(
     """Wait until `num_returns` of `refs` are done, or `timeout` seconds have passed.
 
     Args:
-        refs: references without duplicates, or generators of references. A generator counts as done while
-            its next reference, or its end, is available.
+        refs: references without duplicates, or generators of references. A generator counts as done while its
+            next reference or its end is available.
         num_returns: number of references to wait for.
         timeout: seconds; None means no limit.
         fetch_local: no effect on one machine, where every value is local.
@@ -315,11 +316,11 @@ def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
 
 
 def kill(actor: Any, *, no_restart: bool = True) -> None:
-    """End an actor and all its descendants at once; calls that wait for it fail with ActorDiedError.
+    """End an actor's process and its descendants at once. Calls that wait for it fail with ActorDiedError.
 
     Args:
         actor: handle of the actor.
-        no_restart: False restarts the actor if its `max_restarts` allows.
+        no_restart: False to restart the actor if its `max_restarts` allows a restart.
     """
     if not isinstance(actor, ActorHandle):
         raise ArgumentTypeError(f"kill() takes an actor's handle, not {actor!r}")
@@ -327,7 +328,7 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
-    """Cancel the call that produces a result; `get` then raises TaskCancelledError.
+    """Cancel the call that produces a result. `get` then raises TaskCancelledError.
 
     The effect depends on the call:
 
@@ -341,8 +342,8 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
 
     Args:
         ref: a reference, or the generator of a streaming call.
-        force: end the worker process of a running task; for actors, use `kill` instead.
-        recursive: also cancel the calls that the task has started.
+        force: True to end the worker process of a running task. For actors, use `kill` instead.
+        recursive: True to also cancel the calls that the task has started.
 
     Raises:
         ConfigError: `ref` is not a reference, or `force` is given for a call of an actor.
@@ -353,7 +354,7 @@ def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
 
 
 def get_actor(name: str, namespace: str | None = None) -> Any:
-    """Return the handle of a named actor of this session, or a detached actor of any session of the user.
+    """Return the handle of a named actor of this session, or of a detached actor of any session of the user.
 
     The caller knows the actor's class and can declare it for type checkers: `counter: ActorProxy[Counter] =
     get_actor("counter")`, with `ActorProxy` from `trainkit.actor`.
@@ -376,13 +377,13 @@ def end_processes(function: RemoteFunction[..., Any]) -> None:
     """End the worker processes that the session keeps for this function, once they have finished their calls.
 
     Args:
-        function: the same object whose calls have run.
+        function: remote function whose calls have run, as the same object.
     """
     session.engine().end_processes(function._placement)
 
 
 def exit_actor() -> NoReturn:
-    """End the actor whose method calls this; that call and all later calls fail with ActorDiedError.
+    """End the actor whose method calls this. That call and all later calls fail with ActorDiedError.
 
     Raises:
         ConfigError: the calling process is not an actor.
@@ -418,12 +419,12 @@ def get_placement_group(name: str) -> PlacementGroup:
 
 
 def remove_placement_group(group: PlacementGroup) -> None:
-    """Free the bundles and end everything that runs in them."""
+    """Free a group's bundles, and end all tasks and actors that run in them."""
     session.engine().release(group.id)
 
 
 def get_current_placement_group() -> PlacementGroup | None:
-    """Return the group in which this worker was started; None in the driver and outside any group."""
+    """Return the placement group in which this worker was started; None outside groups and in the driver."""
     engine = session.running()
     found = engine.current_group() if engine is not None else None
     if found is None:
@@ -433,10 +434,10 @@ def get_current_placement_group() -> PlacementGroup | None:
 
 
 def scratch_dir() -> Path:
-    """Return a private folder for files that the session's processes share; it goes when the session ends."""
+    """Return a private folder that the session's processes share, and that is removed with the session."""
     return session.engine().scratch_dir()
 
 
 def ensure_serializable(value: Any, what: str) -> None:
-    """Raise SerializationError, naming the part at fault, if `value` can't be sent to a worker."""
+    """Raise SerializationError if `value` can't be sent to a worker. The message names the part at fault."""
     pack(value, what)

@@ -1,27 +1,27 @@
-"""The protocol that an engine implements, and the promises that each engine keeps.
+"""Protocol that an engine implements, and the promises that each engine keeps.
 
-The table shows which promise holds on which engine. The conformance suite reads PROMISES.
+The table shows which engine keeps which promise. The conformance suite reads PROMISES.
 
 | promise | local | inline | ray |
 | --- | --- | --- | --- |
-| isolation: a call runs in another process than its caller | yes | no | yes |
+| isolation: a call runs in a different process than its caller | yes | no | yes |
 | parallel: calls to different actors overlap | yes | no | yes |
-| survives: a worker's death raises an error in its callers, and they live on | yes | no | yes |
+| survives: a worker's death raises an error in its callers, which stay alive | yes | no | yes |
 | copies: a call receives a copy of the caller's object | yes | yes | yes |
 | placement: resources are counted, and a request waits for them | yes | only refused when infeasible | yes |
-| background: a call runs while its caller does something else | yes | no | yes |
+| background: a call runs while its caller continues | yes | no | yes |
 | concurrent: calls of one actor overlap, in threads or as `async def` | yes | no | yes |
 | restarts: an actor is restarted when its process dies | yes | no | yes |
-| detached: a detached actor outlives the program | yes | only its handles; it ends with the process | yes |
+| detached: a detached actor outlives the program | yes | no, it outlives only its handles | yes |
 | listings: running tasks and large objects are listed | yes | yes | only with Ray's dashboard |
-| near: all processes are on this machine, with its files and its loopback | yes | yes | no |
+| near: all processes are on this machine and share its files and loopback | yes | yes | no |
 | verdicts: `completed()` of a failed stream fails too | yes | yes | no, it only reports the end |
-| unharmed: cancelling an actor's call harms no running or later call | yes | yes | no, see below |
+| unharmed: cancelling an actor's call does not affect running or later calls | yes | yes | no, see below |
 
-Without "background", a call has finished when its reference exists. It is never late and can't be cancelled.
-A streaming call runs while its results are read.
+Without "background", a call has finished when its reference exists. So the call can't time out or be
+cancelled. A streaming call runs while its results are read.
 
-Without "concurrent", an `async def` method that waits for the effect of another call is refused.
+Without "concurrent", an `async def` method that waits for the effect of another call raises an error.
 
 Without "unharmed", a running method that is cancelled continues, but its result is lost. After a call was
 cancelled before it began, the actor's next call may fail after half a minute.
@@ -84,11 +84,11 @@ class Engine(Protocol):
 
     @property
     def is_worker(self) -> bool:
-        """Return True if the session started this process, False if this process started the session."""
+        """Return True in a worker, False in the process that started the session."""
 
     @property
     def alive(self) -> bool:
-        """Return True if the engine can still carry out calls; if not, a new engine may be started."""
+        """Return True if the engine can still run calls. Otherwise a new engine may be started."""
 
     def require_usable(self) -> None:
         """Raise ObjectLostError if this process was forked from the process of the engine."""
@@ -96,19 +96,19 @@ class Engine(Protocol):
     def require_node(self) -> None:
         """Raise NodeDiedError if the process that supervises the session is gone.
 
-        The node itself is checked, so the answer is right even if a worker's death is noticed before the
-        node's.
+        The node itself is checked, so the result is correct even if a worker's death is noticed before the
+        node's death.
         """
 
     def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
-        """Start a task; return `spec.num_returns` references at once, or one ObjectRefGenerator.
+        """Start a task and return `spec.num_returns` references at once, or one ObjectRefGenerator.
 
         If no process can ever run the task, its references fail with InfeasibleError, and a warning is
         logged. Ray refuses such a task at once.
         """
 
     def start_actor(self, spec: specs.ActorSpec) -> Any:
-        """Request an actor and return at once. Errors of its constructor are raised by every call to it.
+        """Request an actor and return at once. Every call to the actor raises an error of its constructor.
 
         Raises:
             ConfigError: the actor's name is taken.
@@ -129,14 +129,14 @@ class Engine(Protocol):
         kwargs: Mapping[str, Any],
         spec: specs.MethodSpec,
     ) -> list[ObjectRef[Any]]:
-        """Send one method call; calls from one process to one actor run in the order sent.
+        """Send one method call. Calls from one process to one actor run in the order sent.
 
         Returns:
             `spec.num_returns` references, or one ObjectRefGenerator.
         """
 
     def kill(self, actor: Any, no_restart: bool) -> None:
-        """End the actor's process and all its descendants at once; a dead actor is not an error."""
+        """End the actor's process and all its descendants at once. Do nothing if the actor is dead."""
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         """Cancel the call of `ref`, a reference or an ObjectRefGenerator; see `trainkit.cancel`."""
@@ -159,7 +159,7 @@ class Engine(Protocol):
         """Return the position of this process in the session."""
 
     def is_cancelled(self) -> bool:
-        """Return True if the calling call was cancelled but is still running."""
+        """Return True if the call that runs this code was cancelled but is still running."""
 
     def current_actor(self) -> tuple[Any, specs.Interface] | None:
         """Return the calling actor and the interface for its handles; None outside an actor."""
@@ -171,7 +171,7 @@ class Engine(Protocol):
         """Store `value` for other processes."""
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
-        """Return values in the order of `refs`; raise the first failure, or GetTimeoutError."""
+        """Return values in the order of `refs`. Raise the first failure, or GetTimeoutError."""
 
     def wait(
         self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
@@ -179,19 +179,20 @@ class Engine(Protocol):
         """Split `refs` into at most `num_returns` done references and the rest, both in their order."""
 
     def lending(self) -> AbstractContextManager[None]:
-        """Return a context in which a call waits for the effect of further calls.
+        """Return a context manager for code that waits for the effect of further calls.
 
-        Those calls may use its CPUs meanwhile. Ray lends the CPUs only while a call waits for references.
+        Those calls may use the waiting call's CPUs meanwhile. Ray lends the CPUs only while a call waits for
+        references.
         """
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
-        """Request that all of `bundles` be reserved together; return the group's id at once.
+        """Request that all of `bundles` be reserved together, and return the group's id at once.
 
         Args:
             bundles: amounts by resource name.
             strategy: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
-            name: name for `find_group`; "" for none.
-            detached: keep the group when this program ends.
+            name: name for `find_group`; "" for no name.
+            detached: True to keep the group when this program ends.
 
         Raises:
             InfeasibleError: the existing nodes can't meet the strategy.
@@ -199,16 +200,16 @@ class Engine(Protocol):
         """
 
     def find_group(self, name: str) -> tuple[int, list[Bundle]]:
-        """Return the group with that name and its bundles; raise ConfigError if it does not exist."""
+        """Return the group with that name and its bundles. Raise ConfigError if the group does not exist."""
 
     def await_group(self, group: int, timeout_s: float | None) -> bool:
-        """Return True once the group's bundles are reserved, False if `timeout_s` passed before."""
+        """Return True once the group's bundles are reserved, False if `timeout_s` passes first."""
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
         """Return a reference that is done, with value None, once the group is reserved."""
 
     def release(self, group: int) -> None:
-        """Free a group's resources and end everything that runs in it."""
+        """Free a group's resources and end all tasks and actors in the group."""
 
     def current_group(self) -> tuple[specs.PlacementGroupId, list[Bundle]] | None:
         """Return the group in which this process was started, with its bundles; None outside a group."""
@@ -227,22 +228,22 @@ class Engine(Protocol):
         """
 
     def gpu_ids(self) -> list[int | str]:
-        """Return the ids of the GPUs assigned to this process; in the driver, of all GPUs."""
+        """Return the ids of the GPUs assigned to this process. In the driver, return the ids of all GPUs."""
 
     def scratch_dir(self) -> Path:
         """Return a private folder that is removed with the session, however the session ends."""
 
     def close(self) -> None:
-        """End everything that this engine started; repeated calls are allowed."""
+        """End all processes that this engine started. Repeated calls are allowed."""
 
 
-# Rows of the state listing. All engines use them, so that their columns agree.
+# Rows of the state listing. All engines use these functions, so that their columns agree.
 
 LOOPBACK = "127.0.0.1"
 
 
 def listing(kinds: Mapping[str, Callable[[], list[Row]]], kind: str) -> list[Row]:
-    """Return the rows of a kind by calling its function; raise ConfigError if the kind does not exist."""
+    """Return the rows of a kind by calling its function. Raise ConfigError if the kind does not exist."""
     if kind not in kinds:
         raise ConfigError(f"state({kind!r}); there are {', '.join(kinds)}")
     return kinds[kind]()
@@ -255,7 +256,7 @@ def node_row(
     available: Bundle,
     object_store: dict[str, int] | None = None,
 ) -> Row:
-    """Return the listing row of this machine as a node; its pid is this process's."""
+    """Return the listing row of this machine as a node, with the pid of this process."""
     return {
         "node_id": node_id,
         "alive": True,
@@ -294,7 +295,7 @@ def task_row(
     owner_pid: int | None,
     task_id: str | None = None,
 ) -> Row:
-    """Return the listing row of a waiting or running task; None means unknown or not yet assigned."""
+    """Return the listing row of a waiting or running task. None means unknown or not yet assigned."""
     return {
         "task_id": task_id,
         "worker_id": worker_id,

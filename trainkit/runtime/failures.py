@@ -38,7 +38,7 @@ def formatted(error: BaseException, *, chain: bool = True) -> str:
 
     Args:
         error: the exception.
-        chain: also include the exceptions in its `__cause__` and `__context__`.
+        chain: True to include the exceptions in `__cause__` and `__context__`.
     """
     whole = traceback.TracebackException.from_exception(error)
     _cut(whole, error)
@@ -52,9 +52,10 @@ def user_frames(error: BaseException) -> bool:
 
 
 def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames to show: those outside trainkit and outside PyTorch's wrappers.
+    """Return the frames to show, which are frames outside trainkit and PyTorch's wrappers.
 
-    If trainkit or a wrapper raised the error, its last frames are kept, unless the message says what to do.
+    If trainkit or a wrapper raised the error, the last frames are kept too, except for errors of trainkit
+    whose message is sufficient.
     """
     foreign = [
         place
@@ -67,8 +68,7 @@ def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list
 
 
 def last_user_frame(text: str) -> str:
-    """Return the last place in the user's code that a traceback shows, such as 'train.py:12 in f'; '' if
-    none.
+    """Return the last location in the user's code in a traceback, such as 'train.py:12 in f', or ''.
 
     Installed packages, Python and trainkit are not the user's code.
     """
@@ -80,7 +80,7 @@ def last_user_frame(text: str) -> str:
 
 
 def without_frames(method: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a public method so that errors from other processes are raised without trainkit's local frames."""
+    """Wrap a public method so that its errors are raised without trainkit's local frames."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -102,7 +102,7 @@ def without_frames(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def _foreign(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without trainkit's frames, except those after the last other frame."""
+    """Return a traceback without trainkit's frames, except trainkit's frames after the last foreign frame."""
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -132,7 +132,7 @@ def _cut(whole: traceback.TracebackException, error: BaseException) -> None:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Return the path prefixes of code that is not the user's, including that of frozen modules."""
+    """Return the path prefixes of code that is not the user's code, including frozen modules."""
     paths = sysconfig.get_paths()
     named = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders = {os.path.join(path, "") for path in [*named, *site.getsitepackages()]}
@@ -142,8 +142,8 @@ def _installed() -> tuple[str, ...]:
 class RemoteTraceback(Exception):
     """Traceback of another process, shown above the local traceback as the cause.
 
-    It is used for errors whose own text does not include that traceback: the cause of a TaskError, or an
-    error of trainkit.
+    It is used for errors whose own text does not include the remote traceback, such as SyntaxErrors of user
+        code and errors of trainkit.
     """
 
     def __init__(self, text: str) -> None:
@@ -167,14 +167,14 @@ class ActorExit(BaseException):
 
 
 def pack_failure(error: BaseException, where: str, *, of_constructor: bool = False) -> Packed:
-    """Pack an exception of user code with its traceback; fall back to text if it cannot be pickled.
+    """Pack an exception of user code with its traceback, or as text if the exception can't be pickled.
 
     Args:
         error: the exception.
-        where: the code that ran, such as "Model.fit (pid 12)".
-        of_constructor: True if an actor's constructor raised it, so that no actor exists.
+        where: name of the code that ran, such as "Model.fit (pid 12)".
+        of_constructor: True if an actor's constructor raised the exception, so that the actor is unusable.
     """
-    if isinstance(error, TaskError):  # a nested call failed: keep its cause and add this process
+    if isinstance(error, TaskError):  # a nested call failed, so its cause is kept and this process is added
         text = f"{error.remote_traceback}{_hop(error, where)}"
         return _pack(error.cause or error, text, where, of_constructor)
     if isinstance(error, TrainkitError) and isinstance(
@@ -195,14 +195,14 @@ def _pack(error: BaseException, text: str, where: str, of_constructor: bool) -> 
         try:
             packed = pack(candidate)
             unpack(packed)
-        except Exception:  # not picklable, or can't be rebuilt: try the next, simpler form
+        except Exception:  # it can't be pickled or rebuilt, so the next, simpler form is tried
             continue
         return packed
     raise SerializationError(f"{where} raised {summary}, which could not be packed even as text")
 
 
 def unpack_failure(packed: Packed) -> TaskError:
-    """Return the exception that `pack_failure` packed; it is also an instance of the original class."""
+    """Return the exception that `pack_failure` packed, as an instance of TaskError and the original class."""
     try:
         parts = unpack(packed)
     except Exception as error:
@@ -213,10 +213,10 @@ def unpack_failure(packed: Packed) -> TaskError:
 
 
 def raisable(failure: TaskError) -> Exception:
-    """Return the exception that `get` raises: trainkit's own errors unchanged, all others as a TaskError."""
+    """Return the exception that `get` raises: the cause if it is trainkit's own error, else a TaskError."""
     cause = failure.cause
     if isinstance(cause, TrainkitError) and not isinstance(failure, ConstructorError):
-        if isinstance(cause, TaskError):  # its class can't be rebuilt, and a task passed it on
+        if isinstance(cause, TaskError):  # a task passed on an error that can't be rebuilt
             cause.remote_traceback = failure.remote_traceback
         else:
             cause.__cause__ = RemoteTraceback(failure.remote_traceback)
@@ -232,8 +232,7 @@ def make_task_error(
     summary: str,
     of_constructor: bool = False,
 ) -> TaskError:
-    """Return a TaskError that is also an instance of `kind`, or a plain TaskError if Python doesn't allow
-    both.
+    """Return a TaskError that is also an instance of `kind`, if Python allows both, else a plain one.
 
     The error of a constructor is also an ActorDiedError.
     """
@@ -253,7 +252,8 @@ def make_task_error(
         "pid": int(place[2]) if place and place[2] else None,
     }
     for name, value in seen.items():
-        # The user's class may have an own attribute of this name. It is not read: a property may raise.
+        # The user's class may have its own attribute of this name, which is not read, as a property may
+        # raise.
         if not hasattr(type(failure), name) and name not in vars(failure):
             setattr(failure, name, value)
     # The text of most errors includes the traceback. Python formats a SyntaxError differently, so its
@@ -277,7 +277,7 @@ def _combine(
 
 
 class _PicklesByParts:
-    """Base of combined errors, which makes them picklable although no module has their class."""
+    """Base of combined errors, which makes them picklable although their class is not in a module."""
 
     def __reduce__(self) -> Any:
         error: Any = self

@@ -1,4 +1,4 @@
-"""Retries and restarts after the end of a process, as pure functions, with texts for messages."""
+"""Pure functions that decide about retries and restarts after a process's end, and texts for messages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 RetriedKinds = bool | tuple[type[BaseException], ...]
 
 MOST_LOSSES = 3
-"""Number of consecutive node deaths without progress that are survived; one more ends the work."""
+"""Number of consecutive node deaths without progress that are tolerated. One more ends the work."""
 
 _FIRST_DELAY_S = 0.01
 _LONGEST_DELAY_S = 0.2
 
 
 def lost_text(how: str) -> str:
-    """Return the message for a lost session; `how` says how its node ended, or is ""."""
+    """Return the message for a lost session. `how` describes how the session's node ended, or is ""."""
     return f"the runtime's node died ({how})" if how else "the runtime's node died"
 
 
@@ -26,12 +26,12 @@ class ExitRecord:
     Attributes:
         pid: id of the process; None if it never started.
         code: exit code as from `os.waitstatus_to_exitcode`, negative for a signal; None if unknown.
-        requested: trainkit ended the process, by `kill`, after the end of its owner, or at shutdown.
-        reason: reason why it was ended or could not start; "" if it ended by itself.
-        stderr_tail: last lines of its standard error.
-        out_of_memory: the kernel killed some process for lack of memory during its life.
-        may_restart: the actor may be restarted although its end was requested.
-        log_files: files with all its output; "" if it printed nothing.
+        requested: True if trainkit ended the process, by `kill`, after the end of its owner, or at shutdown.
+        reason: reason why the process was ended or could not start; "" if it ended by itself.
+        stderr_tail: last lines of the process's standard error.
+        out_of_memory: True if the kernel killed any process for lack of memory during this process's life.
+        may_restart: True if the actor may be restarted although its end was requested.
+        log_files: paths of the files with the process's output; "" without output.
     """
 
     pid: int | None = None
@@ -45,7 +45,7 @@ class ExitRecord:
 
 
 def should_retry(exit_: ExitRecord, retries_left: int) -> bool:
-    """Return True if a task is retried after this end of its worker; -1 retries mean no limit."""
+    """Return True if a task is retried after this end of its worker. -1 retries mean no limit."""
     return retries_left != 0 and not exit_.requested
 
 
@@ -54,7 +54,7 @@ def retries_on(error: BaseException | None, kinds: RetriedKinds) -> bool:
 
     Args:
         error: the exception; None if nothing was raised.
-        kinds: classes of exceptions to retry; True means any Exception, False none.
+        kinds: classes of exceptions to retry. True means any Exception; False means no retries.
     """
     if isinstance(kinds, bool):
         return kinds and isinstance(error, Exception)
@@ -67,7 +67,7 @@ def restarts_left(max_restarts: int, restarts: int) -> int:
 
 
 def should_restart(exit_: ExitRecord, restarts_left: int) -> bool:
-    """Return whether an actor is restarted after this end of its process; the exit code does not matter."""
+    """Return True if an actor is restarted after this end of its process, whatever the exit code."""
     return restarts_left != 0 and (exit_.may_restart or not exit_.requested)
 
 
@@ -75,7 +75,7 @@ def restart_delay_s(early_deaths: int) -> float:
     """Return the seconds to wait before a restart of a process that died soon after its start.
 
     Args:
-        early_deaths: number of consecutive early deaths. The delay keeps a failing constructor from using a
+        early_deaths: number of consecutive early deaths, whose delay keeps a failing constructor from using a
             whole CPU.
     """
     return (
@@ -87,7 +87,8 @@ def retries_after_restart(sent: bool, retries_left: int) -> int | None:
     """Return the remaining retries of an unanswered call after its actor's restart; None if the call fails.
 
     Args:
-        sent: the call may have begun. A call made after the actor's process ended can't have begun.
+        sent: True if the call may have begun. A call made after the end of the actor's process can't have
+            begun.
         retries_left: remaining retries so far; -1 means no limit.
     """
     if not sent:
@@ -96,7 +97,7 @@ def retries_after_restart(sent: bool, retries_left: int) -> int | None:
 
 
 def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
-    """Return the error message for callers of `name`; `consequence` is text on what happens next."""
+    """Return the error message for callers of `name`. `consequence` is text about the next steps."""
     who = f"{name} (pid {exit_.pid})" if exit_.pid is not None else name
     if exit_.requested:
         text = f"{who} was ended: {exit_.reason}"

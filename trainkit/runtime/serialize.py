@@ -1,4 +1,4 @@
-"""Serialization: pickles with out-of-band buffers, and handles that are sent as descriptors."""
+"""Serialization to pickles with out-of-band buffers, and to handles that are sent as descriptors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def find_unpicklable(value: Any, name: str, dump: Callable[[Any], object]) -> tu
 
     Args:
         value: object that could not be pickled.
-        name: the user's name for it, with which the path begins.
+        name: the user's name for the object, with which the path begins.
         dump: function that raises if its argument can't be pickled.
 
     Returns:
-        A pair such as ("config['lock']", <lock>), or (None, value) if each part alone can be pickled.
+        A pair such as ("config['lock']", <lock>), or (None, value) if each part can be pickled separately.
     """
     tries = 0
 
@@ -92,25 +92,25 @@ PROTOCOL = 5
 
 
 class Handle(Protocol):
-    """Object that reaches another process as an open descriptor.
+    """Object that is sent to another process as an open descriptor.
 
     Attributes:
-        kind: one byte that tells the receiver how to use the descriptor.
+        kind: number of one byte from which the receiver knows how to use the descriptor.
     """
 
     @property
     def kind(self) -> int: ...
 
     def open_fd(self) -> int:
-        """Return a new descriptor for one receiver; the caller closes it after sending it."""
+        """Return a new descriptor for one receiver. The caller closes the descriptor after sending it."""
 
 
 class LostHandle:
-    """Placeholder for a handle that arrived when this process could open no more descriptors.
+    """Placeholder for a handle that arrived when this process could not open more descriptors.
 
     Args:
         kind: kind of the handle.
-        why: reason, in words for the user.
+        why: reason as a sentence for the user.
     """
 
     def __init__(self, kind: int, why: str) -> None:
@@ -129,15 +129,16 @@ def present(handle: Handle) -> Handle:
 
 
 class Packed:
-    """Packed value that can be sent, written to a segment, or rebuilt any number of times.
+    """Packed value that can be sent, written to a memory segment, or rebuilt any number of times.
 
     Attributes:
         payload: the pickle.
-        buffers: out-of-band buffers of the pickle, in order, each a flat view of bytes.
+        buffers: out-of-band buffers of the pickle in order. Each buffer is a flat view of bytes.
         handles: handles that the pickle refers to by index.
-        stored: the value is in shared memory. Then the first handle is its segment, and the payload only says
-            where the parts are.
-        writable: some part can be written to after it is rebuilt, so rebuilt values must not share memory.
+        stored: True if the value is in shared memory. Then the first handle is its segment, and the payload
+            contains only the positions of the parts.
+        writable: True if a part of the rebuilt value is writable, so that rebuilt values must not share
+            memory.
     """
 
     __slots__ = ("buffers", "handles", "payload", "stored", "writable")
@@ -157,7 +158,7 @@ class Packed:
         self.writable = writable
 
     def owned(self) -> Packed:
-        """Return the value with copies of its buffers, since their owner may change them later."""
+        """Return the value with copies of its buffers, since the buffers' owner may change them later."""
         if not self.buffers:
             return self
         return Packed(self.payload, [bytes(buffer) for buffer in self.buffers], self.handles, self.stored)
@@ -173,7 +174,7 @@ ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 NUMBERS = frozenset({int, float, bool, type(None)})
 
 SHORT = 1024
-"""Number of characters or bytes up to which a string is small."""
+"""Maximum number of characters or bytes of a small string."""
 
 _PLAIN_DEPTH = 4
 _CONTAINERS = frozenset({tuple, list, dict})
@@ -193,7 +194,7 @@ def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
 
 
 def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Return True for atoms and short containers of atoms, which the fast C pickler can handle alone."""
+    """Return True for atoms and short containers of atoms, which the fast C pickler can handle."""
     if type(value) in ATOMS:
         return True
     for item in (items := _short_items(value, depth)) or ():
@@ -203,7 +204,7 @@ def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
 
 
 def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return small arguments in a form that later changes don't affect: immutable values, or a pickle.
+    """Return small arguments as immutable values or a pickle, which later changes don't affect.
 
     Return None for any other arguments.
     """
@@ -264,7 +265,7 @@ _decoding = _Decoding()
 
 
 def unpack(packed: Packed) -> Any:
-    """Rebuild the value. Each call makes a new value; buffers in shared memory are shared.
+    """Rebuild the value. Each call makes a new value, but buffers in shared memory are shared.
 
     Raises:
         SerializationError: a class or module of the value can't be imported here, or an object in it can't be
@@ -292,7 +293,7 @@ def unpack(packed: Packed) -> Any:
 
 
 def claim(index: int) -> Handle:
-    """Return the handle at `index` of the value being rebuilt; functions named in pickles call this.
+    """Return the handle at `index` of the value being rebuilt. Functions named in pickles call this function.
 
     Raises:
         ObjectLostError: this process had no descriptor left when the handle arrived.
@@ -301,7 +302,7 @@ def claim(index: int) -> Handle:
 
 
 def attached(pickler: _Pickler, handle: Handle) -> Any:
-    """Reduce a handle so that the receiver gets the handle itself."""
+    """Return the pickle's content for a handle, so that the receiver gets the handle itself."""
     return claim, (pickler.attach(handle),)
 
 
@@ -322,7 +323,7 @@ def deregister(kind: type) -> None:
 def rebuilt(
     kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]
 ) -> BaseException | None:
-    """Return an exception made without calling the constructor of its class; None if that fails."""
+    """Return a new exception, made without calling the constructor of its class; None if that fails."""
     try:
         error = _made(kind, args)
         _set_attributes(error, attributes)
@@ -333,14 +334,15 @@ def rebuilt(
 
 
 def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    # A class with both bases has the `__new__` of TaskError; Python refuses to call MemoryError's on it.
+    # A class with both bases has the `__new__` of TaskError, and Python refuses to call MemoryError's
+    # `__new__`.
     combined = issubclass(kind, TaskError) and issubclass(kind, MemoryError)
     error = (BaseException if combined else kind).__new__(kind, *args)
     error.args = args[:2] if isinstance(error, OSError) else args
     built_in = next(
         base for base in kind.__mro__ if base.__module__ == "builtins" and "__init__" in vars(base)
     )
-    with contextlib.suppress(TypeError):  # a C constructor fills fields that are not in __dict__
+    with contextlib.suppress(TypeError):  # a C constructor sets fields that are not in `__dict__`
         vars(built_in)["__init__"](error, *args)
     return error
 
@@ -351,7 +353,7 @@ def _set_attributes(error: BaseException, attributes: dict[str, Any]) -> None:
 
 
 def arguments_of(error: BaseException) -> tuple[Any, ...]:
-    """Return the arguments for the constructor: `args`, and those that a built-in class removed from it."""
+    """Return the constructor's arguments, including arguments that a built-in class removed from `args`."""
     if isinstance(error, OSError) and len(error.args) == 2 and error.filename is not None:
         return (*error.args, error.filename, None, error.filename2)
     return error.args
@@ -392,12 +394,12 @@ def _reduce_exception(error: BaseException) -> Any:
     plain = maker.__module__ == "builtins" or way != __name__
     if own or way not in (__name__, "tblib.pickling_support") or (plain and not has_slots):
         return NotImplemented
-    # The attributes are set after the exception exists, because they may refer to it.
+    # The attributes are set after the exception exists, because they may refer to the exception.
     return _load_exception, (kind, arguments_of(error)), attributes_of(error), None, None, _set_attributes
 
 
 _OWN_WAYS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__new__")
-"""Methods by which a class itself defines how it is pickled or made."""
+"""Methods with which a class defines how its instances are pickled or made."""
 
 
 def _load_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
@@ -417,13 +419,13 @@ def _reduce_code(code: types.CodeType) -> Any:
 
 
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickler of functions and classes that, unlike cloudpickle's, keeps the names of their files."""
+    """Pickler of functions and classes that keeps the names of their files, unlike cloudpickle's pickler."""
 
     dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({types.CodeType: _reduce_code})
 
 
 def dumps(value: Any, protocol: int = PROTOCOL) -> bytes:
-    """Return a value's pickle, which `pickle.loads` can read anywhere."""
+    """Return a value's pickle, which `pickle.loads` can read in any process."""
     file = io.BytesIO()
     CodePickler(file, protocol=protocol).dump(value)
     return file.getvalue()
@@ -436,7 +438,7 @@ class _Pickler(CodePickler):
         self.writable = False
 
     def attach(self, handle: Handle) -> int:
-        """Add `handle` to the value; return its index for `claim`."""
+        """Add `handle` to the value, and return the handle's index for `claim`."""
         self.handles.append(handle)
         return len(self.handles) - 1
 
@@ -454,7 +456,7 @@ class _Pickler(CodePickler):
 
 
 _proxies: tuple[type, ...] = ()
-"""Base class of the proxies of `multiprocessing.Manager`, if that has been imported."""
+"""Base class of the proxies of `multiprocessing.Manager`, if its module has been imported."""
 
 
 def _register_types() -> None:
@@ -474,8 +476,7 @@ def _register_types() -> None:
 
 
 def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
-    # A worker is not a child of this process and needs the key. Like for a spawned child, the key is sent
-    # along.
+    # A worker is not a child of this process, so it needs the authentication key, like a spawned child.
     from multiprocessing import context
 
     before = context.get_spawning_popen()
@@ -488,7 +489,7 @@ def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
 
 
 def _reduce_state(_: _Pickler, state: Any) -> Any:
-    # Starlette's State reads attributes from an inner dictionary, which does not exist yet during rebuilding.
+    # Starlette's State reads attributes from an inner dictionary, which is missing during the rebuilding.
     return type(state), (state._state,)
 
 
@@ -531,8 +532,7 @@ def _reduce_tensor(pickler: _Pickler, tensor: Any) -> Any:
 def _load_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    # A memory mapping belongs to this reader alone. Any other memory is shared with the next reader, so copy
-    # it.
+    # A memory mapping belongs only to this reader. Other memory is shared with later readers and copied.
     own = buffer if isinstance(getattr(buffer, "obj", None), mmap.mmap) else bytearray(buffer)
     tensor = torch.frombuffer(own, dtype=torch.uint8).view(dtype).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor

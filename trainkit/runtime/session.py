@@ -1,4 +1,4 @@
-"""Current engine: choice and start by `init`, parking between searches, and the workers' environment."""
+"""Current engine of a process, idle sessions kept between searches, and the environment of workers."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _links: dict[Path, Path] = {}
 _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 PARKED_S = 300.0
-"""Seconds that a search's own session waits for the next search; joblib's workers wait as long."""
+"""Seconds for which a search's own session is kept for the next search; joblib's workers wait as long."""
 
 
 class _Parked(NamedTuple):
-    """Parked session. No engine is current while a session is parked."""
+    """Parked session, which is idle and kept for a later `begin`. Meanwhile, no engine is current."""
 
     engine: Engine
     started: tuple[str, SessionSpec]
@@ -55,7 +55,7 @@ class _Parked(NamedTuple):
     timer: threading.Timer
 
     def taken(self) -> Engine:
-        """Return the engine, and cancel the timer that would end it."""
+        """Return the engine, and cancel the timer that would end the session."""
         self.timer.cancel()
         return self.engine
 
@@ -64,7 +64,7 @@ _parked: _Parked | None = None
 
 
 def current() -> Engine | None:
-    """Return the engine of this process, even while it is being closed; None if no engine exists."""
+    """Return the engine of this process, even while the engine is being closed; None if no engine exists."""
     return _current
 
 
@@ -88,14 +88,14 @@ def engine() -> Engine:
 
 
 def put_again(value: Any) -> Any:
-    """Store the value of a reference that was pickled by hand; return a new reference, used on unpickling."""
+    """Store the value of an unpickled reference, and return a new reference. The user's pickles call this."""
     return engine().put(value)
 
 
 def begin(name: str, spec: SessionSpec) -> Engine:
-    """Make an engine of that name current: a parked session with the same settings, or a new engine.
+    """Make the engine of a parked session with the same settings current, or else start a new engine.
 
-    A new engine replaces one whose node has died.
+    A new engine replaces an engine whose node has died.
     """
     global _current, _started
     config = spec.extra.get("_system_config", {})
@@ -120,13 +120,13 @@ def begin(name: str, spec: SessionSpec) -> Engine:
 
 
 def adopt(engine: Engine) -> None:
-    """Make the existing `engine` current; worker processes do so."""
+    """Make the existing `engine` current, as worker processes do."""
     global _current
     _current = engine
 
 
 def shutdown() -> None:
-    """End all workers and free all objects, also those of a parked session; do nothing without a session."""
+    """End all workers and free all objects, even of a parked session. Do nothing without a session."""
     global _current, _is_closing, _parked
     with starting:
         closing = _current
@@ -148,11 +148,11 @@ def shutdown() -> None:
 
 
 def park() -> None:
-    """Park the current session for the next `begin` with the same settings, or end it after `PARKED_S`.
+    """Park the current session for the next `begin` with the same settings. End it after `PARKED_S`.
 
-    The session must be empty. While it is parked, the program sees no session. A `begin` with other settings
-    ends it. In a process of `multiprocessing` or joblib, the session ends at once, because there may be no
-    further search.
+    The session must be idle. While the session is parked, the program has no current session. A `begin` with
+    different settings ends the parked session. In a process of `multiprocessing` or joblib, the session ends
+    at once, because perhaps no further search follows.
     """
     from multiprocessing import parent_process
 
@@ -196,11 +196,11 @@ def at_end(method: Callable[[], None]) -> None:
 
 
 def renew() -> None:
-    """Start a session with the settings of the current one if its node has died; otherwise do nothing.
+    """Start a session with the settings of the current session if its node has died. Otherwise do nothing.
 
     Raises:
         NotInitializedError: the session was shut down, or this process is a worker.
-        NodeDiedError: the node of the new session has died too; call this again.
+        NodeDiedError: the node of the new session has died too. A further call may succeed.
     """
     global _current
     with starting:
@@ -218,15 +218,15 @@ def renew() -> None:
 def linked(folder: Path) -> Iterator[None]:
     """Let the session remove `folder` if this process is killed inside the block.
 
-    Remove the folder inside the block. If the process is killed while it removes the folder, the session
-    removes the rest.
+    The caller removes the folder inside the block. If the process is killed meanwhile, the session removes
+    the rest of the folder.
     """
-    with contextlib.suppress(NodeDiedError):  # the next session gets the link
+    with contextlib.suppress(NodeDiedError):  # a replacing session gets the link
         _link(engine(), folder)
     try:
         yield
     finally:
-        _links.pop(folder).unlink(missing_ok=True)  # gone if the session was killed
+        _links.pop(folder).unlink(missing_ok=True)  # the link is gone if the session was killed
 
 
 def _link(engine: Engine, folder: Path) -> None:
@@ -240,17 +240,17 @@ def _link(engine: Engine, folder: Path) -> None:
 
 
 class SessionWatch:
-    """Watch on the session of some work, and on the sessions that replace it when its node dies."""
+    """Watch on the session that runs some work, and on sessions that replace it when its node dies."""
 
     def __init__(self) -> None:
         self._engine = engine()
 
     def is_current(self) -> bool:
-        """Return whether this session is still the program's current one, and its node is alive."""
+        """Return True if this session is still the program's current session and its node is alive."""
         return running() is self._engine and self.loss() is None
 
     def loss(self) -> NodeDiedError | None:
-        """Check the node; return the error if it has died, None if it is alive."""
+        """Check the node. Return the error if the node has died, None if it is alive."""
         try:
             self._engine.require_node()
         except NodeDiedError as error:
@@ -263,7 +263,7 @@ class SessionWatch:
         Raises:
             NotInitializedError: the session was shut down, or this process is a worker, which ends with its
                 node.
-            NodeDiedError: the node of the new session has died too; call this again.
+            NodeDiedError: the node of the new session has died too. A further call may succeed.
         """
         renew()
         self._engine = engine()
@@ -316,7 +316,7 @@ def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None
 
 @contextlib.contextmanager
 def inside(folder: str | None) -> Iterator[None]:
-    """Run in `folder`, with `folder` first on `sys.path`; None changes nothing."""
+    """Run the block in `folder`, with `folder` first on `sys.path`. None changes nothing."""
     if folder is None:
         yield
         return
@@ -336,13 +336,13 @@ PRELOADS = {
     "torch": ("numpy.random", "torch"),
     "torch._dynamo": ("torch._dynamo", "trainkit.train.workers.worker", "trainkit.train.torch.trial"),
 }
-"""Modules that a template imports before it forks, by name of the set; "torch" includes NumPy."""
+"""Modules that a template process imports before it forks, by name of the set; "torch" includes NumPy."""
 
 SLOW = {"torch", "torch._dynamo"}
-"""Sets whose import takes about a second; the others take tenths of a second."""
+"""Sets whose import takes about a second. Other sets take tenths of a second."""
 
 HEAVY = frozenset(SLOW | {"pandas", "sklearn"})
-"""Packages that get their own template as soon as a worker has imported them."""
+"""Packages for which a template process is started as soon as a worker has imported them."""
 
 # Every optimizer imports `torch._dynamo` on first use, so workers that import torch get both.
 _when_imported = {name: name for name in PRELOADS} | {"torch._dynamo": "torch"}
@@ -352,7 +352,7 @@ def register(module: str, when: str | None = None, *, is_slow: bool = False) -> 
     """Preload a module for the workers of a process that has imported it.
 
     Args:
-        module: module to import in the template.
+        module: module to import in the template process.
         when: module that the process has imported; None means `module`.
         is_slow: True if the import takes about a second.
     """
@@ -368,7 +368,7 @@ def wanted(imported: Container[str] = sys.modules) -> frozenset[str]:
 
 
 class _Watcher:
-    """Import hook that only reports heavy packages. It finds no modules."""
+    """Import hook that only reports imports of heavy packages."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -400,7 +400,7 @@ ENGINES = Registry(
         "ray": "trainkit.runtime.ray.engine:RayEngine",
     },
 )
-"""Engines by name; other packages add theirs by entry points."""
+"""Engines by name. Other packages add engines by entry points."""
 RAY_PRIVATE = frozenset(
     {
         "_driver_object_store_memory",
@@ -435,7 +435,7 @@ _NOT_HERE = (
 )
 """Arguments of `ray.init` that only Ray uses."""
 _LEAST_STORE_BYTES = 1 << 20
-"""Room for a few of the smallest values in the object store, which take 256 KiB each."""
+"""Minimum size of the object store, with room for a few of its smallest values of 256 KiB each."""
 _SYSTEM_CONFIG_HERE = {
     "object_spilling_config": "object_spilling_directory='...'",
     "automatic_object_spilling_enabled": "object_spilling_directory=False",
@@ -574,7 +574,7 @@ _told: set[str] = set()
 
 
 def _tell_of_no_effect(engine: str, extra: Mapping[str, Any]) -> None:
-    """Warn once about Ray's arguments that have no effect on an engine, except those that are False."""
+    """Warn once about Ray's arguments without effect on an engine, except arguments that are False."""
     asked = [name for name in _NOT_HERE if extra.get(name) not in (None, False) and name not in _told]
     if asked:
         _told.update(asked)
@@ -595,7 +595,7 @@ def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Lite
 
 
 def start(name: str, spec: SessionSpec) -> Engine:
-    """Start the engine of that name. Its module is imported now, because not every machine can import it.
+    """Start the engine of that name. Its module is imported only now, as some machines can't import it.
 
     Raises:
         ConfigError: the engine can't run on this platform.

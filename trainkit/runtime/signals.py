@@ -1,7 +1,8 @@
-"""Handling of SIGINT and SIGTERM: deferral during waits and transfers, and coordination in a session.
+"""Handling of SIGINT and SIGTERM, with deferral during waits and transfers, and coordination in a session.
 
 Slurm and systemd send SIGTERM to every process of a job at once. The program then decides which processes
-end, and when. Its node keeps the signal pending, which tells a worker that the signal went to the whole job.
+end, and when. Its node keeps the signal pending, so that a worker can see that the whole job received the
+signal.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ class _State:
 
 
 _masks = threading.local()
-"""Signal mask of a thread before it forks, to be restored after the fork."""
+"""Signal mask of a thread before a fork, which is restored after the fork."""
 
 
 def is_default() -> bool:
-    """Return whether SIGTERM has its default effect in this program, and this thread could handle it."""
+    """Return True if SIGTERM has its default effect in this program and this thread could handle it."""
     in_main = threading.current_thread() is threading.main_thread() and not _is_over()
     return in_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
 
 
 def take_over() -> None:
-    """End this program cleanly on SIGTERM until `give_back` is called; for the main thread."""
+    """End this program cleanly on SIGTERM until `give_back` is called. Only the main thread may call this."""
     _give_back_at_end()
     _watch_forks()
     _State.asked = False
@@ -57,14 +58,14 @@ def give_back() -> None:
 node = 0
 """Pid of the session's node; 0 if there is no node."""
 _JOB_S = 1.0
-"""Seconds by which the node may receive SIGTERM later than another process of its job."""
+"""Seconds by which the node may receive SIGTERM later than other processes of its job."""
 _LOOK_S = 0.01
 KEPT_S = 10.0
 """Seconds by which a worker may handle SIGTERM later than the node, for example while C code runs."""
 
 
 def keep_pending() -> None:
-    """Keep SIGTERM pending in this process, a node or a template, which ends with its program."""
+    """Keep SIGTERM pending in this process, a node or template process, which ends with its program."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
 
 
@@ -74,12 +75,12 @@ def take_pending() -> None:
 
 
 def keep_no_longer() -> None:
-    """Stop blocking SIGTERM, and act on a pending one."""
+    """Stop blocking SIGTERM, so that a pending SIGTERM takes effect."""
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGTERM,))
 
 
 def is_of_job(number: int) -> bool:
-    """Return whether a received signal is a SIGTERM to every process of the job; then the node has it too."""
+    """Return True if a signal is a SIGTERM to every process of the job, so that the node received it too."""
     if number != signal.SIGTERM or not node:
         return False
     latest = SYSTEM.monotonic() + _JOB_S
@@ -89,7 +90,7 @@ def is_of_job(number: int) -> bool:
 
 
 def hand_on(send: Callable[[int], None]) -> None:
-    """Forward SIGINT and SIGTERM by `send`, except a SIGTERM that the whole job received."""
+    """Forward SIGINT and SIGTERM with `send`, except a SIGTERM that the whole job received."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: None if is_of_job(number) else send(number))
 
@@ -102,14 +103,14 @@ def _node_has_it() -> bool:
 
 
 def serve_program() -> None:
-    """Let this worker end by a SIGTERM to it alone; the program handles a SIGTERM to the whole job."""
+    """End this worker at a SIGTERM to it alone. The program handles a SIGTERM to the whole job."""
     _watch_forks()
     signal.signal(signal.SIGTERM, _on_signal_of_worker)
     keep_no_longer()
 
 
 def _on_signal_of_worker(number: int, frame: FrameType | None) -> None:
-    # If the user's own handler has replaced this one and calls it, the user's handler decides about the end.
+    # If the user's own handler has replaced this handler and calls it, the user's handler decides.
     if signal.getsignal(number) is _on_signal_of_worker and not is_of_job(number):
         _end_by(number)
 
@@ -128,7 +129,7 @@ def _watch_forks() -> None:
 
 @functools.cache
 def _give_back_at_end() -> None:
-    # This must run before Python waits for threads: a signal at the start of that wait would not be handled.
+    # This must run before Python waits for threads, as a signal at the start of the wait would be lost.
     threading._register_atexit(give_back)  # type: ignore[attr-defined]
 
 
@@ -141,44 +142,44 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child that user code forks has no session. SIGTERM must end it at once, as `multiprocessing.Pool`
-    # expects of its workers, because a Python handler may never run there. SIGTERM is blocked until this is
-    # done.
+    # A child that user code forks has no session. SIGTERM must end the child at once, as
+    # `multiprocessing.Pool` expects of its workers, because a Python handler may never run there. SIGTERM is
+    # blocked until the default handler is set.
     if _signal.getsignal(_signal.SIGTERM) in (_on_signal, _on_signal_of_worker):
         _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
     _after_fork_in_parent()
 
 
 def is_asked() -> bool:
-    """Return whether a SIGTERM came and was deferred."""
+    """Return True if a SIGTERM arrived and was deferred."""
     return _State.asked
 
 
 def end_if_asked() -> None:
-    """Raise SystemExit if a SIGTERM came and was deferred."""
+    """Raise SystemExit if a SIGTERM arrived and was deferred."""
     if _State.asked:
         raise SystemExit(EXIT_CODE)
 
 
 def act(handler: Handler) -> None:
-    """Carry out a deferred signal; `handler` is the SIGINT handler from before the deferral."""
+    """Act on a deferred signal. `handler` is the previous SIGINT handler."""
     if not _holds(handler):
         end_if_asked()
     handler(signal.SIGINT, None)
 
 
 def _holds(handler: Any) -> bool:
-    """Return whether the handler belongs to an object that defers signals."""
+    """Return True if the handler belongs to an object that defers signals."""
     return isinstance(getattr(handler, "__self__", None), InterruptGuard | InterruptHandler)
 
 
 def _is_over() -> bool:
-    """Return whether Python is ending this program: it waits for threads or calls exit functions."""
+    """Return True if Python is ending this program, and so waits for threads or calls exit functions."""
     return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    # In a program that is ending, nothing catches an exception, and Python would print it. The node ends the
+    # In an ending program, an exception would not be caught, and Python would print it. The node ends the
     # session after the program.
     if _is_over():
         _end_by(number)
@@ -196,31 +197,31 @@ _signal: Any = importlib.import_module("_signal")
 """Functions that `signal` wraps. Without the wrapper's enums, a wait is some microseconds shorter."""
 
 _LOOK_MS = 500
-"""Interval at which a wait lets Python check for signals: a signal to another thread ends no wait here."""
+"""Interval at which a wait lets Python check for signals, as signals to other threads don't end a wait."""
 _LONGEST_MS = 2**31 - 1
 _FOLLOWER_S = 0.05
-"""Longest delay in seconds before a wait for another thread notices Ctrl-C."""
+"""Longest delay in seconds until a wait for another thread notices Ctrl-C."""
 
 
 @functools.cache
 def wake_fd() -> int:
-    """Return the descriptor that ends a wait. A process needs only one: only its main thread waits on it."""
+    """Return the descriptor that ends a wait. One per process is enough, as only its main thread uses it."""
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
-os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches parent and child
+os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches the parent and the child
 
 
 class InterruptGuard:
-    """Context manager that defers SIGINT to its end, and then acts on it even after an Exception.
+    """Context manager that defers SIGINT to its end, and then acts on SIGINT even after an Exception.
 
-    It has no effect outside the main thread.
+    The guard has no effect outside the main thread.
 
     Args:
-        acts: False if the caller calls `act` itself.
+        acts: False if the caller will call `act` itself.
 
     Attributes:
-        noted: True if Ctrl-C or SIGTERM came.
+        noted: True if Ctrl-C or SIGTERM arrived.
     """
 
     def __init__(self, acts: bool = True) -> None:
@@ -253,12 +254,12 @@ class InterruptGuard:
                     self.act()
 
     def act(self) -> None:
-        """Call the original handler if Ctrl-C came; the handler usually raises."""
+        """Call the original handler if Ctrl-C arrived. The handler usually raises."""
         if self.noted and self._handler is not None:
             act(self._handler)
 
     def poll(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
-        """Wait for readable `fds` and return them; return [] after `timeout_s` or Ctrl-C."""
+        """Wait until some of `fds` are readable, and return these. Return [] after `timeout_s` or Ctrl-C."""
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
@@ -271,7 +272,7 @@ class InterruptGuard:
         ready = [fd for fd, _ in found]
         if self._wake_fd in ready:
             ready.remove(self._wake_fd)
-            if not self.noted:  # a second Ctrl-C came while the previous guard ended
+            if not self.noted:  # a second Ctrl-C arrived while the previous guard ended
                 os.eventfd_read(self._wake_fd)
         return ready
 
@@ -285,8 +286,8 @@ class InterruptGuard:
 class InterruptHandler:
     """Context manager that handles SIGINT, and restores the previous handler at its end.
 
-    The first Ctrl-C is only noted, so that no step of the loop is interrupted. It does end a wait, where
-    nothing can be lost. The second raises KeyboardInterrupt anywhere in the program. Further ones are
+    The first Ctrl-C is only counted, so that steps of the loop are not interrupted. But it ends a wait, where
+    no data can be lost. The second Ctrl-C raises KeyboardInterrupt anywhere in the program. Further ones are
     deferred until the cleanup is done; see `held`. In a program with a session, SIGTERM counts as a Ctrl-C.
     """
 
@@ -306,21 +307,21 @@ class InterruptHandler:
         self.give_back()
 
     def give_back(self) -> None:
-        """Restore the previous handler of SIGINT, when nothing is left to end cleanly."""
+        """Restore the previous handler of SIGINT, when the cleanup is done."""
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
 
     def news(self) -> bool:
-        """Return True if Ctrl-C came since the last call."""
+        """Return True if Ctrl-C arrived since the last call."""
         is_new, self._told = self.count > self._told, self.count
         return is_new
 
     def end_wait(self, wait: Callable[[], None]) -> None:
-        """Call `wait`, which must do nothing but wait; the first Ctrl-C ends it."""
+        """Call `wait`, which must only wait. The first Ctrl-C ends the wait."""
         try:
             self._waiting = True
-            if self.count == self._told:  # else Ctrl-C came just before, and waiting would hide it
+            if self.count == self._told:  # else Ctrl-C arrived just before, and waiting would hide it
                 wait()
             self._waiting = False
         except KeyboardInterrupt:

@@ -1,1 +1,1 @@
-"""Inline engine: every call runs immediately in the calling process."""
+"""Inline engine, which runs every call immediately in the calling process."""

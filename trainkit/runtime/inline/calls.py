@@ -1,4 +1,4 @@
-"""Calls and actors of the inline engine. Both are in the calling process."""
+"""Calls and actors of the inline engine, which are in the calling process."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DEAD_KEPT = 1000
 
 @dataclass(frozen=True, eq=False)
 class CallFrame:
-    """Frame of one call, or of the steps of a stream.
+    """Context of one call, or of the steps of a stream.
 
     Attributes:
-        name: name of the code, for errors.
-        shown: name of the call for users, "Class.method" in an actor; "" for the cleanup of an actor.
+        name: name of the called code, for errors.
+        shown: name of the call for users, such as "Class.method" in an actor; "" for the cleanup of an actor.
         loop: event loop for async code.
         number: number of the call; None for constructors and cleanup.
-        actor: actor of the method; None for a task.
+        actor: actor whose method is called; None for a task.
     """
 
     name: str
@@ -52,7 +52,7 @@ class CallFrame:
         return self.loop.run(awaitable, self.name)
 
     def leave(self) -> None:
-        """Close the loop of a task; an actor keeps its own."""
+        """Close the event loop of a task. An actor's loop stays open."""
         if self.actor is None:
             self.loop.close()
 
@@ -63,7 +63,7 @@ class CallFrame:
 
 
 def current_frame() -> CallFrame | None:
-    """Return the call that runs this code; None outside a call."""
+    """Return the frame of the call that runs this code; None outside a call."""
     stack = running_frames()
     return stack[-1] if stack else None
 
@@ -84,9 +84,9 @@ class Outcome:
 
     Attributes:
         value: the returned value.
-        failure: the packed failure, instead of a value.
+        failure: packed failure, if the call failed.
         error: the raised exception.
-        exited: True if the code of a task raised SystemExit, as if to end its own process.
+        exited: True if a task raised SystemExit, which would end its process on other engines.
     """
 
     value: Any = None
@@ -96,10 +96,10 @@ class Outcome:
 
 
 class InlineCallRunner:
-    """Runner of user code in its frames.
+    """Runner of user code in call frames.
 
     Args:
-        spec: settings of the session, whose environment every call sees.
+        spec: settings of the session, whose environment applies to every call.
         recorder: recorder of calls for the timeline; None turns recording off.
     """
 
@@ -110,7 +110,7 @@ class InlineCallRunner:
 
     @contextlib.contextmanager
     def entered(self, frame: CallFrame) -> Iterator[None]:
-        """Run the code in this context in `frame`, with the frame's environment and folder."""
+        """Run the code of the `with` block in `frame`, with the frame's environment and folder."""
         outer: tuple[CallFrame, ...] = running_frames()
         # Inner calls inherit the environment of outer calls, as a worker's own workers do.
         variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
@@ -130,7 +130,7 @@ class InlineCallRunner:
     def outcome(self, frame: CallFrame, work: Callable[[], Any]) -> Outcome:
         """Run `work` in `frame`.
 
-        A KeyboardInterrupt passes through, because Ctrl-C is meant for the caller in the same process.
+        A KeyboardInterrupt is raised unchanged, because Ctrl-C is meant for the caller in the same process.
         """
         actor = frame.actor
         try:
@@ -180,21 +180,21 @@ def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any,
 
 
 class InlineActor(Uncopied):
-    """Actor of the inline engine. Its handles keep it alive; it ends with the last of them.
+    """Actor of the inline engine, which ends when its last handle is gone.
 
     Args:
         number: id of the actor.
         spec: requested settings, without the arguments.
-        namespace: namespace of its name.
-        caller: runner of its code.
+        namespace: namespace of the actor's name.
+        caller: runner of the actor's code.
         ended: function that is called once, when the actor has ended.
 
     Attributes:
-        over: reason for its end; None while it is alive.
-        failure: failure of its constructor, which every call repeats.
-        made: True once its constructor has ended.
-        calls: number of its running calls.
-        lock: lock that another thread's call waits for, since an actor runs one call at a time.
+        over: reason for the actor's end; None while the actor is alive.
+        failure: failure of the constructor, which every call reports.
+        made: True once the constructor has ended.
+        calls: number of running calls of the actor.
+        lock: lock that calls of other threads wait for, since an actor runs one call at a time.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class InlineActor(Uncopied):
         return f"{self.number:016x}"
 
     def make(self, packed: Packed, resolve: Callable[[Any], Any]) -> None:
-        """Make the instance from its packed arguments, or record the failure of its constructor."""
+        """Make the instance from packed arguments, or record the failure of its constructor."""
         cls: Any = self.spec.cls
         frame = self.frame(self.name, f"{cls.__name__}.__init__")
 
@@ -254,8 +254,8 @@ class InlineActor(Uncopied):
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Run a call of the actor in this context, after the calls of other threads."""
-        # A call further up the same stack can't end first, so waiting for it would never end.
+        """Run an actor's call in the `with` block, after the running calls of other threads."""
+        # A call further up the same stack can't end first, so waiting for that call would never end.
         within = any(frame.actor is self for frame in running_frames())
         with nullcontext() if within else self.lock, self._counted():
             yield
@@ -270,7 +270,7 @@ class InlineActor(Uncopied):
             self._let_go()
 
     def end(self, reason: str) -> None:
-        """End the actor; do nothing if it has ended."""
+        """End the actor, unless it has ended already."""
         if self.over is not None:
             return
         self.over = reason
@@ -283,7 +283,7 @@ class InlineActor(Uncopied):
     def _let_go(self) -> None:
         """Drop the instance of an ended actor, after its last call."""
         if self.over is not None and self.calls == 0:
-            # The frame is for the user's cleanup code.
+            # The user's cleanup code, such as `__del__`, runs in a frame too.
             with self._caller.entered(self.frame(self.name, "")):
                 self._loop.close()
                 self.instance = None

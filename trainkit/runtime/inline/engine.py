@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InlinePlacementGroup:
-    """Reserved list of bundles, and the resources of each."""
+    """Reserved list of bundles, with the resources of each bundle."""
 
     bundles: Sequence[Bundle]
     strategy: str
@@ -51,7 +51,7 @@ class InlinePlacementGroup:
 
 
 _LISTED_BYTES = 256 * 1024
-"""Minimum size of listed values. Other engines keep values of this size in shared memory."""
+"""Minimum size of the values in listings. Other engines keep values of this size in shared memory."""
 
 
 class InlineEngine:
@@ -82,20 +82,20 @@ class InlineEngine:
         self._groups: dict[int, InlinePlacementGroup] = {}
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
-        self._naming = threading.RLock()  # of two threads, one makes the actor and the other finds it
+        self._naming = threading.RLock()  # one of two threads makes an actor, the other finds it
         self._kinds: dict[str, Callable[[], list[Row]]] = {
             "nodes": self._nodes,
             "actors": self._actors.rows,
             "tasks": self._tasks,
             "workers": self._workers,
-            "logs": list,  # output goes where the program prints
+            "logs": list,  # the output goes to the program's own output
             "objects": self._objects,
             "placement_groups": self._group_rows,
-            "requests": list,  # nothing waits
+            "requests": list,  # requests never wait
         }
 
     def require_usable(self) -> None:
-        return  # everything is in this process, and a fork has a copy
+        return  # all state is in this process, and a fork has a copy
 
     def require_node(self) -> None:
         return  # this engine has no node
@@ -148,7 +148,7 @@ class InlineEngine:
         return actor
 
     def _existing(self, asked: specs.Registration | None) -> calls.InlineActor | None:
-        """Return the existing actor of a registration if that is requested, or None."""
+        """Return the existing actor with that name, or None. Raise ConfigError if the name is taken."""
         found = None if asked is None else self._actors.named(asked.name, asked.namespace or self._namespace)
         if asked is None or found is None or asked.get_if_exists:
             return found
@@ -217,7 +217,7 @@ class InlineEngine:
         spec: specs.TaskSpec | specs.MethodSpec,
         retries: int,
     ) -> calls.Outcome:
-        """Call what `find` returns; the value is a list of packed results, or a generator for a stream."""
+        """Call the function that `find` returns. The value is a list of packed results, or a generator."""
         num_returns = spec.num_returns
 
         def work() -> Any:
@@ -252,12 +252,12 @@ class InlineEngine:
             # A stream that fails later is not retried, because its reader already has the first values.
             if retries == 0 or not (outcome.exited or retries_on(outcome.error, spec.retry_exceptions)):
                 return outcome
-            retries -= 1  # a negative number never reaches 0
+            retries -= 1  # a negative number, which means no limit, never reaches 0
 
     def _results(
         self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int
     ) -> list[ObjectRef[Any]]:
-        """Return the references of a call. Its frame ends here, or with its stream."""
+        """Return the references of a call. The call's frame is closed here, or at the end of its stream."""
         actor = frame.actor
 
         def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
@@ -306,7 +306,7 @@ class InlineEngine:
             raise ConfigError(
                 "cancel(force=True) ends a process, and an actor is not to end for a call: use kill()"
             )
-        if isinstance(ref, InlineStream):  # any other call has ended
+        if isinstance(ref, InlineStream):  # other calls have ended already
             ref.cancel()
 
     def exit_actor(self) -> NoReturn:
@@ -406,7 +406,7 @@ class InlineEngine:
         )
 
     def is_cancelled(self) -> bool:
-        return False  # a call has ended before its reference exists
+        return False  # every call has ended before its reference exists
 
     def current_actor(self) -> tuple[calls.InlineActor, specs.Interface] | None:
         actor = calls.current_actor()
@@ -419,7 +419,7 @@ class InlineEngine:
         return dict(self._totals)
 
     def available_resources(self) -> Bundle:
-        return dict(self._totals)  # calls run one at a time, and can use everything
+        return dict(self._totals)  # calls run one at a time, and each can use all resources
 
     def gpu_ids(self) -> list[int | str]:
         frame = calls.current_frame()
@@ -430,7 +430,7 @@ class InlineEngine:
         return devices.gpu_ids(devices.gpu_name(index, self._visible_gpus) for index in gpus)
 
     def _gpus(self, placement: specs.Placement) -> list[int]:
-        """Return the first GPUs of the machine, or of the bundle, that meet the request."""
+        """Return the first GPUs of the machine, or of the request's bundle, that meet the request."""
         if placement.group is None:
             ledgers = [Ledger.of_machine(self._totals)]
         else:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class _Stack(threading.local):
-    # This is not a context variable, because a greenlet's code belongs to the call that switches to it.
+    # A context variable would not work, as a greenlet's code belongs to the call that switches to it.
     frames: tuple[Any, ...] = ()
 
 
@@ -27,13 +27,13 @@ _stack = _Stack()
 
 
 def running_frames() -> tuple[Any, ...]:
-    """Return the calls that run this code, the innermost last."""
+    """Return the frames of the calls that run this code, from the outermost to the innermost."""
     return _stack.frames
 
 
 @contextlib.contextmanager
 def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
-    """Make the code in this context, on this thread, part of the calls `inside`."""
+    """Make the code of the `with` block, in this thread, part of the calls `inside`."""
     outer = _stack.frames
     _stack.frames = inside
     try:
@@ -43,21 +43,22 @@ def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
 
 
 _open: set[asyncio.Runner] = set()
-"""Open runners. The references keep the garbage collector from ending a loop before its actor closes it."""
+"""Open runners. The set keeps the garbage collector from ending a loop before its actor closes the loop."""
 
 
 class _Stuck(Exception):
-    """Error that nothing can ever wake the loop."""
+    """Error that the loop waits for an event that can't happen."""
 
 
 class _Selector(selectors.DefaultSelector):
     """Selector that detects an endless wait.
 
-    A loop would wait for ever if it has no timer, no open file except its own, and no other thread that could
-    wake it.
+    A loop would wait forever if it has no timer, no open file except its own, and no other thread that could
+    wake the loop.
 
     Attributes:
-        threads: number of threads that can't wake the loop: its own, and one that waits for it.
+        threads: number of threads that can't wake the loop, which are the loop's thread and a thread that
+            waits for it.
     """
 
     threads = 1
@@ -71,8 +72,8 @@ class _Selector(selectors.DefaultSelector):
 class PrivateLoop:
     """Event loop of one actor or task, made on first use, which runs only during a call.
 
-    The caller may be in a running event loop itself, such as a notebook's. A thread can run only one loop, so
-    this loop then runs in another thread, and the caller waits.
+    The caller may be in a running event loop itself, such as a notebook's. As a thread can run only one loop,
+    this loop then runs in a different thread, and the caller waits.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class PrivateLoop:
         """Run `awaitable` to its end and return its result.
 
         Raises:
-            ConfigError: it waits for something that only another call could do.
+            ConfigError: the awaitable waits for an effect of a different call, which can't run meanwhile.
         """
         if self._task is not None:
             if hasattr(awaitable, "close"):
@@ -111,7 +112,7 @@ class PrivateLoop:
             _open.discard(runner)
 
     def _run(self, awaitable: Awaitable[T], where: str) -> T:
-        import asyncio  # takes a tenth of a second, so only for async calls
+        import asyncio  # the import takes a tenth of a second, so only async calls do it
 
         if self._runner is None or self._selector is None:
             self._selector = _Selector()
@@ -128,7 +129,7 @@ class PrivateLoop:
             return self._runner.run(main(), context=contextvars.copy_context())
         except _Stuck:
             if self._task is not None:
-                self._task.cancel()  # so that its `finally` blocks run now
+                self._task.cancel()  # so that the task's `finally` blocks run now
                 with contextlib.suppress(_Stuck, asyncio.CancelledError):
                     self._runner.get_loop().run_until_complete(self._task)
             raise ConfigError(
@@ -155,7 +156,7 @@ def _in_running_loop() -> bool:
 
 
 def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """Do `work` in another thread and wait for it; Ctrl-C calls `interrupt`."""
+    """Call `work` in a new thread and wait for its result. Ctrl-C calls `interrupt`."""
     done: Future[T] = Future()
     inside = running_frames()
 

@@ -59,7 +59,7 @@ class InlineStream(ObjectRefGenerator[Any]):
     Args:
         stream_id: id of the call.
         frame: frame of the steps.
-        started: outcome with the generator, or with the failure to make it.
+        started: outcome of the call, with the generator or a failure.
         run: function that runs a step in the frame.
         new_ref: function that makes a reference to a packed value or failure.
     """
@@ -98,7 +98,7 @@ class InlineStream(ObjectRefGenerator[Any]):
             raise StopAsyncIteration from None
 
     def upcoming(self) -> ObjectRef[Any]:
-        return self._new_ref(_NONE, False)  # reading its value takes a step
+        return self._new_ref(_NONE, False)  # reading the reference's value runs a step
 
     def completed(self) -> ObjectRef[None]:
         while not self._over:
@@ -164,5 +164,5 @@ def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
         frame.run(generator.aclose())
 
 
-# References are passed as the same object; each reader unpacks its own copy of the value.
+# A reference is passed as the same object. Each reader unpacks its own copy of the value.
 serialize.register(InlineRef, serialize.attached)

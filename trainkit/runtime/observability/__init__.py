@@ -1,1 +1,1 @@
-"""Listings of a session, and records that it keeps of its calls."""
+"""Listings of a session's state, and records of its calls."""

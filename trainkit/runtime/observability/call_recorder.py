@@ -1,7 +1,7 @@
 """Recorder of a process's calls, for the timeline of a session.
 
-Each process appends a line per call to its own file in the session's folder. The timeline therefore includes
-calls of killed processes, and needs no request to any process.
+Each process appends a line per call to its own file in the session's folder. So the timeline includes calls
+of killed processes, and can be read without requests to processes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trainkit.clock import SYSTEM
 from trainkit.settings import records_calls
 
 FOLDER = "timeline"
-"""Subfolder of the session's folder for the files."""
+"""Subfolder of the session's folder that contains the files."""
 MAX_CALLS = 100_000
-"""Maximum number of recorded calls of one process; later calls are left out."""
+"""Maximum number of recorded calls of one process. Later calls are not recorded."""
 
 
 class RecordedCall(NamedTuple):
@@ -59,7 +59,8 @@ class CallRecorder:
         path = folder / FOLDER / f"{worker_id}.jsonl"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # A program may have several sessions in turn. At interpreter exit, a call may still be running.
+        # The file is closed early as a program may start several sessions, but not at exit, when calls may
+        # still run.
         weakref.finalize(self, os.close, self._fd).atexit = False
         self._worker_id = worker_id
         self._left = MAX_CALLS

@@ -16,13 +16,13 @@ def cluster_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
-    """Return the free resources; resources that are used up are left out."""
+    """Return the free resources, without resources that are used up."""
     stores = [_object_store(node, free=True) for node in engine().state("nodes")]
     return _shown(total([engine().available_resources(), *stores]))
 
 
 def _object_store(node: Mapping[str, Any], *, free: bool = False) -> dict[str, float]:
-    """Return the memory for large objects on a node, or only its free part, by the resource's name."""
+    """Return the memory for large objects on a node, or its free part, as a resource by name."""
     store = node["object_store"]
     if not store:
         return {}
@@ -35,7 +35,7 @@ def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Return the session's machines, each with name, address, resources and whether it is alive.
+    """Return the session's machines, each with name, address, resources and a flag for being alive.
 
     Each row also has Ray's names, such as NodeID, Alive, NodeManagerAddress and Resources.
     """
@@ -55,7 +55,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def list_actors() -> list[dict[str, Any]]:
-    """Return the session's actors, living and dead, with state, name, pid and resources."""
+    """Return the session's living and dead actors, with state, name, pid and resources."""
     return engine().state("actors")
 
 
@@ -65,7 +65,7 @@ def list_tasks() -> list[dict[str, Any]]:
 
 
 def list_objects() -> list[dict[str, Any]]:
-    """Return the large objects with their size in bytes, their holders, and whether they are on disk."""
+    """Return the large objects with their size in bytes, the pids that use them, and True if on disk."""
     return engine().state("objects")
 
 
@@ -75,8 +75,9 @@ def list_placement_groups() -> list[dict[str, Any]]:
 
 
 def get_gpu_ids() -> list[int | str]:
-    """Return the ids of the GPUs assigned to this worker; in the driver, of all GPUs.
+    """Return the ids of the GPUs assigned to this worker. In the driver, return the ids of all GPUs.
 
-    The ids are numbers or UUIDs, as in CUDA_VISIBLE_DEVICES. If that is not set, the numbers count from 0.
+    The ids are numbers or UUIDs, as in CUDA_VISIBLE_DEVICES. If this variable is not set, the numbers start
+    at 0.
     """
     return engine().gpu_ids()

@@ -1,4 +1,4 @@
-"""Actors on Ray, and a cache of the wrappers for functions and classes."""
+"""Actors on Ray, and a cache of wrapped functions and classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, Met
 
 
 class Definitions:
-    """Cache of Ray's remote functions and classes, by the user's functions and classes.
+    """Cache of Ray's remote functions and actor classes, keyed by the user's functions and classes.
 
     Args:
         join: function that makes trainkit's functions available in a worker's process.
@@ -31,11 +31,11 @@ class Definitions:
 
     def __init__(self, join: Join) -> None:
         self._join = join
-        self._lock = threading.RLock()  # reentrant, because a weak reference may end while it is held
+        self._lock = threading.RLock()  # reentrant, because a weak reference's callback may run meanwhile
         self._known: dict[Any, tuple[Any, Any]] = {}
 
     def task(self, spec: TaskSpec) -> Any:
-        """Return Ray's remote function for the function of `spec`; raise SerializationError if that fails."""
+        """Return Ray's remote function for the function of `spec`. Raise SerializationError on failure."""
         streaming = spec.num_returns in (STREAMING, DYNAMIC)
         key = ("task", id(spec.function), spec.name, spec.retry_exceptions, spec.max_calls, streaming)
 
@@ -59,7 +59,7 @@ class Definitions:
         return self._once(key, spec.cls, make)
 
     def clear(self) -> None:
-        """Empty the cache, because another session of Ray does not know its entries."""
+        """Empty the cache, because a later session of Ray does not know its entries."""
         with self._lock:
             self._known.clear()
 
@@ -71,7 +71,7 @@ class Definitions:
         made = make()
         try:
             known = weakref.ref(source, lambda _: self._known.pop(key, None))
-        except TypeError:  # some callables allow no weak references, and are sent each time
+        except TypeError:  # callables without weak references are sent each time
             return made
         with self._lock:
             self._known[key] = (known, made)
@@ -106,10 +106,10 @@ def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor
 
 
 def _to_wait_for(refs: list[Any]) -> list[Any]:
-    """Return what Ray must wait for before it starts an actor with these arguments.
+    """Return a reference that is done when all these arguments exist, if some are pending; else no reference.
 
-    The arguments themselves are not returned: if one failed, Ray would give callers only the text of its
-    error.
+    Ray waits for this reference before it starts the actor. If Ray waited for the arguments themselves and
+        one failed, callers would get only the text of its error.
     """
     awaited = list(dict.fromkeys(refs))
     late = awaited and ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)[1]
@@ -132,11 +132,11 @@ def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
         handle = ray.get_actor(name, namespace)
     except ValueError as error:
         raise missing from error
-    # Ray remembers names, and may still find an actor that ended itself.
+    # Ray keeps names for a while, and may still find an actor that ended itself.
     if ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD":
         raise missing
     deadline = SYSTEM.monotonic() + _INTERFACE_WAIT_S
-    while True:  # its creator may be about to write this
+    while True:  # the actor's creator may be about to write the interface
         interface = internal_kv._internal_kv_get(_key(handle))
         if interface is not None:
             known: Interface = pickle.loads(interface)

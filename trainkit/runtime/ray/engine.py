@@ -1,8 +1,8 @@
-"""Ray engine: a thin layer over Ray, which places, runs, restarts and stores.
+"""Ray engine, a thin layer over Ray.
 
-The engine itself decides none of these. It adds the promises of the other engines to plain Ray: their errors,
-the names of parts that can't be pickled, immediate refusal of requests that can never be met, and actors that
-take no CPU unless they request one.
+Ray places, runs and restarts calls and actors, and stores objects. The engine adds promises of the other
+engines to plain Ray: the same errors, the names of parts that can't be pickled, immediate refusal of requests
+that can never be met, and actors that use no CPU unless they request one.
 
 Like Ray, it differs from the local engine in some points:
 
@@ -58,9 +58,9 @@ from trainkit.settings import runtime_dir
 
 
 def join(scratch: Path) -> None:
-    """Make this process, a worker of Ray, a worker of a session, unless it already is.
+    """Make this process, which is a worker of Ray, a worker of a session, unless it is one already.
 
-    Ray keeps its workers for all sessions of a program that called `ray.init` itself.
+    Ray keeps its worker processes for all sessions of a program that called `ray.init` itself.
 
     Args:
         scratch: scratch folder of the session, which identifies the session.
@@ -75,14 +75,14 @@ class RayEngine:
 
     Args:
         is_worker: True if Ray started this process.
-        owned: True if this engine started or joined Ray, and must leave it at the end.
-        scratch: scratch folder of the session, made on first use; None in the process that begins the
-            session.
+        owned: True if this engine started or joined Ray, and must disconnect from Ray at the end.
+        scratch: scratch folder of the session, which is created on first use; None in the process that begins
+            the session.
     """
 
     name = "ray"
     promises = PROMISES["ray"]
-    # Methods that need no state of the engine are functions of Ray's modules, without a step in between.
+    # Methods that do not need the engine's state are functions of the modules in this package.
     call, kill, exit_actor = staticmethod(actors.call), staticmethod(actors.kill), staticmethod(actors.leave)
     reserve, release = staticmethod(groups.reserve), staticmethod(groups.release)
     find_group, current_group = staticmethod(groups.find), staticmethod(groups.current)
@@ -101,7 +101,7 @@ class RayEngine:
 
     @classmethod
     def start(cls, spec: specs.SessionSpec) -> RayEngine:
-        """Join the cluster at `spec.address`, or start Ray on this machine; use a running Ray as it is.
+        """Join the cluster at `spec.address`, or start Ray on this machine. Use a running Ray unchanged.
 
         Raises:
             ConfigError: the cluster does not exist, or Ray rejects an argument.
@@ -123,7 +123,7 @@ class RayEngine:
             arguments["_system_config"] = {**config, "automatic_object_spilling_enabled": False}
         elif spec.object_spilling_directory is not None:
             arguments["object_spilling_directory"] = spec.object_spilling_directory
-        # Without "local", Ray would first look for a cluster on this machine and join it.
+        # Without the address "local", Ray would first look for a cluster on this machine and join it.
         address = spec.address or "local"
         try:
             ray.init(
@@ -151,7 +151,7 @@ class RayEngine:
             )
 
     def require_node(self) -> None:
-        return  # a cluster survives its other machines, and Ray reports no loss
+        return  # a cluster survives the loss of machines, and Ray does not report it
 
     def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
         placement = self._placed(spec.placement, spec.name, WorkerDiedError)
@@ -171,7 +171,7 @@ class RayEngine:
     def _placed(
         self, placement: specs.Placement, name: str, refusal: type[WorkerDiedError]
     ) -> specs.Placement:
-        """Return the final placement, or raise if it is infeasible; feasible amounts are checked once."""
+        """Return the final placement, or raise if it is infeasible. Each feasible request is checked once."""
         if placement.group is not None and groups.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")
         amounts = frozenset(placement.resources.items())
@@ -185,8 +185,8 @@ class RayEngine:
             wanted, result = ref.generator, ref.generator.completed()
         else:
             wanted = result = self._own([ref])[0]
-        # A result is visible some microseconds before Ray's bookkeeping of its task is done. A cancel in
-        # between makes Ray abort this process ("Tried to complete task that was not pending").
+        # A result is visible some microseconds before Ray's bookkeeping of the task is done. A cancel between
+        # the two makes Ray abort this process ("Tried to complete task that was not pending").
         if ray.wait([result], timeout=0, fetch_local=False)[0]:
             return
         try:
@@ -255,7 +255,7 @@ class RayEngine:
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         wanted = self._own(refs)
         done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
-        if left and len(done) >= num_returns:  # more references may be done, and earlier ones come first
+        if left and len(done) >= num_returns:  # more may be done, and earlier references come first
             done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
         finished = set(done)
         ready: list[ObjectRef[Any]] = []
@@ -308,7 +308,7 @@ class RayEngine:
 
     def close(self) -> None:
         if self.is_worker or self.pid != os.getpid():
-            return  # the engine of a worker ends with its process
+            return  # a worker's engine ends with its process
         self._definitions.clear()
         process.remove_folder(self.scratch)
         if self._owned and ray.is_initialized():

@@ -49,7 +49,7 @@ class UserFailure(Exception):
     """Exception of user code in a worker, packed by `pack_failure` to be sent through Ray.
 
     Args:
-        parcel: see `trainkit.runtime.ray.values.Parcel`.
+        parcel: packed failure, a `trainkit.runtime.ray.values.Parcel`.
     """
 
     def __init__(self, parcel: Any) -> None:
@@ -86,12 +86,12 @@ def refusal(error: Exception, what: str) -> ConfigError:
 
 def _of_task(error: Any) -> BaseException:
     cause = error
-    while isinstance(cause, exceptions.RayTaskError):  # the task received its argument from a failed task
+    while isinstance(cause, exceptions.RayTaskError):  # the task's argument came from a failed task
         cause = cause.cause
     if isinstance(cause, UserFailure):
         parcel = cause.parcel
         return raisable(unpack_failure(Packed(parcel.payload, parcel.buffers, parcel.handles)))
-    if isinstance(cause, exceptions.RayError):  # for example, the owner of an argument died
+    if isinstance(cause, exceptions.RayError):  # for example, the process that owned an argument died
         return translate(cause)
     failure = unpack_failure(pack_failure(cause, "Ray"))  # Ray's own code raised in the worker
     failure.remote_traceback = str(error)

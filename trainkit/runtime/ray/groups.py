@@ -1,4 +1,4 @@
-"""Placement groups in Ray's terms, and checks against the cluster's nodes."""
+"""Placement groups of Ray, and checks of requests against the cluster's nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def totals() -> dict[str, float]:
 
 
 def plain(amounts: Mapping[str, float]) -> dict[str, float]:
-    """Return `amounts` without Ray's internal resources: node names, its store, shares of groups."""
+    """Return `amounts` without Ray's internal resources for node names, the object store and groups."""
     return {
         name: amount
         for name, amount in amounts.items()
@@ -38,7 +38,7 @@ def node_totals() -> list[dict[str, float]]:
 
 
 def require_placeable(bundles: Sequence[Bundle], strategy: str, what: str) -> None:
-    """Raise InfeasibleError if the existing nodes could never hold `bundles` with `strategy`."""
+    """Raise InfeasibleError if the existing nodes can never provide `bundles` with `strategy`."""
     existing, nodes = totals(), node_totals()
     require_feasible(bundles, existing, what=what)
     wholes = [total(bundles)] if strategy == "STRICT_PACK" else list(bundles)
@@ -61,7 +61,7 @@ def _holds(node: Bundle, bundle: Bundle) -> bool:
 
 
 def _each_on_its_own(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> bool:
-    """Return True if each bundle can have its own node, by a matching with augmenting paths."""
+    """Return True if each bundle can have its own node, by bipartite matching with augmenting paths."""
     holder: dict[int, int] = {}
 
     def place(bundle: int, tried: set[int]) -> bool:
@@ -127,7 +127,7 @@ def bundles_of(group: PlacementGroup) -> list[Bundle]:
 
 
 def is_removed(number: int) -> bool:
-    """Return True if the group was removed. On Ray, a request for it would wait for ever."""
+    """Return True if the group was removed. On Ray, a request for a removed group would wait forever."""
     return bool(placement_group_table(group_of(number)).get("state", "REMOVED") == "REMOVED")
 
 

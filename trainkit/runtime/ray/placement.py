@@ -1,4 +1,4 @@
-"""Requests in Ray's terms."""
+"""Translation of placement requests into Ray's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State listing of a Ray cluster, with the rows of the local engine."""
+"""State listing of a Ray cluster, with the same columns as on the local engine."""
 
 from __future__ import annotations
 

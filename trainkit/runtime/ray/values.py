@@ -55,7 +55,7 @@ def seal(value: Any, what: str = "value") -> Parcel:
 
 
 def unseal(value: Any) -> Any:
-    """Return the value in a parcel; other values come from other programs and are returned unchanged."""
+    """Return the value in a parcel. Other values come from other programs and are returned unchanged."""
     if isinstance(value, ray.DynamicObjectRefGenerator):
         return DynamicObjectRefGenerator(map(RayRef, value))
     return unpack(unwrap(value)) if isinstance(value, Parcel) else value
@@ -66,7 +66,7 @@ class RayRef(ObjectRef[Any]):
 
     Attributes:
         ref: Ray's own reference.
-        session: number of the session of this process in which it was made or unpacked.
+        session: number of this process's session in which the reference was made or unpacked.
     """
 
     __slots__ = ("ref", "session")
@@ -93,7 +93,7 @@ class RayRef(ObjectRef[Any]):
             except BaseException as error:
                 ours.set_exception(errors.translate(error))
 
-        # The callbacks may wait for other references, and Ray's thread must be free to read those answers.
+        # The callbacks may wait for other references, so Ray's thread must stay free to read their answers.
         _callbacks.expect()
         self.ref.future().add_done_callback(lambda theirs: _callbacks.put(lambda: settle(theirs)))
         return ours
@@ -103,7 +103,7 @@ _callbacks = Callbacks()
 
 
 class RayActor:
-    """Actor of Ray behind a handle. It ends when Ray sees that its last handle is gone.
+    """Actor of Ray behind a handle. The actor ends when Ray notices that its last handle is gone.
 
     Attributes:
         handle: Ray's own handle.
@@ -132,7 +132,7 @@ class RayActor:
 
 
 session = 0
-"""Number of the current session of this process. References of earlier sessions must not be looked up."""
+"""Number of this process's current session. References of earlier sessions must not be looked up."""
 
 
 def next_session() -> int:
@@ -151,11 +151,11 @@ def _claim_actor(index: int, name: str) -> RayActor:
 
 
 def attach_rays_own(kept: bool = True) -> None:
-    """Register reducers, so that Ray tracks its own references inside user values, such as a Ray Dataset's.
+    """Register reducers, so that Ray tracks its own references inside user values, such as a Ray Dataset.
 
     Args:
-        kept: False removes the reducers after the session; values of other engines are then pickled Ray's
-            way.
+        kept: False removes the reducers after the session, so that values of other engines are pickled in
+            Ray's way.
     """
     for kind in (ray.ObjectRef, ray.actor.ActorHandle):
         if kept:
@@ -188,7 +188,7 @@ class Call:
         num_returns: number of results, or STREAMING.
         method: method of the actor; "" for a task.
         folder: folder to run in; None keeps the current folder of the process.
-        retries: for a method, the exceptions after which the call is retried; None for none.
+        retries: exceptions after which a method call is retried; None for no retries.
     """
 
     where: str
@@ -199,7 +199,7 @@ class Call:
     retries: Parcel | None = None
 
     def resolved(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with `values` in the places of their references."""
+        """Return the arguments, with each reference replaced by its value from `values`."""
         args, kwargs = unseal(self.arguments)
 
         def fill(item: Any) -> Any:
@@ -209,7 +209,7 @@ class Call:
 
 
 def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> tuple[Parcel, list[Any]]:
-    """Return the arguments with slots for references, and these references, which Ray resolves."""
+    """Return the arguments with slots for references, and a list of these references for Ray to resolve."""
     refs: list[Any] = []
 
     def cut(item: Any) -> Any:
@@ -224,7 +224,7 @@ def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
 
 
 class _Upcoming(RayRef):
-    """Generator of Ray in place of a reference: `ray.wait` reports it done while its next value exists."""
+    """Generator of Ray that acts as a reference. `ray.wait` reports it done while its next value exists."""
 
     __slots__ = ()
 
@@ -260,7 +260,7 @@ class RayStream(ObjectRefGenerator[Any]):
 
 
 def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
-    """Return Ray's function or method with `num_returns`, as Ray spells it, and other options of Ray."""
+    """Return Ray's function or method with `num_returns` in Ray's spelling, and other options of Ray."""
     if num_returns != DYNAMIC:
         return body.options(num_returns="streaming" if num_returns == STREAMING else num_returns, **options)
     with warnings.catch_warnings():
@@ -270,7 +270,7 @@ def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
 
 
 def handed_out(started: Any) -> list[ObjectRef[Any]]:
-    """Return the result of Ray's `remote` as `Engine.submit` and `Engine.call` return references."""
+    """Return the result of Ray's `remote` in the form in which `Engine.submit` returns references."""
     if isinstance(started, ray.ObjectRefGenerator):
         return [RayStream(started)]  # type: ignore[list-item]
     if started is None:

@@ -1,8 +1,8 @@
 """Code that runs in Ray's workers: wrappers around the user's functions and classes.
 
-Ray receives these wrappers instead of the user's code. They unpack the arguments, make trainkit's functions
-available in the process, and pack results and failures like every engine. They have the names of the user's
-functions and classes, so that Ray's dashboard and logs show these names.
+Ray receives these wrappers instead of the user's code. The wrappers unpack the arguments, make trainkit's
+functions available in the process, and pack results and failures as other engines do. They have the names of
+the user's functions and classes, so that Ray's dashboard and logs show these names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Running = Callable[[Call], contextlib.AbstractContextManager[None]]
 
 
 def _hide_gpus() -> None:
-    """Hide all GPUs from a process that requested none; Ray would show it those of the node."""
+    """Hide all GPUs from a process that requested no GPUs. Ray would let it see the node's GPUs."""
     if not ray.get_gpu_ids():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets it again for a task that requests GPUs
 
@@ -80,7 +80,7 @@ class _Task:
             yield
 
     def _failure(self, call: Call, error: Exception) -> UserFailure:
-        """Return the replacement for `error`; its class tells Ray whether to retry the task."""
+        """Return the replacement for `error`. From its class, Ray knows whether to retry the task."""
         return _failure(error, call, _kind(error, self.opened[1] if self.opened else False))
 
 
@@ -93,7 +93,7 @@ def task_body(
         function: the user's function.
         retries: `TaskSpec.retry_exceptions`.
         name: name for Ray's listings.
-        streaming: the results come one by one, for which Ray requires a generator function.
+        streaming: True if the results arrive one by one, for which Ray requires a generator function.
         join: function that makes trainkit's functions available in the process.
     """
     task = _Task(function, retries, join)
@@ -142,7 +142,7 @@ def _failure(
 
 
 def _method_failure(call: Call, error: Exception) -> UserFailure:
-    """Return the replacement for an error of a method; its class tells Ray whether to retry the call."""
+    """Return the replacement for a method's error. From its class, Ray knows whether to retry the call."""
     return _failure(error, call, _kind(error, False if call.retries is None else unseal(call.retries)))
 
 
@@ -165,8 +165,7 @@ class ActorHost:
             if call.folder is not None:
                 os.chdir(call.folder)
                 sys.path.insert(0, call.folder)
-            # Arguments are read here. If Ray read them, callers would see only the text of a failed
-            # argument's error.
+            # Arguments are read here, as Ray would give callers only the text of a failed argument's error.
             args, kwargs = call.resolved(ray.get(refs))
             made_of = unseal(cls)
             ActorHost.made_of = made_of, call.where
@@ -175,7 +174,7 @@ class ActorHost:
             translated = translate(error)
             failure = translated if isinstance(translated, Exception) else error
             self._failure = _failure(failure, call, of_constructor=True)
-        except Exception as error:  # kept for the same reason
+        except Exception as error:  # kept, so that callers get this error itself
             self._failure = _failure(error, call, of_constructor=True)
 
     def _start(self, call: Call, values: Sequence[Any]) -> Any:
@@ -201,13 +200,13 @@ class ActorHost:
 class AsyncActorHost(ActorHost):
     """Host of an actor with `async def` methods, which all run on one event loop.
 
-    SystemExit would end that loop and leave the callers waiting, so here it ends the actor.
+    SystemExit ends the actor here. Otherwise it would end the event loop and leave the callers waiting.
     """
 
     _leaves = (ActorExit, SystemExit)
 
     async def call(self, call: Call, *values: Any) -> Any:
-        """Run a method, waiting for it if it is a coroutine."""
+        """Run a method. If it is a coroutine, wait for its result."""
         with self._running(call):
             result = self._start(call, values)
             if inspect.isawaitable(result):

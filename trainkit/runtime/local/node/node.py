@@ -352,7 +352,7 @@ class Node:
             sys.stderr.write(f"trainkit: these processes could not be ended: {stuck}\n")
             return
         self._processes.drain()
-        # In other cases, the driver removes the folder after reading which command has ended the session.
+        # In other cases, the driver removes the folder after reading from it which sender ended the session.
         if self._session.driver_gone or not sessions.ended_by(self._session.folder):
             process.remove_folder(self._session.folder)
 

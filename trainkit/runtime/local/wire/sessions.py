@@ -35,7 +35,7 @@ CARD = "node.json"
 """File in a session's folder with facts about the session."""
 
 _ENDED_BY = "ended-by"
-"""File in a session's folder that names the command that ended the session, such as `trainkit stop`."""
+"""File in a session's folder with the name of the sender that ended the session by `trainkit stop`."""
 
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
@@ -108,18 +108,18 @@ def session_at(folder: Path) -> Session | None:
 
 
 def note_end(folder: Path, by: str) -> None:
-    """Write the command that ends a session to a file, which the session's program reads.
+    """Write the sender of `trainkit stop` to a file, which the session's program reads.
 
     Args:
         folder: the session's folder.
-        by: command that ends the session, with its user.
+        by: name of the sender that ends the session.
     """
     with contextlib.suppress(FileNotFoundError):  # the session has just ended
         (folder / _ENDED_BY).write_text(by)
 
 
 def ended_by(folder: Path) -> str:
-    """Return the command that ended the session with that folder; "" if no command ended the session."""
+    """Return the sender that ended the session with that folder by `trainkit stop`; "" without a sender."""
     try:
         return (folder / _ENDED_BY).read_text()
     except OSError:
