@@ -1,4 +1,4 @@
-"""Rule for access to a dashboard server. It needs no package of the servers."""
+"""Rule for access to a dashboard server. This module needs no package of the servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Access:
 
     def __post_init__(self) -> None:
         if not self._is_loopback:
-            _ = self._names  # a slow lookup must not delay requests later
+            _ = self._names  # resolved now, so that a slow lookup does not delay requests later
 
     def knows_host(self, header: str) -> bool:
         """Return True if a `Host` header names this server.
@@ -45,13 +45,13 @@ class Access:
         return name in self._names or _is_address(name)
 
     def knows_token(self, headers: Iterable[str]) -> bool:
-        """Return True if there is exactly one `Authorization` header and it has the token."""
+        """Return True if exactly one `Authorization` header exists and contains the token."""
         shown = list(headers)
         scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
         return self.is_token(token.strip()) and scheme.lower() == "bearer"
 
     def is_token(self, shown: str) -> bool:
-        """Return True if `shown` is the token, with a comparison in constant time."""
+        """Return True if `shown` is the token; the comparison takes constant time."""
         return hmac.compare_digest(shown.encode(), self.token.encode())
 
     @property

@@ -38,12 +38,12 @@ from trainkit.tune.schedulers import load_words
 from trainkit.tune.store.ownership import asker
 
 MAX_PAGE = 1000
-"""Maximum number of trials of a page."""
+"""Maximum number of trials in a page."""
 MAX_EVENTS = 10_000
 _PIECE = 64 * 1024
-"""Number of characters of an export that are sent at once."""
+"""Number of characters of an export that are sent in one part."""
 COMMAND_S = 30.0
-"""Seconds that the process that runs an experiment has to answer a command."""
+"""Timeout in seconds for the answer of an experiment's process to a command."""
 
 
 class Served(Protocol):
@@ -54,13 +54,13 @@ class Served(Protocol):
 
 
 def folder_of(call: Call) -> Path:
-    """Return the folder of the experiment that the path names."""
+    """Return the folder of the experiment named in the path."""
     server: Served = call.server
     return server.board.folder_of(call.path["name"])
 
 
 def table_of(call: Call) -> TrialTable:
-    """Return the table of the experiment that the path names, refreshed."""
+    """Return the refreshed table of the experiment named in the path."""
     server: Served = call.server
     table = server.board.table(folder_of(call))
     table.refresh()
@@ -95,7 +95,7 @@ def experiment(call: Call) -> dict[str, Any]:
     settings, space = settings_of(facts), space_of(facts)
     return {
         **server.board.summary(folder),
-        # The objectives of the summary already include the metric and the mode.
+        # The objectives in the summary already include the metric and the mode.
         "settings": {name: value for name, value in settings.items() if name not in ("metric", "mode")},
         "space": space,
         "columns": {
@@ -174,7 +174,7 @@ def trial_folder(call: Call) -> Path:
 
 
 def logs(call: Call) -> dict[str, Any]:
-    """Return the output of a trial, if it is kept."""
+    """Return a trial's output, if the experiment keeps it in files."""
     folder = folder_of(call)
     with RowReader(folder) as reader:
         _, dirname, _ = reader.trial(call.path["trial"])
@@ -203,7 +203,7 @@ def file(call: Call) -> Any:
 
 
 def events(call: Call) -> dict[str, Any]:
-    """Return the log of the experiment and its trials."""
+    """Return the log entries of the experiment and its trials."""
     after = call.query["after"]
     with RowReader(folder_of(call)) as reader:
         found = reader.events_after(after, call.query["limit"])
@@ -275,13 +275,13 @@ def _csv(table: TrialTable, rows: Iterator[Row]) -> Iterator[str]:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a cell that no spreadsheet interprets as a formula."""
+    """Return `value` as a cell that no spreadsheet interprets as a formula."""
     text = encode(value) if isinstance(value, (list, dict)) else value
     return f"'{text}" if isinstance(text, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def chart(call: Call) -> dict[str, Any]:
-    """Return a figure."""
+    """Return a chart as a Plotly figure."""
     kind = call.path["kind"]
     if kind not in charts.KINDS:
         raise NotFoundError(f"there is no chart {kind[:100]!r}: give {', '.join(charts.KINDS)}")
@@ -299,7 +299,7 @@ def note(call: Call) -> dict[str, Any]:
 
 
 def command(verb: str, call: Call) -> dict[str, Any]:
-    """Let the process that runs the experiment execute a command; return its answer."""
+    """Pass a command to the process that runs the experiment; return the answer."""
     require_writable(call)
     folder = folder_of(call)
     if (trial_id := call.body.get("trial")) is not None:
@@ -402,7 +402,7 @@ READING = (
         required=("text",),
     ),
 )
-"""Endpoints on experiments that only read, and the endpoints for notes."""
+"""Read-only endpoints on experiments, and the endpoints for notes."""
 
 _JSON_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", type(None): "null"}
 
@@ -429,4 +429,4 @@ STEERING = tuple(
     )
     for verb, summary in VERBS.items()
 )
-"""Endpoints that steer; each answers after the process that runs the experiment has acted."""
+"""Endpoints that steer; each answers after the experiment's process has carried out the command."""

@@ -1,4 +1,4 @@
-"""`trainkit dashboard`: pages on experiments, served until Ctrl-C."""
+"""Command `trainkit dashboard`, which serves pages on experiments until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainkit.plugins import dashboard
 
 
 class ServeDashboard(Command):
-    """`trainkit dashboard`."""
+    """Command `trainkit dashboard`."""
 
     help = HELP["dashboard"]
 

@@ -1,4 +1,4 @@
-"""Endpoints of the dashboard as values, from which its routes and its OpenAPI description are made."""
+"""Endpoints of the dashboard as data, from which its routes and its OpenAPI description are made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Schema = dict[str, Any]
 
 STREAM, DOWNLOAD = "text/event-stream", "application/octet-stream"
 _LONGEST = 10_000
-"""Maximum number of characters of a parameter."""
+"""Maximum number of characters of a query parameter."""
 
 
 class ForbiddenError(Exception):
@@ -101,12 +101,12 @@ class Call:
     """One request, as the argument of an endpoint's function.
 
     Attributes:
-        server: server that received it; its endpoints know its class.
-        path: values of the names in the path.
+        server: server that received the request; the endpoints know its class.
+        path: values of the placeholders in the path.
         query: values of the parameters that the endpoint declares.
-        others: further parameters as strings, for an endpoint that accepts any.
+        others: further parameters as strings, for an endpoint that accepts any parameters.
         body: fields of the body.
-        gone: event that is set when the client has disconnected, for endpoints that wait concurrently.
+        gone: event that is set when the client disconnects, for endpoints that wait concurrently.
     """
 
     server: Any
@@ -128,7 +128,7 @@ def require_writable(call: Call) -> None:
 
 @asynccontextmanager
 async def _watched(call: Call, *, needed: bool) -> AsyncIterator[None]:
-    """Set `call.gone` if the client disconnects during the block."""
+    """Set `call.gone` if the client disconnects during the `with` block."""
 
     async def watch() -> None:
         while (await call.request.receive())["type"] != "http.disconnect":
@@ -150,17 +150,17 @@ class Endpoint:
     Attributes:
         method: "GET", "POST" or "PUT".
         path: path such as "/api/experiments/{name}".
-        summary: one line for the reference.
-        run: function that receives the call and returns the answer, or the response itself.
+        summary: one line for the API reference.
+        run: function that receives the call, and returns the answer or a complete response.
         answers: schema of the answer, or the media type of an answer that is not JSON.
-        query: parameters.
+        query: parameters of the query.
         body: schemas of the body's fields, by name.
         required: required fields of the body.
-        takes_any: accept further parameters.
-        is_async: `run` is a coroutine function; otherwise, it runs in a thread.
-        waits: the endpoint waits for another process, so it runs in separate threads.
-        in_turn: an endpoint that waits begins after earlier requests to the same session are answered;
-            otherwise, it runs concurrently.
+        takes_any: True: accept further parameters.
+        is_async: True: `run` is a coroutine function; otherwise, it runs in a thread.
+        waits: True: the endpoint waits for another process, so it runs in separate threads.
+        in_turn: for an endpoint that waits. True: it begins after earlier requests to the same session are
+            answered; False: it runs concurrently.
     """
 
     method: str
@@ -213,7 +213,7 @@ class Endpoint:
             return refusal(409, str(error))
 
     async def _made(self, threads: Threads, call: Call) -> Response:
-        """Make the answer in a thread."""
+        """Produce the response in a thread."""
         make = partial(self._answered, call)
         if not self.waits:
             return await threads.read(make, call.path.get("name"))
@@ -242,7 +242,7 @@ class Endpoint:
         return Call(server, request.path_params, query, others, body, request)
 
     def _body(self, data: bytes) -> dict[str, Any]:
-        """Return the fields of the body; fields that were left out are missing."""
+        """Return the fields of the body; omitted fields are missing."""
         try:
             body = json.loads(data, parse_constant=_no_number) if data else {}
         except (ValueError, RecursionError) as error:

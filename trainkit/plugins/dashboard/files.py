@@ -26,7 +26,7 @@ SEARCH = QueryParameter("search", "text that a line has; case does not matter", 
 LINES = QueryParameter("lines", "how many of the last lines of each file", "integer", 500, 5000, 1)
 
 NOTES = "notes.json"
-"""File of notes in an experiment's folder: {"": note of the experiment, trial id: note of the trial}."""
+"""File of notes in an experiment's folder. It maps "" to the experiment's note, and trial ids to notes."""
 MAX_NOTE = 20_000
 """Maximum number of characters of a note."""
 _MAX_ENTRIES = 10_000
@@ -47,7 +47,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def listed(folder: Path, below: str) -> dict[str, Any]:
-    """Return the files and folders in a folder of a trial, without links that lead out of it."""
+    """Return the files and folders in a trial's folder, without links that lead out of it."""
     there = inside(folder, below) if below else inside(folder)
     entries = []
     for name in sorted(os.listdir(there))[:_MAX_ENTRIES]:
@@ -68,10 +68,10 @@ def listed(folder: Path, below: str) -> dict[str, Any]:
 
 
 def download(file: BinaryIO, name: str, request: Request) -> Response:
-    """Return an open file as a download of its current content; a trial may still be writing it.
+    """Return an open file as a download of its current content, although a trial may still be writing it.
 
     Args:
-        file: open file, which is closed at the end, even if the client disconnects.
+        file: open file; it is closed at the end, even if the client disconnects.
         name: name of the file.
         request: request, which may ask for a range of the file to resume an interrupted download.
     """
@@ -83,7 +83,7 @@ def download(file: BinaryIO, name: str, request: Request) -> Response:
     asked = _RANGE.fullmatch(request.headers.get("range", ""))
     if asked is not None and request.headers.get("if-range", tag) == tag:
         begin, end = int(asked[1]), min(int(asked[2] or last), last)
-        if begin <= end:  # otherwise, the whole file is sent, as without a range
+        if begin <= end:  # for any other range, the whole file is sent
             first, last, status = begin, end, 206
             head["Content-Range"] = f"bytes {first}-{last}/{found.st_size}"
     head["Content-Length"] = str(last - first + 1)
@@ -127,7 +127,7 @@ def write_note(folder: Path, trial_id: str, text: str) -> None:
     if len(text) > MAX_NOTE:
         raise StoreError(f"the note has {len(text)} characters: {MAX_NOTE} at most are kept")
     aside = folder / f".{NOTES}.{uuid.uuid4().hex}.partial"
-    with _WRITING:  # keeps both of two concurrent notes
+    with _WRITING:  # so that neither of two concurrent notes is lost
         notes = _notes(folder)
         notes[trial_id] = text
         try:

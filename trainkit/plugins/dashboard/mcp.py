@@ -1,4 +1,4 @@
-"""`trainkit mcp`: tools for agents that read and steer experiments, by the Model Context Protocol."""
+"""Command `trainkit mcp`: tools with which agents read and steer experiments (Model Context Protocol)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Json = dict[str, Any]
 
 
 class ServeAgents(Command):
-    """`trainkit mcp`."""
+    """Command `trainkit mcp`."""
 
     help = HELP["mcp"]
 
@@ -89,7 +89,7 @@ def server_of(root: Path, *, allow_steering: bool) -> Any:
 
 
 def _add(server: Any, tool: Callable[..., Json], failure: type[Exception], annotations: Any) -> None:
-    """Add a tool. The agent receives the text of trainkit's errors unchanged."""
+    """Add a tool that passes the text of trainkit's errors to the agent unchanged."""
 
     @functools.wraps(tool)
     def call(*arguments: Any, **named: Any) -> Json:
@@ -135,7 +135,7 @@ class ReadingTools(_Tools):
     """Tools that read experiments.
 
     Args:
-        root: an experiment, or a folder of experiments.
+        root: folder of an experiment, or of several experiments.
     """
 
     def tools(self) -> list[Callable[..., Json]]:
@@ -281,10 +281,10 @@ class ReadingTools(_Tools):
 
 
 class SteeringTools(_Tools):
-    """Tools that steer a running experiment. Each answers after the program that runs it has acted.
+    """Tools that steer a running experiment. Each returns after the experiment's program has acted.
 
     Args:
-        root: an experiment, or a folder of experiments.
+        root: folder of an experiment, or of several experiments.
     """
 
     def tools(self) -> list[Callable[..., Json]]:
@@ -292,7 +292,7 @@ class SteeringTools(_Tools):
         return [self._tool(verb) for verb in VERBS]
 
     def _tool(self, verb: str) -> Callable[..., Json]:
-        """Return a method of the client as a function of an experiment's name and the method's arguments."""
+        """Return a client method as a function of an experiment's name and the method's arguments."""
 
         def steer(experiment: str, **arguments: Any) -> Json:
             one = self._experiment(experiment)

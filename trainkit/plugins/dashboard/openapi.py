@@ -49,7 +49,7 @@ def ref(name: str) -> Schema:
 
 
 def these(schema: Schema, names: str) -> dict[str, Schema]:
-    """Return fields of one schema, from their names with spaces between them."""
+    """Return a dictionary that maps each of the space-separated names to `schema`."""
     return dict.fromkeys(names.split(), schema)
 
 
@@ -186,7 +186,7 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
 }
-"""Schemas by name."""
+"""Schemas of the API by name."""
 
 _NAMES = re.compile(r"\{(\w+)(?::path)?\}")
 _REFUSALS = (400, 403, 404, 408, 409, 413, 429)

@@ -1,4 +1,4 @@
-"""Optuna's own dashboard for experiments: `trainkit dashboard --optuna`."""
+"""Optuna's own dashboard on trainkit's experiments: `trainkit dashboard --optuna`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOPBACK = "127.0.0.1"
 _SCRIPT = Path(__file__).parent / "static" / "optuna.js"
 _BUNDLE = b'<script defer src="/static/bundle.js"></script>'
 _OURS = f'<script defer src="/static/{_SCRIPT.name}"></script>'.encode()
-# Like Optuna's own policy: its parallel coordinates need `eval`.
+# This follows Optuna's own policy, because its parallel coordinates need `eval`.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' data: 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -37,14 +37,14 @@ Application = Callable[[Environment, Start], Iterable[bytes]]
 
 
 class OptunaDashboard(ThreadingMixIn, WSGIServer):
-    """Server of Optuna's dashboard, for this machine and for users who know the printed address.
+    """Server of Optuna's dashboard, for users of this machine who know the printed address.
 
     The page itself contains no data. An added script keeps the address's token in the browser tab, and sends
-    it as a header. No cookie is used, because browsers send cookies to every port of the machine. Requests
-    that would write are refused, because an experiment belongs to the program that runs it.
+    the token as a header. No cookie is used, because browsers send cookies to every port of the machine.
+    Requests that would write are refused, because only an experiment's own program may write to it.
 
     Args:
-        root: an experiment, or a folder of experiments.
+        root: folder of an experiment, or of several experiments.
         port: port to listen on; 0 means any free port.
 
     Raises:
@@ -57,7 +57,7 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
     def __init__(self, root: Path, port: int = 0) -> None:
         app = load("optuna_dashboard", "Optuna's pages", "optuna-dashboard")
-        # This imports Optuna, which the previous line has found to be installed.
+        # This imports Optuna, which exists because optuna-dashboard needs it.
         storages = importlib.import_module("trainkit.plugins.integrations.optuna_storage")
         self.storage: ExperimentStorage = storages.ExperimentStorage(root)
         self.token = secrets.token_urlsafe(24)
@@ -76,17 +76,17 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = 30  # seconds for a client to send its request, or to continue reading
+    timeout = 30  # seconds for a client to send its request or to continue reading
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""
 
 
 def _page(app: Any) -> bytes:
-    """Return Optuna's page with an added script that sends the token, before Optuna's own script.
+    """Return Optuna's page with a script, before Optuna's own, that sends the token.
 
     Raises:
-        DashboardError: the page is not in the known form.
+        DashboardError: the page does not have the known form.
     """
     path = Path(app.__file__).with_name("index.html")
     page = path.read_bytes() if path.exists() else b""
@@ -98,7 +98,7 @@ def _page(app: Any) -> bytes:
 
 
 def _guarded(app: Application, page: bytes, access: Access) -> Application:
-    """Return the application, limited to users who know the token and to read requests."""
+    """Return the application, limited to users with the token and to requests that only read."""
 
     def answer(environment: Environment, start: Start) -> Iterable[bytes]:
         if not access.knows_host(environment.get("HTTP_HOST", "")):

@@ -1,4 +1,4 @@
-"""The user's sessions for the dashboard: running work, waiting requests, and output."""
+"""The user's sessions for the dashboard: running tasks, waiting requests, and output."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ MAX_TRACE_S = 300.0
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of Prometheus' text format."""
 MAX_LOGS = 20
-"""Maximum number of log files that are read at once; the latest are chosen."""
+"""Maximum number of log files that are read at once; the most recent ones are chosen."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
 
 
 class ProcessorMeter:
-    """Meter of the CPU time that processes use between two measurements."""
+    """Meter of the CPU time of processes between two measurements."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[int, tuple[int, float, float]] = {}  # by pid: start, CPU s, time
 
     def percent(self, pid: int) -> float | None:
-        """Return the CPU use in percent of one CPU since the last measurement; None at the first."""
+        """Return a process's CPU use since the last measurement, in percent of one CPU; None at the first."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:  # the process has ended
@@ -124,7 +124,7 @@ def _worker(worker: Row, memory_of: dict[int, int]) -> Row:
 
 
 def _gpus() -> tuple[list[Row], dict[int, int]]:
-    """Return the machine's GPUs, and the bytes of GPU memory by pid; both are empty without NVML."""
+    """Return the machine's GPUs, and the GPU memory in bytes by pid; both are empty without NVML."""
     import pynvml
 
     try:
@@ -154,7 +154,7 @@ def _gpus() -> tuple[list[Row], dict[int, int]]:
 
 
 def _reading(read: Callable[[Any], Any], device: Any) -> Any:
-    """Return a reading of a device, or None if unsupported: a divided GPU (MIG) reports no utilization."""
+    """Return a reading of a device; None if unsupported, such as the utilization of a divided GPU (MIG)."""
     import pynvml
 
     try:
@@ -187,7 +187,7 @@ def _answered(state: SessionState) -> SessionState:
 
 
 def _worker_of(call: Call, session: Session) -> int:
-    """Return the pid of the worker that the path names."""
+    """Return the pid of the worker named in the path."""
     state = _answered(state_of(session, ["workers"]))
     text = call.path["pid"]
     pid = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
@@ -210,7 +210,7 @@ def _metrics(call: Call) -> Response:
     folder = _session_of(call).folder
     try:
         text = metrics.prometheus_text(folder / metrics.FOLDER)
-    except (OSError, ValueError):  # Prometheus' library raises either if the folder is gone
+    except (OSError, ValueError):  # Prometheus' library raises one of these if the folder is gone
         if folder.is_dir():
             raise
         raise NotFoundError(f"the session in {folder} has just ended") from None
@@ -218,7 +218,7 @@ def _metrics(call: Call) -> Response:
 
 
 def _trace(call: Call) -> Response:
-    """Return a trace of a rank's next steps, which is not stored."""
+    """Return a trace of a rank's next steps; it is not stored."""
     require_writable(call)
     session = _session_of(call)
     pid = _worker_of(call, session)

@@ -1,4 +1,4 @@
-"""Guard of the dashboard: limits on the size and the duration of requests, and a check of access."""
+"""Guard of the dashboard: limits on size and duration of requests, and the check of access."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MAX_BODY = 64 * 1024
 MAX_HEAD = 32 * 1024
 """Maximum number of bytes of a request's line and headers."""
 REQUEST_S = 10.0
-"""Seconds for a client to send the head of a request, and the same for its body."""
+"""Timeout in seconds for a client to send the head of a request; the body has the same timeout."""
 MAX_CONNECTIONS = 256
-"""Maximum number of connections of all clients. Half of them may wait for the head of a request."""
+"""Maximum number of connections of all clients. At most half of them may wait for the head of a request."""
 READ_S = 30.0
-"""Seconds for a client to continue reading once the output buffer is full."""
+"""Timeout in seconds for a client to resume reading, once the output buffer is full."""
 
 # Plotly sets inline styles. Only scripts from the server's own files may run.
 _CONTENT_POLICY = (
@@ -41,7 +41,7 @@ _HEADERS = [
 
 def answer(value: Any, status: int = 200) -> Response:
     """Return `value` as JSON that every reader accepts: NaN and infinities become strings."""
-    text = encode(value)  # ASCII, so that every name of a file or a metric can be sent
+    text = encode(value)  # ASCII, so that names with any characters can be sent
     return Response(text, status, media_type="application/json")
 
 
@@ -51,7 +51,7 @@ def refusal(status: int, words: str, *, closes: bool = False) -> Response:
     Args:
         status: HTTP status, 400 or more.
         words: reason for the user.
-        closes: close the connection after the answer, because the rest of the request is not read.
+        closes: True: close the connection after the answer, because the rest of the request is not read.
     """
     refused = answer({"error": words}, status)
     if closes:
@@ -60,7 +60,7 @@ def refusal(status: int, words: str, *, closes: bool = False) -> Response:
 
 
 class Guard:
-    """Middleware that accepts only the user's own requests, and passes them on with complete bodies.
+    """Middleware that accepts only the user's own requests, and passes each on with its complete body.
 
     Args:
         app: application behind the guard.
@@ -114,7 +114,7 @@ class Guard:
         await self._app(scope, receive_read, send_guarded)
 
     def _refused(self, scope: Scope, *, is_api: bool) -> Response | None:
-        """Return the refusal of a request whose head alone is unacceptable, else None."""
+        """Return the refusal of a request with an unacceptable head, else None."""
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
             return refusal(431, f"the head of the request has more than {MAX_HEAD} bytes", closes=True)
@@ -144,7 +144,7 @@ class Guard:
 
 
 async def _body(receive: Receive) -> bytes | Response | None:
-    """Return the body of a request, or its refusal; None if the client has disconnected."""
+    """Return the body of a request, or a refusal; None if the client has disconnected."""
     parts: list[bytes] = []
     size, more = 0, True
     while more:
@@ -164,13 +164,13 @@ def _too_long() -> Response:
 
 
 class _Deadline:
-    """Deadline that ends a connection unless it is cancelled."""
+    """Deadline that closes a connection unless it is cancelled."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float, connection: H11Protocol) -> None:
-        """End the connection after `seconds`; an existing deadline stays."""
+        """Close the connection after `seconds`; an existing deadline is kept."""
         if self._timer is None:
             self._timer = connection.loop.call_later(seconds, connection.transport.abort)
 
@@ -182,18 +182,18 @@ class _Deadline:
 
 
 class BoundedConnection(H11Protocol):
-    """HTTP connection that is closed when its client sends too slowly, or stops reading the answer."""
+    """HTTP connection that is closed if its client sends too slowly or stops reading the answer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head, self._reader = _Deadline(), _Deadline()
         self.waits_since = math.inf
-        """Loop time since which a complete request is awaited; infinity while a request is being answered."""
+        """Loop time since when a complete request is awaited; infinity while a request is being answered."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head.set(REQUEST_S, self)
-        if len(self.connections) > MAX_CONNECTIONS // 2:  # silent clients must not lock others out
+        if len(self.connections) > MAX_CONNECTIONS // 2:  # silent clients must not block other clients
             bounded = [each for each in self.connections if isinstance(each, BoundedConnection)]
             oldest = min(bounded, key=lambda each: each.waits_since)
             if oldest.waits_since < math.inf:

@@ -1,8 +1,8 @@
 """HTTP server of the dashboard: its pages, its REST API and its streams, for the user who started it.
 
-By default, it listens on this machine only. Its pages contain no data. All data comes from `/api`, which
-requires the token of the printed address, as `Authorization: Bearer TOKEN`. No cookie is used, so that pages
-of other sites have nothing to send along.
+By default, the server listens on this machine only. Its pages contain no data. All data comes from `/api`,
+which requires the token of the printed address, as `Authorization: Bearer TOKEN`. No cookie is used, so that
+requests from other sites' pages carry no credentials.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 
 
 class Dashboard:
-    """HTTP server; `serve_forever` runs it, `shutdown` and `server_close` end it.
+    """HTTP server. `serve_forever` runs it; `shutdown` and `server_close` end it.
 
     Args:
         root: folder of experiments, or one experiment.
         port: port to listen on; 0 means any free port.
         host: address to listen on; by default, only this machine can reach it.
-        read_only: show experiments, but do not steer them.
+        read_only: True: show experiments, but refuse to steer them, to trace, and to write notes.
 
     Raises:
         DashboardError: `root` is not a folder, or the address or the port can't be used.
@@ -139,7 +139,7 @@ class Dashboard:
             self._ended.set()
 
     def shutdown(self) -> None:
-        """End `serve_forever`, and wait for its end."""
+        """End `serve_forever`, and wait until it has ended."""
         self._server.should_exit = True
         self._ended.wait()
 
@@ -180,8 +180,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise DashboardError(
             f"port {port} of {host} cannot be used: {why}; name another --port or --host"
         ) from error
-    # Accepted connections inherit this option. asyncio sets it only on sockets that were made with an
-    # explicit protocol number, unlike this one. Without it, the body of each answer would wait 40 ms until
+    # Accepted connections inherit this option. asyncio would set it only on sockets made with an explicit
+    # protocol number, unlike this socket. Without the option, the body of each answer would wait 40 ms until
     # the client acknowledges the head.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

@@ -1,4 +1,4 @@
-"""Verbs that steer a running experiment, for the API and for agents: methods of the client's `Experiment`."""
+"""Commands that steer a running experiment, for the API and for agents: methods of `Experiment`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ VERBS = {
     "add": "Have a configuration tried next.",
     "set": "Raise or lower samples, budget or trials at once.",
 }
-"""Summary of each verb."""
+"""Summary of each steering method, by its name."""
 
 
 def parameters_of(verb: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a verb by name, with their types."""
+    """Return the parameters of a steering method by name, with their types."""
     _, *found = inspect.signature(getattr(Experiment, verb), eval_str=True).parameters.values()
     return {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in found}

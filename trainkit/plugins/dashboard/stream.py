@@ -1,4 +1,4 @@
-"""Streams of changes as server-sent events: of an experiment, the list of experiments, or the sessions."""
+"""Streams of changes as server-sent events: of an experiment, of all experiments, or of the sessions."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from trainkit.tune.core.metrics import encode
 EVERY_S = 0.6
 """Seconds between two checks for changes."""
 QUIET_S = 10.0
-"""Seconds without changes after which a comment is sent, so that the listener knows the stream is alive."""
+"""Seconds without changes after which a comment is sent, to show the listener that the stream is alive."""
 SHARE = 10
 """Ratio of the pause after a check to the check's CPU time; the pause is at least the check's duration.
 
-On a busy machine, a check mostly waits for a CPU, which is no reason for a longer pause.
+On a busy machine, a check mostly waits for a CPU. This wait is no reason for a longer pause.
 """
 MAX_ROWS = 200
-"""Maximum number of changed trials in one event. If there are more, the page must reload its trials."""
+"""Maximum number of changed trials in an event. With more changes, the page must reload its trials."""
 MAX_EVENTS = 200
 
 Change = dict[str, Any]
 
 
 class Watched(Protocol):
-    """Server, as seen by streams."""
+    """The server's interface for streams."""
 
     board: Board
     threads: Threads
@@ -50,9 +50,9 @@ class Since(NamedTuple):
     """State that a listener already knows.
 
     Attributes:
-        generation: generation of the trials; None if nothing is known.
+        generation: generation of the trial table; None if the listener knows nothing.
         seq: number of the last log entry.
-        shown: the summary or the list, as JSON.
+        shown: summary or list that was last sent, as JSON.
     """
 
     generation: int | None = None
@@ -61,7 +61,7 @@ class Since(NamedTuple):
 
 
 class ExperimentWatch:
-    """Watch on one experiment, which finds changes since the last check.
+    """Watch on one experiment, which finds the changes since a known state.
 
     Args:
         board: all experiments.
@@ -71,14 +71,14 @@ class ExperimentWatch:
     def __init__(self, board: Board, folder: Path) -> None:
         self.name = f"experiment {folder.name}"
         self._board, self._folder = board, folder
-        # The table is kept even if another watch does the check, because a new table restarts its
+        # The table is kept even if a different watch does the checks, because a new table would restart the
         # generations.
         self._table = board.table(folder)
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
         """Check the experiment; return the new state, and the changes or None.
 
-        A listener without a state gets the summary, and a request to read the trials.
+        A listener that knows nothing gets the summary, and must then request the trials.
 
         Raises:
             StoreError: the experiment is gone, or its file is damaged.
@@ -115,12 +115,12 @@ class ExperimentWatch:
 
 
 class ListWatch:
-    """Watch on a list that is read as a whole.
+    """Watch on a list that is always read completely.
 
     Args:
         name: name of the list in events.
         read: function that reads the list.
-        ignored: field of its entries that always changes.
+        ignored: field of the list's entries that is not compared, because it always changes.
     """
 
     def __init__(self, name: str, read: Callable[[], list[dict[str, Any]]], ignored: str = "") -> None:
@@ -155,9 +155,9 @@ class _Found(NamedTuple):
     """Result of a check.
 
     Attributes:
-        known: new state of the listener.
-        news: changes as JSON; None if nothing has changed.
-        rest_s: seconds to pause after the check.
+        known: the listener's state after the check.
+        news: changes as JSON; None if nothing changed.
+        rest_s: pause after the check, in seconds.
     """
 
     known: Since
@@ -192,7 +192,7 @@ async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Fou
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
         now, rest = SYSTEM.monotonic(), found.rest_s
-        # Sleep until the next common moment of all streams, so that one check serves all of them.
+        # Sleep until the next common time of all streams, so that one check serves all streams.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
 
 
@@ -210,4 +210,4 @@ STREAMS = (
         is_async=True,
     ),
 )
-"""Endpoints whose responses do not end by themselves."""
+"""Endpoints whose responses continue until the client disconnects or the server ends."""

@@ -1,4 +1,4 @@
-"""Threads that answer requests: limits for concurrent requests, and answers that requests share."""
+"""Threads that answer requests: limits for concurrent requests, and shared answers to equal requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from weakref import WeakValueDictionary
 from starlette.concurrency import run_in_threadpool
 
 MAX_READERS = 8
-"""Maximum number of concurrent requests that read one experiment, out of 40 threads for all."""
+"""Maximum number of concurrent requests that read one experiment; all requests share 40 threads."""
 MAX_BESIDE = 8
-"""Maximum number of concurrent traces, and of concurrent commands, beside the serialized questions."""
+"""Maximum number of concurrent traces, and of concurrent commands; sessions' questions are separate."""
 NICE = 10
 """Nice value of background threads, so that running programs take precedence."""
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """Too many requests of this kind are running; the client can repeat the request later."""
+    """Too many requests of this kind are running; the client can retry later."""
 
 
 class Threads:
     """Threads of one server. Each kind of work has its own threads, so that no kind blocks another.
 
-    Each session is asked one question at a time. The next question waits, without a thread, for the previous
-    answer. Traces and commands may take long, so up to MAX_BESIDE of each run concurrently.
+    A session is asked one question at a time. The next question waits for the previous answer, without
+    occupying a thread. Traces and commands may take long, so up to MAX_BESIDE of each run concurrently.
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Threads:
     async def share(self, asked: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `make`, or raise its error. Concurrent equal requests share one call.
 
-        All pages notice a change at the same time, and send the same request. A request that arrives during a
-        call gets the result of the next call, because the running call may miss the newest change. So a
-        request waits for two calls at most.
+        All pages notice a change at the same time, and then send equal requests. A request that arrives
+        during a call gets the result of the next call, because the running call may miss the newest change.
+        So a request waits for at most two calls.
         """
         shared = self._answers.setdefault(asked, _SharedAnswer())
         begun = shared.begun
@@ -62,7 +62,7 @@ class Threads:
                 made: T = await asyncio.shield(shared.made)
                 return made
         finally:
-            del shared  # else, the traceback of an error would keep it alive
+            del shared  # otherwise, an error's traceback would keep the answer alive
 
     async def read(self, function: Callable[[], T], experiment: str | None) -> T:
         """Run a function in a thread; `experiment` is the experiment that it reads, or None."""
@@ -100,7 +100,7 @@ class Threads:
             self._beside[kind] -= 1
 
     def close(self) -> None:
-        """Wait for running work; start no more."""
+        """Wait for running functions; start no more."""
         self._waiting.shutdown(cancel_futures=True)
         self._looking.shutdown(cancel_futures=True)
 
@@ -110,12 +110,12 @@ class Threads:
 
 
 class _SharedAnswer:
-    """Answer that concurrent equal requests share.
+    """Answer that equal concurrent requests share.
 
     Attributes:
         lock: lock for making or reading the answer.
-        begun: number of answers that were begun.
-        made: the latest answer.
+        begun: number of calls that were begun.
+        made: answer of the latest call.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def _take_note(made: asyncio.Future[Any]) -> None:
 
 
 def stand_back() -> None:
-    """Lower the priority of this thread, and of threads that it starts later, below running programs."""
+    """Lower the priority of this thread, and of threads that it starts, below that of running programs."""
     if sys.platform == "linux":  # other systems have priorities only for whole processes
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, max(NICE, os.getpriority(os.PRIO_PROCESS, thread)))

@@ -1,4 +1,4 @@
-"""`trainkit run`: start a script on several ranks, with the flags of torchrun and `accelerate launch`."""
+"""Command `trainkit run`: start a script on several ranks, with flags of torchrun and `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ACCELERATE = {
     "gpu-ids": "CUDA_VISIBLE_DEVICES",
     "num-cpu-threads-per-process": "OMP_NUM_THREADS",
 }
-"""Flags of Accelerate that take a value, and the environment variables that its Accelerator reads."""
+"""Environment variable of Accelerate for each of its flags that take a value."""
 
 _ACCELERATE_SWITCHES = {
     "cpu": "ACCELERATE_USE_CPU",
@@ -74,7 +74,7 @@ _FSDP = {
     "sync-module-states": "true",
     "activation-checkpointing": "false",
 }
-"""Flags `--fsdp-...` of Accelerate, with the defaults of its launcher for the variables FSDP_..."""
+"""Default of Accelerate's launcher for each flag `--fsdp-...`, which sets a variable FSDP_..."""
 
 _FSDP_SPELLED = {"transformer-layer-cls-to-wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
 _FSDP_TEXTS = {
@@ -84,11 +84,11 @@ _FSDP_TEXTS = {
     "state-dict-type",
     *_FSDP_SPELLED,
 }
-"""Flags whose values keep their case. The other values are numbers, true and false, in lower case."""
+"""Flags whose values keep their case; other values are numbers, true and false, and become lower case."""
 
 
 class Run(Command):
-    """`trainkit run`."""
+    """Command `trainkit run`."""
 
     help = HELP["run"]
 
@@ -106,7 +106,7 @@ class Run(Command):
             _add(refused, name, nargs="?", action=_Refused, help=argparse.SUPPRESS, const=reason)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        with boot.begun():  # boot while the launcher's code is loaded
+        with boot.begun():  # the session boots while the launcher's code is loaded
             options = options_of(arguments)
             streams = torch.RankStreams(
                 log_dir=arguments.log_dir,
@@ -120,7 +120,7 @@ class Run(Command):
 
 
 def _add(group: Any, name: str, *short: str, pet: bool = True, **settings: Any) -> None:
-    """Add a flag with dashes and with underscores; with `pet`, the variable PET_... gives its default."""
+    """Add a flag with dashes and with underscores; with `pet`, the variable PET_... is its default."""
     if pet and (given := os.environ.get(_pet(name))) is not None:
         settings["default"] = given not in ("", "0") if "action" in settings else given
     spellings = [f"--{name}"] if "-" not in name else [f"--{name}", f"--{name.replace('-', '_')}"]
@@ -201,7 +201,7 @@ def _add_accelerate(group: Any) -> None:
 
 
 class _Refused(argparse.Action):
-    """Action that refuses a known flag that is not supported."""
+    """Action for a known flag that is not supported."""
 
     def __call__(
         self,
@@ -220,7 +220,7 @@ def options_of(arguments: argparse.Namespace) -> ScriptOptions:
         ConfigError: the flags contradict each other, or one is not supported.
     """
     for name, reason in _REFUSED.items():
-        if getattr(arguments, name.replace("-", "_")):  # the parser has refused flags already
+        if getattr(arguments, name.replace("-", "_")):  # set by a variable, as the parser refuses the flag
             raise ConfigError(f"{_pet(name)}: {reason}")
     if arguments.nnodes not in ("1", "1:1") or arguments.node_rank != 0:
         raise ConfigError(f"--nnodes {arguments.nnodes} --node-rank {arguments.node_rank}: {_ONE_MACHINE}")
@@ -260,13 +260,13 @@ def variables_of(
     """Return the environment variables that the flags set for all ranks; None removes a variable.
 
     Args:
-        arguments: the flags.
+        arguments: parsed flags.
         gpus: number of GPUs of each rank; 0 means that a rank sees all GPUs of this program.
-        inherited: variables of this program, which override defaults.
+        inherited: environment variables of this program, which override defaults.
     """
     run_id = secrets.token_hex(16) if arguments.standalone else arguments.rdzv_id
     found: dict[str, str | None] = {"ROLE_NAME": arguments.role, "TORCHELASTIC_RUN_ID": run_id}
-    # Ranks of one machine must not listen on the network.
+    # Ranks on one machine must not listen on the network.
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | dict.fromkeys(
         ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo"
     )

@@ -1,8 +1,8 @@
-"""Checks of libraries in a worker that would silently train differently than requested.
+"""Checks in a worker for uses of libraries that would silently train differently than requested.
 
 On the CPU, Accelerate silently ignores FSDP and fp16. `PartialState()` without `cpu=True` treats each of
-several processes as the only one, so each would train a separate model. Lightning's strategies `ddp_fork`,
-`ddp_spawn` and `ddp_notebook` start processes in each worker that wait for each other forever.
+several processes as the only one, so each process would train a separate model. Lightning's strategies
+`ddp_fork`, `ddp_spawn` and `ddp_notebook` start processes in each worker, which wait for each other forever.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _OnImport(MetaPathFinder):
         return spec
 
     def _run(self, execute: Callable[[ModuleType], None], name: str, module: ModuleType) -> None:
-        execute(module)  # Only after success: a failed module stays registered.
+        execute(module)  # checks run only after this succeeds; otherwise the module stays registered
         for check in self._awaited.pop(name, ()):
             check(module)
 
@@ -91,7 +91,7 @@ _ON_IMPORT = _OnImport()
 
 
 def check_states(module: Any) -> None:
-    """Check Accelerate's two states whenever they are made or requested.
+    """Make Accelerate's two state classes check themselves whenever they are created or requested.
 
     Args:
         module: the module `accelerate.state`.
@@ -103,7 +103,7 @@ def check_states(module: Any) -> None:
 def _check_after(state: Any, check: Callable[[Any], None]) -> None:
     plain = state.__init__
     made = getattr(plain, "checks", ())
-    if check in made:  # An engine without separate processes runs several workers here.
+    if check in made:  # an engine without separate processes runs several workers in this process
         return
 
     @functools.wraps(plain)
@@ -119,7 +119,7 @@ def check_processes(state: Any) -> None:
     """Raise ConfigError for a `PartialState` that does not know the other workers.
 
     Raises:
-        ConfigError: its number of processes is wrong.
+        ConfigError: the state's number of processes is wrong.
     """
     import torch.distributed as dist
 
@@ -190,4 +190,4 @@ CHECKS: dict[str, Callable[[Any], None]] = {
         check_launcher,
     ),
 }
-"""Checks of libraries, by the library's module that they patch."""
+"""Checks of libraries, by the module of the library that each check changes."""

@@ -1,4 +1,4 @@
-"""Imports of the process that the ranks of a script are forked from, without trainers' own modules."""
+"""Imports for the process from which a script's ranks are forked, without the trainers' own modules."""
 
 from __future__ import annotations
 

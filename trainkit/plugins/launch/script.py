@@ -1,7 +1,7 @@
 """Run of a script on a group of workers, like torchrun: each worker is a rank and runs the whole script.
 
 The launcher's process does not load torch. It passes its own standard streams to the ranks, so that their
-output appears unchanged, and the port where they meet, which it holds from the beginning.
+output appears unchanged. It also passes the rendezvous port, which it holds from the beginning.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _LAST_WORDS_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOptions:
-    """A script and its ranks.
+    """A script and the settings of its ranks.
 
     Attributes:
-        command: the script, module or program, and its arguments.
+        command: script, module or program, with its arguments.
         kind: type of the command; a program runs in a separate process.
         fresh: True: each rank is a new Python process; False: a fork of a process that has imported torch.
         num_workers: number of ranks.
         bundle: resources of each rank.
-        variables: environment variables for all ranks; None removes one.
-        sees_own_gpus: True: each rank only sees its own GPUs, and LOCAL_RANK is 0; False: it sees all.
-        address, port: where the ranks meet; port 0: any free port.
-        max_restarts: how often all ranks are restarted after a failure.
+        variables: environment variables for all ranks; None removes a variable.
+        sees_own_gpus: True: each rank sees only its own GPUs, and LOCAL_RANK is 0; False: it sees all GPUs.
+        address, port: rendezvous address of the ranks; port 0: any free port.
+        max_restarts: how often all ranks may be restarted after a failure.
         restarts: number of restarts so far.
         shutdown_s: seconds that the ranks have to end after SIGINT or SIGTERM.
-        search_path: the launcher's `sys.path`, without the folder of its own script.
+        search_path: `sys.path` of the launcher, without the folder of the launcher's own script.
     """
 
     command: tuple[str, ...]
@@ -91,8 +91,8 @@ class ScriptOptions:
             command: see `ScriptOptions`.
             workers: number of ranks, in a form for `ranks_of`.
             cpus: CPUs of each rank; None: 1, or all CPUs for a single rank.
-            gpus: number of GPUs that each rank sees alone; 0: each rank sees all GPUs.
-            **more: the other attributes.
+            gpus: number of GPUs that only one rank sees; 0: each rank sees all GPUs.
+            **more: values of the other attributes.
 
         Raises:
             ConfigError: a value is wrong.
@@ -112,9 +112,9 @@ class ScriptError(Exception):
     """Exception in a rank's script.
 
     Args:
-        rank: the rank that raised it.
+        rank: rank that raised it.
         kind: name of the exception's class.
-        text: its traceback; "" if the script's own `sys.excepthook` has shown it.
+        text: traceback; "" if the script's own `sys.excepthook` has printed it.
     """
 
     def __init__(self, rank: int, kind: str, text: str) -> None:
@@ -126,13 +126,13 @@ class ScriptError(Exception):
 
 
 class RendezvousHost:
-    """Host of the store where the ranks meet; its process outlives the ranks."""
+    """Host of the rendezvous store; its process outlives the ranks."""
 
     def __init__(self) -> None:
         self._store: Any = None
 
     def listen(self, folder: str) -> None:
-        """Serve a new store at the launcher's port; the previous store is gone.
+        """Serve a new store at the launcher's port, in place of any previous store.
 
         Args:
             folder: folder of the launcher's channel.
@@ -186,7 +186,7 @@ class ScriptWorker(GroupMember):
 
         Raises:
             ScriptError: the script raised an exception.
-            LostOthersError: the script raised it because another rank is gone.
+            LostOthersError: the script raised an exception because another rank is gone.
         """
         end: BaseException | None = None
         code = 0
@@ -198,7 +198,7 @@ class ScriptWorker(GroupMember):
         except BaseException as raised:
             end = raised
         if end is not None and not isinstance(end, SystemExit | KeyboardInterrupt):
-            end = self._failure(end)  # The launcher receives it and shows only the cause.
+            end = self._failure(end)  # the launcher receives this error and shows only its cause
         killed_by = signal.SIGINT if isinstance(end, KeyboardInterrupt) else max(0, -code)
         if isinstance(end, SystemExit):
             code = process.exit_code(end)
@@ -209,7 +209,7 @@ class ScriptWorker(GroupMember):
         if isinstance(end, Exception):
             raise end
         code = process.flush_streams(code)
-        if killed_by:  # By the program's signal, so that waiting processes see this signal.
+        if killed_by:  # ended by the program's signal, so that waiting processes see this signal
             faulthandler.disable()
             if killed_by != signal.SIGKILL:
                 signal.signal(killed_by, signal.SIG_DFL)
@@ -250,11 +250,11 @@ class ScriptWorker(GroupMember):
             return program.wait()
 
     def _failure(self, error: BaseException) -> Exception | SystemExit:
-        """Return the exception to report for an error, or the SystemExit of the script's `sys.excepthook`."""
+        """Return the exception to report for `error`, or the SystemExit of the script's `sys.excepthook`."""
         text = _traceback(error)
         if lost_peer(error):
             return LostOthersError(None, text)
-        # torch.distributed's hook puts the rank before each line; the launcher's line already names it.
+        # The hook of torch.distributed puts the rank before each line, but the launcher already names it.
         own = (None, "sys", "torch.distributed.distributed_c10d")
         if getattr(sys.excepthook, "__module__", None) not in own:
             try:
@@ -280,7 +280,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def descriptors(folder: str, key: str) -> list[int]:
-    """Return open files of the launcher.
+    """Receive open files from the launcher; return their descriptors.
 
     Args:
         folder: folder of the launcher's channel.
@@ -299,7 +299,7 @@ def descriptors(folder: str, key: str) -> list[int]:
 
 @contextlib.contextmanager
 def _place(folder: str) -> Iterator[str]:
-    """Yield a path of the channel's socket that is short enough, however long the folder's path is."""
+    """Yield a path of the channel's socket that is short enough, even if the folder's path is long."""
     fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{_CHANNEL}"
@@ -308,10 +308,10 @@ def _place(folder: str) -> Iterator[str]:
 
 
 class DescriptorChannel:
-    """Socket where this program gives open files to the session's workers.
+    """Socket through which this program passes open files to the session's workers.
 
     Args:
-        folder: a folder that only this user can open.
+        folder: folder that only this user can open.
 
     Attributes:
         given: descriptors by key.
@@ -338,7 +338,7 @@ class DescriptorChannel:
 
 
 def every_rank(text: str) -> Callable[[int], int]:
-    """Return a function from a rank to the streams in a setting of torchrun: 1 stdout, 2 stderr, 3 both.
+    """Return a function from a rank to its streams: 1 stdout, 2 stderr, 3 both, as in torchrun's flags.
 
     Args:
         text: a setting such as "3" for all ranks, or "0:1,1:2" by rank.
@@ -364,11 +364,11 @@ class RankStreams:
 
     Attributes:
         log_dir: folder for files; None: a temporary folder, if files are requested.
-        run_id: name of this run's folder in it.
+        run_id: name of this run's subfolder in `log_dir`.
         redirects: streams that go to a file, in the form of torchrun's flag; see `every_rank`.
         tee: streams that go to a file and, line by line, to the console.
-        shown: ranks whose output the console shows; None: all.
-        role: name in the prefix of these lines.
+        shown: ranks whose output the console shows; None: all ranks.
+        role: name in the prefix of lines on the console.
     """
 
     log_dir: str | None = None
@@ -388,12 +388,12 @@ class RankStreams:
         }
 
     def sent(self) -> None:
-        """Close the descriptors, after the ranks have received them."""
+        """Close the descriptors after the ranks have received them."""
         while self._opened:
             os.close(self._opened.pop())
 
     def finish(self) -> None:
-        """Wait for the last lines of ended ranks."""
+        """Wait until the last lines of ended ranks are copied."""
         self.sent()
         while self._copying:
             self._copying.pop().join(_LAST_WORDS_S)
@@ -436,7 +436,7 @@ def _copy(reading: int, file: int, console: int, prefix: bytes) -> None:
 
 
 def ranks_of(asked: str) -> int:
-    """Return the number of ranks for `asked`: a number, "gpu", "cpu", or "auto" for GPUs if any, else CPUs.
+    """Return the number of ranks for a number, "gpu", "cpu", or "auto" (GPUs if any exist, else CPUs).
 
     Raises:
         ConfigError: `asked` has another form, or this machine has no GPU.
@@ -452,7 +452,7 @@ def ranks_of(asked: str) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line of the launcher itself; allowed in a signal handler."""
+    """Print a line from the launcher itself; signal handlers may call this."""
     tell(f"trainkit: {text}\n")
 
 
@@ -468,9 +468,9 @@ class RankFailure:
     """Reason for the end of a run.
 
     Attributes:
-        event: a line with the event and the rank.
-        code: exit code for the launcher.
-        text: the rank's traceback; "" if it has none or has already shown it.
+        event: line that describes the event and names the rank.
+        code: exit code of the launcher.
+        text: traceback of the rank; "" if it has none or has already printed it.
     """
 
     event: str
@@ -479,7 +479,7 @@ class RankFailure:
 
 
 class Launcher:
-    """A run of a script: its session, its ranks, and the reaction to a failed rank.
+    """A run of a script: its session, its ranks, and the reaction to a failure.
 
     Args:
         options: the script and its ranks.
@@ -503,9 +503,9 @@ class Launcher:
         with listening_at(options.address, options.port) as listening:
             self._options = options = replace(options, port=listening.getsockname()[1])
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) != signal.SIG_IGN:  # A shell's background jobs ignore Ctrl-C.
+                if signal.getsignal(number) != signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C
                     signal.signal(number, self._signalled)
-            threads = options.variables.get("OMP_NUM_THREADS")  # torch is loaded before `start` sets it.
+            threads = options.variables.get("OMP_NUM_THREADS")  # torch is loaded before `start` sets it
             runtime.init(
                 engine="local",
                 num_cpus=options.num_workers * options.bundle["CPU"],
@@ -551,9 +551,9 @@ class Launcher:
             self._streams.sent()
             pids = group.call("apply", os.getpid)
             for rank, pid in enumerate(pids):
-                with contextlib.suppress(ProcessLookupError):  # Killed; the next call reports this.
+                with contextlib.suppress(ProcessLookupError):  # the rank was killed; the next call reports it
                     self._ranks[rank] = os.pidfd_open(pid)
-            runtime.get(listening)  # The store must run before any script needs it.
+            runtime.get(listening)  # the store must be running before any script needs it
             group.call("run")
         except (TaskError, GangError) as error:
             return failure_of(error, self._options.num_workers, pids)
@@ -565,7 +565,7 @@ class Launcher:
         return None
 
     def _is_end(self, error: BaseException) -> bool:
-        """Return True if a rank has ended cleanly, or after this program received a signal."""
+        """Return True if a rank has ended cleanly, or if this program has received a signal."""
         return self._signal is not None or is_exit(error)
 
     def _signalled(self, number: int, frame: types.FrameType | None) -> None:
@@ -609,15 +609,15 @@ def listening_at(address: str, port: int) -> socket.socket:
 
 
 def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> RankFailure:
-    """Return the report about a failure of the ranks.
+    """Describe a failure of the ranks.
 
     Args:
-        error: error of the call to the ranks.
+        error: error that the call to the ranks raised.
         world_size: number of ranks.
         pids: process ids by rank.
 
     Raises:
-        BaseException: `error`, if no rank's script caused it.
+        BaseException: `error` itself, if no rank's script caused it.
     """
     others = "; the others were ended" if world_size > 1 else ""
     cause = error.cause if isinstance(error, TaskError) else error.__cause__

@@ -1,4 +1,4 @@
-"""Pools based on the runtime: `concurrent.futures.Executor`, `multiprocessing.Pool`, a joblib backend."""
+"""Pools on the runtime: `concurrent.futures.Executor`, `multiprocessing.Pool`, and a joblib backend."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`concurrent.futures.Executor` based on the runtime's tasks.
+"""`concurrent.futures.Executor` that runs calls as tasks of the runtime.
 
     submit ──▶ calls that wait, and can be cancelled ──▶ some on their way to the workers ──▶ futures
 
-Calls are sent ahead, so that each worker has some milliseconds of work queued. No long calls are sent ahead,
-but hundreds of calls that take microseconds.
+Calls are sent to the workers in advance, so that each worker always has some milliseconds of work queued.
+Long calls are not sent in advance, but hundreds of calls that take microseconds are.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ T = TypeVar("T")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 AHEAD_S = 0.02
-"""Seconds of work that is sent ahead to the workers."""
+"""Seconds of work that are sent to the workers in advance."""
 MOST_AHEAD = 2_000
-"""Maximum number of calls that are sent ahead."""
+"""Maximum number of calls that are sent in advance."""
 LOOK_EVERY = 32
-"""Number of finished calls after which the number of calls to send ahead is recomputed."""
+"""Number of finished calls after which the number of calls to send in advance is recomputed."""
 SHARED_BYTES = 1_000_000
-"""Size from which an array is put once for all calls that take it."""
+"""Smallest size of an array that is stored once for all calls that use it."""
 MOST_FUNCTIONS = 100
 """Maximum number of functions that are registered, so that later calls send only their arguments."""
 LOOK_S = 0.5
@@ -71,10 +71,10 @@ SESSION_ENDED = "the session in which this executor was made has ended: make a n
 
 
 def share(cpus: float, workers: int) -> float:
-    """Return the CPUs of a call, 1 or a fraction, such that `workers` calls fit into `cpus`.
+    """Return the CPUs of each call, at most 1, such that `workers` calls fit into `cpus`.
 
     Raises:
-        ConfigError: the workers are too many for any fraction.
+        ConfigError: the workers are too many for any fraction of a CPU.
     """
     part = min(1.0, math.floor(cpus * QUANTUM / workers) / QUANTUM)
     if not part:
@@ -87,14 +87,14 @@ def ahead(ended: int, seconds: float) -> int:
 
     Args:
         ended: number of recently finished calls.
-        seconds: time in which all workers together finished them.
+        seconds: time in which all workers together finished these calls.
     """
     return int(ended / seconds * AHEAD_S) if seconds > 0 else 0
 
 
 _PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
 _unseen = threading.RLock()
-"""Lock for changes of the state of a future that no thread waits for yet."""
+"""Lock for state changes of futures that no thread waits for yet."""
 
 
 class _LendingEvent(threading.Event):
@@ -112,7 +112,7 @@ class _LendingEvent(threading.Event):
 
 
 class _NestedWaiters(list[Any]):
-    """List of a future's waiters in a worker. It gives each waiter an event that lends CPUs."""
+    """List of a future's waiters in a worker. Each waiter gets an event that lends the worker's CPUs."""
 
     def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -125,14 +125,14 @@ class _NestedWaiters(list[Any]):
 
 
 class PoolFuture(futures.Future[T]):
-    """Future of a submitted call. Its callbacks run in their own thread, and may wait for other calls.
+    """Future of a submitted call. Its callbacks run in a separate thread, and may wait for other calls.
 
-    A condition and its locks are made only when a thread waits, adds a callback or cancels. For thousands of
-    futures, they would take most of the garbage collector's time.
+    The condition and its locks are made only when a thread waits, adds a callback or cancels. For thousands
+    of futures, they would dominate the garbage collector's time.
 
     Attributes:
         call: function and arguments, until they are sent.
-        ref: reference to the result, from then until the result arrives.
+        ref: reference to the result, from sending until the result arrives.
     """
 
     ref: ObjectRef[T] | None = None
@@ -147,7 +147,7 @@ class PoolFuture(futures.Future[T]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """Condition that the base class locks and waits for."""
+        """Condition that the base class locks and waits on."""
         if self._seen is None:
             with _unseen:
                 if self._seen is None:
@@ -182,7 +182,7 @@ class PoolFuture(futures.Future[T]):
         return super().exception(self.lend_cpus(timeout) if self._pool.is_nested else timeout)
 
     def lend_cpus(self, timeout: float | None) -> float | None:
-        """Wait for the call, in a worker while its CPUs are lent; return the remaining time."""
+        """Wait for the call, and lend the worker's CPUs meanwhile; return the remaining time."""
         ref = self.ref
         if ref is None or self.done() or not self._pool.is_nested:
             return timeout
@@ -191,7 +191,7 @@ class PoolFuture(futures.Future[T]):
         return None if end is None else max(0.0, end - SYSTEM.monotonic())
 
     def is_in_callback(self) -> bool:
-        """Return whether this thread is running a callback of the executor."""
+        """Return True if this thread is running a callback of the executor."""
         return self._pool.is_in_callback()
 
     def set_result(self, result: T) -> None:
@@ -215,12 +215,12 @@ class PoolFuture(futures.Future[T]):
         try:
             by(what)
         except futures.InvalidStateError:
-            if self._pool.has_session():  # otherwise, `shutdown` has failed it
+            if self._pool.has_session():  # otherwise, the end of the session has already failed the future
                 raise
 
 
 def _as_raised(error: BaseException | None) -> BaseException | None:
-    """Return the error that the function raised, with the remote traceback as its cause."""
+    """Return the exception that the function raised, with the remote traceback as its cause."""
     if isinstance(error, TaskError) and error.cause is not None:
         from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 
@@ -240,7 +240,7 @@ def _fail(calls: Iterable[PoolFuture[Any]], error: BaseException) -> None:
 
 
 def _as_pickled(error: BaseException) -> BaseException:
-    """Return the error that pickling an argument raised, with a note that names the part at fault."""
+    """Return the exception from pickling an argument, with a note that names the part at fault."""
     cause = error.__cause__ if isinstance(error, SerializationError) else None
     if cause is None:
         return error
@@ -249,20 +249,20 @@ def _as_pickled(error: BaseException) -> BaseException:
 
 
 class Executor(futures.Executor):
-    """Executor whose calls are tasks of the runtime, in processes that are forked warm, on every engine.
+    """Executor whose calls are tasks of the runtime, in pre-forked worker processes, on every engine.
 
-    It replaces `ProcessPoolExecutor`. A future holds the function's own error, with the remote traceback as
-    its cause. A call whose worker dies is retried, three times unless `max_retries` says otherwise. Then only
-    this call fails, with an error that is also a `BrokenExecutor`. As in `ProcessPoolExecutor`, a failing
-    initializer breaks the executor. A function is sent once, with the current values of the global names that
-    it uses. The contents of a closure or a bound method are sent with each call.
+    It replaces `ProcessPoolExecutor`. A future raises the function's own exception, with the remote traceback
+    as its cause. A call whose worker dies is retried, three times unless `max_retries` says otherwise. After
+    that, only this call fails, with an error that is also a `BrokenExecutor`. As in `ProcessPoolExecutor`, a
+    failing initializer breaks the executor. A function is sent once, with the current values of the global
+    names that it uses. A closure or a bound method is sent with each call, because its contents may change.
 
     Args:
         max_workers: number of concurrent calls; None means the number of CPUs. A larger number shares the
             CPUs.
         mp_context: accepted as by `ProcessPoolExecutor`, without effect.
         initializer: function that each worker calls before its first call of this executor.
-        initargs: its arguments, which are sent to each worker once.
+        initargs: arguments of the initializer, which are sent to each worker once.
         max_tasks_per_child: number of calls after which a worker ends; None means never.
         **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
 
@@ -314,11 +314,11 @@ class Executor(futures.Executor):
         self._calling: int | None = None
         self._owed_callbacks = 0
         self.is_nested, self.lending = self._engine.is_worker, self._engine.lending
-        # Calls sent ahead must wait for CPUs. With free CPUs, they would run beside the workers' calls.
+        # Calls sent in advance must wait for CPUs. With free CPUs, they would run beside the workers' calls.
         cpus = self._options.num_cpus
         fills = (1 if cpus is None else cpus) * (self.workers + 1) > total
         self._most_ahead = MOST_AHEAD if fills else 0
-        # A worker waits only for calls that are sent, because only these can run on the CPUs that it lends.
+        # A worker waits only for calls that were sent, because only these can run on the CPUs that it lends.
         self._window = math.inf if self.is_nested else self.workers
         self._refilled_at = self._window - 1
         self._ended = 0
@@ -327,16 +327,16 @@ class Executor(futures.Executor):
         self._failure: InitializerError | None = None
         at_end(self._fail_all)  # engines differ in the errors of calls after a session
         _open.add(self)
-        # Registered again each time, after the session's own handler, so that it runs before that handler.
+        # Registered again for each executor, after the session's own handler, so that it runs before it.
         atexit.unregister(_finish_all)
         atexit.register(_finish_all)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> PoolFuture[T]:
-        """Start `fn(*args, **kwargs)` in a worker; references among the arguments become their values.
+        """Start `fn(*args, **kwargs)` in a worker; references among the arguments are replaced by values.
 
         Raises:
             RuntimeError: the executor is shut down.
-            InitializerError: its initializer failed.
+            InitializerError: the executor's initializer failed.
             NotInitializedError: the session in which the executor was made has ended.
         """
         if not self.has_session():
@@ -368,10 +368,10 @@ class Executor(futures.Executor):
         An array of a megabyte or more that several calls take is put into shared memory once.
 
         Args:
-            fn: function that takes an item of each iterable.
-            iterables: iterables of arguments; the shortest one ends the calls.
+            fn: function that takes one item of each iterable.
+            iterables: iterables of arguments; calls end with the shortest one.
             timeout: seconds from now after which the iterator raises TimeoutError; None means no limit.
-            chunksize: items per call; more than 1 pays off for items that take microseconds.
+            chunksize: number of items per call; more than 1 is faster for items that take microseconds.
         """
         if chunksize < 1:
             raise ConfigError(f"chunksize={chunksize!r}: give 1 or more")
@@ -392,7 +392,7 @@ class Executor(futures.Executor):
             yield self.submit(run_chunk, fn, chunk)
 
     def callback(self, fn: Callable[[futures.Future[Any]], object]) -> Callable[[futures.Future[Any]], None]:
-        """Return a callback that calls `fn` in another thread, one at a time; `shutdown` waits for it."""
+        """Return a callback that calls `fn` in a separate thread, one at a time; `shutdown` waits for it."""
         self._callbacks.expect()
         with self._lock:
             self._owed_callbacks += 1
@@ -411,11 +411,11 @@ class Executor(futures.Executor):
         return lambda future: self._callbacks.put(functools.partial(call, future))
 
     def is_in_callback(self) -> bool:
-        """Return whether this thread is running one of the callbacks."""
+        """Return True if this thread is running a callback of this executor."""
         return self._calling == threading.get_ident()
 
     def has_session(self) -> bool:
-        """Return whether the session in which the executor was made is still running."""
+        """Return True if the session in which the executor was made is still running."""
         return running() is self._engine
 
     def blamed(self, error: BaseException | None) -> BaseException | None:
@@ -440,7 +440,7 @@ class Executor(futures.Executor):
         _fail(lost, error)
 
     def on_end(self, future: PoolFuture[Any]) -> None:
-        """Send waiting calls after one has ended; several at once if many are sent ahead."""
+        """Send waiting calls after a call has ended; several at once if many are sent in advance."""
         with self._lock:
             self._sent.discard(future)
             future.ref = None
@@ -467,8 +467,8 @@ class Executor(futures.Executor):
             self._sent.clear()
         _fail(waiting, error)
         for each in sent:
-            if each.running():  # a call that another thread is about to send fails by itself
-                with contextlib.suppress(futures.InvalidStateError):  # it has just ended
+            if each.running():  # other calls are about to be sent by another thread, and fail by themselves
+                with contextlib.suppress(futures.InvalidStateError):  # the call has just ended
                     futures.Future.set_exception(each, error)
 
     def _drop_waiting(self) -> list[PoolFuture[Any]]:
@@ -488,8 +488,8 @@ class Executor(futures.Executor):
         return calls
 
     def _send(self, calls: list[PoolFuture[Any]]) -> None:
-        # A loop instead of recursion: a call that can't be sent makes room for the next, maybe thousands of
-        # times.
+        # A loop instead of recursion, because each call that can't be sent makes room for the next call,
+        # maybe thousands of times.
         while calls:
             left = []
             for number, future in enumerate(calls):
@@ -502,7 +502,7 @@ class Executor(futures.Executor):
                     ref.future(future)
                     if self._is_killed:  # another thread killed the workers meanwhile
                         cancel(ref, force=True)
-                except BaseException as error:  # like `ProcessPoolExecutor`, the future holds the error
+                except BaseException as error:  # set on the future, as in `ProcessPoolExecutor`
                     futures.Future.set_exception(future, _as_pickled(error))
                     left.append(future)
                     if not isinstance(error, Exception):
@@ -535,8 +535,8 @@ class Executor(futures.Executor):
         """Accept no more calls; with `wait`, return after submitted calls and their callbacks have ended.
 
         Args:
-            wait: wait for the calls. Otherwise they continue, and the program waits for them at its end.
-            cancel_futures: cancel the calls that wait for a worker.
+            wait: True: wait for the calls. False: they continue, and the program waits for them when it ends.
+            cancel_futures: True: cancel the calls that wait for a worker.
         """
         with self._lock:
             self._is_shut_down = True
@@ -561,7 +561,7 @@ class Executor(futures.Executor):
         _open.discard(self)
 
     def terminate_workers(self) -> None:
-        """Accept no more calls, cancel waiting ones, and kill the workers of running ones."""
+        """Accept no more calls, cancel waiting calls, and kill the workers of running calls."""
         self.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._is_killed = True
@@ -572,7 +572,7 @@ class Executor(futures.Executor):
 
 
 class Sharing:
-    """Arrays that several calls take. Each is put into shared memory once."""
+    """Arrays that several calls use. Each array is put into shared memory once."""
 
     def __init__(self) -> None:
         self._put: dict[int, tuple[object, ObjectRef[Any]]] = {}

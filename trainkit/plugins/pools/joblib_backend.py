@@ -1,7 +1,7 @@
-"""joblib backend based on the runtime's tasks, for `joblib.Parallel` and scikit-learn's `n_jobs`.
+"""joblib backend that runs calls as tasks of the runtime, for `joblib.Parallel` and scikit-learn's `n_jobs`.
 
-Large arrays that several calls take are put into shared memory once. joblib's own backend writes files for
-them.
+Large arrays that several calls use are put into shared memory once. joblib's own backend writes them to
+files.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ except ImportError as error:
 
 NAME = "trainkit"
 _OF_WORKERS = ("initializer", "initargs")
-"""Settings of a `Parallel` for its workers; its other settings are for joblib's files for large arrays."""
+"""Settings of a `Parallel` for its workers; other settings concern joblib's files for large arrays."""
 
 
 class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """Backend of joblib whose batches of calls are tasks of the runtime.
+    """Backend of joblib whose batches of calls run as tasks of the runtime.
 
     Args:
         nesting_level: nesting level, from joblib.
-        inner_max_num_threads: threads of BLAS, OpenMP and similar libraries in a worker; None means the
-            number of the worker's CPUs, unless the program's environment sets it.
+        inner_max_num_threads: number of threads of BLAS, OpenMP and similar libraries in a worker; None means
+            the number of the worker's CPUs, unless the program's environment sets it.
         ray_remote_args: further options, for compatibility with Ray's backend.
-        **options: options of `Executor`, such as `num_cpus=2` or `num_gpus=1` for each batch.
+        **options: options of `Executor` for each batch, such as `num_cpus=2` or `num_gpus=1`.
     """
 
     supports_inner_max_num_threads = True
@@ -58,7 +58,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._sharing = Sharing()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return the number of concurrent calls, which is 1 in a process forked from the session's."""
+        """Return the number of concurrent calls; it is 1 in a process forked from the session's program."""
         if n_jobs == 0:
             raise ConfigError("n_jobs == 0 in Parallel has no meaning: give 1 or more, or -1 for all CPUs")
         if n_jobs in (None, 1):
@@ -77,7 +77,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self.parallel = parallel
         count = self.effective_n_jobs(n_jobs)
         if count == 1 or engine().is_worker:
-            # joblib's waits lend no CPUs, so the calls of a worker might wait for the CPUs of that worker.
+            # joblib's waits lend no CPUs, so a worker's calls might wait for the CPUs of that same worker.
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         given = {name: settings[name] for name in _OF_WORKERS if settings.get(name) is not None}
         threads = self.inner_max_num_threads
@@ -115,7 +115,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     def abort_everything(self, ensure_ready: bool = True) -> None:
         pool = self._current()
         pool.terminate_workers()
-        pool.shutdown(wait=True)  # a late callback would abort the next call
+        pool.shutdown(wait=True)  # a late callback of this call would abort the next call
         if ensure_ready:
             self._workers = Executor(pool.workers, **self._options)
 

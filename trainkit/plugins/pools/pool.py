@@ -1,4 +1,4 @@
-"""`multiprocessing.Pool` based on the runtime's tasks."""
+"""`multiprocessing.Pool` that runs calls as tasks of the runtime."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CHUNKS_A_WORKER = 4
 
 
 class AsyncResult(Generic[T]):
-    """Future result of a call, or of several calls as a list.
+    """Future result of one call, or of several calls as a list.
 
     Args:
         parts: futures of the calls.
-        joined: function that makes the result from their results.
-        callback: function that receives the result, in its own thread.
-        error_callback: function that receives the first error instead.
+        joined: function that makes the result from the results of the calls.
+        callback: function that receives the result, in a separate thread.
+        error_callback: function that receives the first error, if a call fails.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class AsyncResult(Generic[T]):
         return is_told and all(part.done() for part in self._parts)
 
     def _is_called_back(self) -> bool:
-        """Return whether this thread is running a callback; no other callback begins before its end."""
+        """Return True if this thread is running a callback; other callbacks wait until it ends."""
         return any(isinstance(part, PoolFuture) and part.is_in_callback() for part in self._parts)
 
     def successful(self) -> bool:
@@ -110,10 +110,10 @@ def _error(part: futures.Future[Any]) -> BaseException | None:
 
 
 class ResultIterator(Iterator[T]):
-    """Iterator over the results of calls that return lists. Calls can be added during iteration, until `end`.
+    """Iterator over the results of calls that return lists. Calls can be added during iteration until `end`.
 
     Args:
-        ordered: yield results in the order of the calls; else as they arrive.
+        ordered: True: yield results in the order of the calls; False: in the order of arrival.
     """
 
     def __init__(self, *, ordered: bool) -> None:
@@ -124,7 +124,7 @@ class ResultIterator(Iterator[T]):
         self._there: list[T] = []
         self._parts: SimpleQueue[futures.Future[list[T]] | None] = SimpleQueue()
         self._next_part: futures.Future[list[T]] | None = None
-        # In a worker, these calls need the CPUs that the worker lends while it waits for a call.
+        # In a worker, these calls run on the CPUs that the worker lends while it waits for a call.
         self._nested: deque[PoolFuture[list[T]]] = deque()
 
     def add(self, part: futures.Future[list[T]]) -> None:
@@ -135,7 +135,7 @@ class ResultIterator(Iterator[T]):
             return
         if isinstance(part, PoolFuture):
             self._nested.append(part)
-        # Not in the executor's callback thread: a callback that reads these results would block them.
+        # Not called in the executor's callback thread, where a callback that reads these results would block.
         futures.Future.add_done_callback(part, self._parts.put)
 
     def end(self) -> None:
@@ -175,7 +175,7 @@ def _left(end: float | None) -> float | None:
 
 
 def _await(part: futures.Future[Any], timeout: float | None) -> None:
-    """Wait for the end of a call; a worker lends its CPUs meanwhile."""
+    """Wait for the end of a call; a worker lends its CPUs during the wait."""
     if isinstance(part, PoolFuture):
         timeout = part.lend_cpus(timeout)
     if futures.wait([part], timeout).not_done:
@@ -188,7 +188,7 @@ class Pool:
     Args:
         processes: number of concurrent calls; None means the number of CPUs.
         initializer: function that each worker calls before its first call of this pool.
-        initargs: its arguments.
+        initargs: arguments of the initializer.
         maxtasksperchild: number of calls after which a worker ends; None means never.
         context: accepted as by `multiprocessing.Pool`, without effect.
         **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
@@ -278,7 +278,7 @@ class Pool:
     def _fed(
         self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int, results: ResultIterator[T]
     ) -> ResultIterator[T]:
-        """Return `results` and add calls to it: at once, or in a thread for items of unknown number."""
+        """Return `results`, and add calls to it: immediately, or in a thread if the number is unknown."""
         self._require_open()
         _require_size(chunksize)
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
@@ -334,7 +334,7 @@ class Pool:
             self._executor.shutdown(wait=False)
 
     def terminate(self) -> None:
-        """Accept no more calls, cancel waiting ones, and end the workers of running ones."""
+        """Accept no more calls, cancel waiting calls, and kill the workers of running calls."""
         self._is_closed = True
         self._feeders.clear()
         self._executor.terminate_workers()

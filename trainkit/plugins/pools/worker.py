@@ -1,4 +1,4 @@
-"""Code of pools that runs in a worker, and the errors that it raises."""
+"""Code of pools that runs in workers, and the errors that it raises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
     """The worker of the call died. Other calls continue, and new calls can be submitted.
 
-    It is also raised as a `concurrent.futures.process.BrokenProcessPool`.
+    The raised error is also a `concurrent.futures.process.BrokenProcessPool`.
     """
 
     def __reduce__(self) -> Any:
@@ -30,10 +30,10 @@ class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
 class InitializerError(TrainkitError, futures.BrokenExecutor):
     """The executor's initializer failed in a worker, so the executor accepts no more calls.
 
-    It is also raised as a `concurrent.futures.process.BrokenProcessPool`.
+    The raised error is also a `concurrent.futures.process.BrokenProcessPool`.
 
     Attributes:
-        pool: id of the executor's preparation.
+        pool: id of the executor's `Preparation`.
     """
 
     pool: str
@@ -46,7 +46,7 @@ class EndedError(Exception):
     """Carrier of a `SystemExit` or `KeyboardInterrupt` from a function to its future.
 
     Args:
-        error: the raised error.
+        error: exception that the function raised.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -69,10 +69,10 @@ def _broken_class(kind: Any) -> type[BaseException]:
 
 
 class Preparation(NamedTuple):
-    """Preparation of a worker before its first call of a pool.
+    """Initializer that a worker calls before its first call of a pool.
 
     Attributes:
-        pool: id of the preparation.
+        pool: id of this preparation.
         ref: reference to the initializer and its arguments, which each worker fetches once.
     """
 
@@ -81,7 +81,7 @@ class Preparation(NamedTuple):
 
 
 def initializing(folder: Path, pool: str, pid: int) -> Path:
-    """Return the path of a mark that exists while an initializer runs, and stays if it ends the process.
+    """Return the path of a file that exists while an initializer runs, and stays if this ends the process.
 
     Args:
         folder: scratch folder of the session.
@@ -96,7 +96,7 @@ _prepared: dict[str, str] = {}
 
 
 def run(before: Preparation | None, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call `fn`, after preparing this process if that was not done yet."""
+    """Call `fn`; first call the pool's initializer, unless this process has done so."""
     if before is not None:
         _prepare(before)
     return _survive(fn, args, kwargs)
@@ -106,7 +106,7 @@ def _prepare(before: Preparation) -> None:
     """Call the initializer once in this process.
 
     Raises:
-        InitializerError: the initializer failed, now or earlier.
+        InitializerError: the initializer failed, in this call or earlier.
     """
     cause = None
     if before.pool not in _prepared:
@@ -128,7 +128,7 @@ def _prepare(before: Preparation) -> None:
 
 
 def guarded(fn: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that calls `fn`, and turns exceptions that would end the process into errors."""
+    """Return a function that calls `fn` and turns exceptions that would end the process into errors."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -141,7 +141,7 @@ def _survive(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         return fn(*args, **kwargs)
     except (SystemExit, KeyboardInterrupt) as error:
-        if type(error) not in (SystemExit, KeyboardInterrupt):  # by a subclass, the runtime cancels
+        if type(error) not in (SystemExit, KeyboardInterrupt):  # the runtime cancels with a subclass
             raise
         if type(error) is KeyboardInterrupt and not engine().is_worker:  # Ctrl-C of the caller
             raise

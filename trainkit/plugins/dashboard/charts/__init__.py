@@ -1,4 +1,4 @@
-"""Charts of a running or finished experiment, with the data for each read from the experiment's file.
+"""Charts of a running or finished experiment, drawn from data in the experiment's file.
 
 Work that grows with the number of reports is done in SQLite, so that thousands of trials are drawn quickly.
 `results.plot` draws the same charts with Matplotlib.
@@ -61,7 +61,7 @@ UNJUDGED = ("slice", "timeline", "edf", "compare")
 """Kinds of charts that do not rank trials."""
 
 MOST_CURVES = 200
-"""Maximum number of curves of a chart; the best trials are shown."""
+"""Maximum number of curves in a chart; the best trials are shown."""
 MOST_TRIALS = 5_000
 """Maximum number of trials in a chart of points; the latest are shown."""
 MOST_LINES = 1_000
@@ -77,25 +77,25 @@ MAX_PAIRED = 12
 FEWEST = 4
 """Minimum number of trials for importances."""
 LOOKED_AT = 200
-"""Number of trials whose configurations are checked for varying hyperparameters."""
+"""Number of trials whose configurations are searched for varying hyperparameters."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a chart, read from the query of an address.
+    """Options of a chart, read from a URL's query.
 
     Attributes:
-        metric, mode: metric and mode; "" means those of the experiment.
+        metric, mode: metric and mode; "" means the experiment's own.
         x: horizontal axis of curves: "training_iteration", "time_total_s", or any reported number.
-        log_x, log_y: use logarithmic axes.
-        best: for `curves` and `parallel`: number of named trials.
-        most: number of curves.
-        trials: for `compare`: ids of the trials.
+        log_x, log_y: True: use logarithmic axes.
+        best: number of named trials in `curves` and `parallel`.
+        most: maximum number of curves.
+        trials: ids of the trials in `compare`.
         params: names of hyperparameters; empty means all that vary.
-        bracket: for rungs: the bracket; None means the one with the most trials.
-        method: for importances: "forest" or "ped_anova"; "" means the first that is installed.
-        columns: for `slice`: number of plots in a row.
-        more: for `matrix`: further metrics.
+        bracket: bracket in `rungs`; None means the bracket with the most trials.
+        method: method for `importances`: "forest" or "ped_anova"; "" means the first that is installed.
+        columns: number of plots in a row of `slice`.
+        more: further metrics in `matrix`.
     """
 
     metric: str = ""
@@ -114,7 +114,7 @@ class Options:
 
     @property
     def metrics(self) -> list[str]:
-        """Names in `metric`, which has several for a Pareto front."""
+        """Names in `metric`, which contains several names for a Pareto front."""
         return [name for name in self.metric.split(",") if name]
 
     @classmethod
@@ -152,14 +152,14 @@ class Options:
 
 @dataclass
 class Source:
-    """Source of a chart: an open experiment, its settings, and the options of the chart.
+    """Data for a chart: an open experiment, its settings, and the options of the chart.
 
     Attributes:
         folder: folder of the experiment.
         reader: open `RowReader`, or an object with the methods that a chart needs.
         facts: facts about the experiment.
         options: options of the chart.
-        is_whole: draw all trials, however many there are.
+        is_whole: True: draw all trials, without a maximum number.
     """
 
     folder: Path
@@ -168,7 +168,7 @@ class Source:
     options: Options
     is_whole: bool = False
     assumed: dict[str, str] = field(default_factory=dict)
-    """Modes that were assumed because none was given, by metric."""
+    """Modes that were assumed for metrics without a mode, by metric."""
 
     @property
     def modes(self) -> dict[str, str]:
@@ -187,10 +187,10 @@ class Source:
 
     @property
     def judged_by(self) -> tuple[str, str]:
-        """Metric of the query, or of the experiment, and its mode.
+        """Metric of the query, or else of the experiment, and its mode.
 
         Raises:
-            ConfigError: neither names a metric.
+            ConfigError: neither the query nor the experiment names a metric.
         """
         objectives = [each.metric for each in known_objectives(self.facts)]
         usual = metric_and_mode(self.facts)
@@ -201,7 +201,7 @@ class Source:
 
     @cached_property
     def values(self) -> list[tuple[str, float]]:
-        """Metric of each trial's last report, for trials that have one, in the order suggested.
+        """Trials with the metric in their last report, and its value, in the order suggested.
 
         Raises:
             MetricError: no trial has a value.
@@ -254,7 +254,7 @@ class Source:
 
     @property
     def objectives(self) -> Sequence[Objective]:
-        """Objectives of the query, or of the experiment."""
+        """Objectives of the query, or else of the experiment."""
         if names := self.options.metrics:
             # The requested mode applies only to metrics without a mode of their own.
             return [Objective(name, self.modes.get(name) or self.mode_of(name)) for name in names]
@@ -284,7 +284,7 @@ class Source:
         return [by_name[name] for name in self.options.params] if self.options.params else found
 
     def parameters(self, trials: Scored) -> list[Parameter]:
-        """Return the same hyperparameters with a value for each trial."""
+        """Return the hyperparameters of `hyperparameters`, each with a value for every trial."""
         return [_parameter(each, len(trials.values)) for each in self.hyperparameters(trials)]
 
 
@@ -294,7 +294,7 @@ def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
     Args:
         folder: folder of the experiment, which another process may be running.
         kind: one of `KINDS`.
-        query: options as strings; see `Options`.
+        query: options as strings, see `Options`.
 
     Returns:
         {"data": traces, "layout": ...}, with values that JSON supports.
@@ -320,7 +320,7 @@ def _assumption(assumed: tuple[str, str]) -> str:
 
 
 def available(folder: Path) -> list[str]:
-    """Return the kinds of charts that can be drawn of an experiment now, in the order of `KINDS`.
+    """Return the kinds of charts that an experiment has data for now, in the order of `KINDS`.
 
     Raises:
         StoreError: the experiment does not exist, or its file is damaged.

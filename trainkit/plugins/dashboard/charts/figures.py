@@ -1,8 +1,8 @@
 """Charts of an experiment as Plotly figures, {"data": ..., "layout": ...}: pure functions of plain data.
 
 Every trace is drawn as SVG, so that a figure works under a content security policy without `unsafe-eval`. A
-figure sets no colours of background, text or grid, which belong to the viewer's theme. The `customdata` of a
-point is the id of its trial.
+figure sets no colours of background, text or grid, because the viewer's theme sets them. The `customdata` of
+a point is the id of its trial.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scored:
-    """Trials with their values of a metric: lists of ids, indices in the order suggested, and values."""
+    """Trials with their values of a metric: ids, indices in the order suggested, and values, as lists."""
 
     trial_ids: Sequence[str]
     numbers: Sequence[int]
@@ -55,7 +55,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Bar:
-    """Attempt of a trial: its time in seconds since the first attempt, and the row in which it is drawn."""
+    """Attempt of a trial: its start and end in seconds since the first attempt, and its row in the chart."""
 
     trial_id: str
     attempt: int
@@ -94,10 +94,10 @@ def thinned(points: Points, most: int = MAX_POINTS) -> Points:
 
 
 def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
-    """Return limits for an axis that outliers at the worse side would squeeze; None without outliers.
+    """Return limits for an axis that outliers on the worse side would compress; None without outliers.
 
-    Values at the better side always stay inside. A value is an outlier if it lies more than five times the
-    interquartile range beyond the middle half.
+    Values on the better side always stay inside. A value is an outlier if it lies more than five times the
+    interquartile range outside the middle half of the values.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     if len(finite) < 8:
@@ -112,7 +112,7 @@ def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
 
 
 def number(value: float) -> str:
-    """Return a number in few characters."""
+    """Return a number as text with four significant digits."""
     return f"{value:.4g}"
 
 
@@ -133,7 +133,7 @@ def curves(
         metric: name of the vertical axis.
         mode: "min" or "max".
         x: name of the horizontal axis.
-        best: number of first curves that are coloured and named; the others form one grey trace.
+        best: number of first curves that have colours and names; the other curves form one grey trace.
         log_x: use a logarithmic horizontal axis.
         log_y: use a logarithmic vertical axis.
     """
@@ -178,7 +178,7 @@ def history(
         trials: trials to show.
         metric: name of the vertical axis.
         mode: "min" or "max".
-        before: best value of earlier trials, which are not shown; None without earlier trials.
+        before: best value of earlier trials that are not shown; None without such trials.
         log_y: use a logarithmic axis.
     """
     better = min if mode == "min" else max
@@ -186,7 +186,7 @@ def history(
     so_far = list(accumulate([*first, *trials.values], better))[len(first) :]
     across = axis_of("trial")
     if max(trials.numbers, default=0) < 10:
-        across["dtick"] = 1  # ticks between two trials would have no meaning
+        across["dtick"] = 1  # ticks between two trials would be meaningless
     return figure_of(
         [
             dots_of(trials, trials.numbers, trials.values, name="trials", color=OTHERS, size=6),
@@ -288,14 +288,14 @@ def lineage(
     exchanges: int = 0,
     log_y: bool = False,
 ) -> Figure:
-    """Draw the paths of a population's members, with copies of another's state, and the best path.
+    """Draw the paths of a population's members, the copies of state between them, and the best path.
 
     Args:
-        ways: paths of the members, cut where another's state was copied.
+        ways: paths of the members, cut at each copy of another member's state.
         takeovers: lines from the donor's report to the first report with its state.
         winner: path of the training that led to the best member's last report.
         shown: name of the vertical axis.
-        mode: "min" or "max" if the axis shows the metric; outliers at its worse side are cut off.
+        mode: "min" or "max" if the axis shows the metric; outliers on its worse side are cut off.
         exchanges: number of exchanges.
         log_y: use a logarithmic axis.
     """
@@ -412,12 +412,12 @@ def edf(series: Mapping[str, Sequence[float]], *, metric: str) -> Figure:
 
 
 def figure_of(data: Sequence[Figure], title: str, **layout: Any) -> Figure:
-    """Return a figure. Its title is for pictures: on the page a figure has a heading."""
+    """Return a figure. Its title appears only in pictures, because a page has its own headings."""
     return {"data": list(data), "layout": {"hovermode": "closest", "meta": {"title": text(title)}, **layout}}
 
 
 def say(figure: Figure, words: str) -> None:
-    """Add a remark above a figure, at its right end."""
+    """Add a remark above a figure, at the right."""
     place = {"xref": "paper", "yref": "paper", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"}
     remark = {**place, "text": text(words), "showarrow": False, "font": {"size": 11}}
     figure["layout"]["annotations"] = [*figure["layout"].get("annotations", ()), remark]
@@ -430,7 +430,7 @@ def axis_of(name: str, *, log: bool = False) -> Figure:
 
 
 def value_axis(name: str, values: Sequence[float], mode: str, *, log: bool) -> Figure:
-    """Return an axis of a metric; a few extreme values at its worse side don't squeeze the others."""
+    """Return an axis of a metric that is not compressed by a few extreme values on the worse side."""
     axis = axis_of(name, log=log)
     ends = None if log else limit(values, mode)
     return axis if ends is None else axis | {"range": list(ends)}
@@ -445,7 +445,7 @@ def path(
     *,
     hover: str = "x+y",
 ) -> Figure:
-    """Return a trace of one line; its shape is "linear", or steps as "hv" or "hvh"."""
+    """Return a trace of one line, whose shape is "linear", or steps as "hv" or "hvh"."""
     places = list(points)
     return {
         "type": "scatter",

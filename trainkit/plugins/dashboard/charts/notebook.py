@@ -21,10 +21,10 @@ from trainkit.tune.display import notebook_display
 from trainkit.tune.results.result_grid import ResultGrid
 
 KINDS = [kind for kind in charts.KINDS if kind != "compare"]
-"""Charts that need no choice of trials."""
+"""Kinds of charts for which no trials have to be chosen."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
-# These names hide the page's module loaders. Otherwise, Plotly would register with them.
+# These names hide the page's module loaders, because Plotly would register with them.
 _HEAD = "const module = undefined, exports = undefined, define = undefined;\n"
 _DRAW = """
 const drawer = globalThis.Plotly;
@@ -50,9 +50,9 @@ export default {
 
 
 def widget_of(figure: Figure) -> Any:
-    """Return a widget that shows a Plotly figure; setting its `figure` shows another.
+    """Return a widget that shows a Plotly figure; setting its `figure` shows a different one.
 
-    It needs no network, because the script is part of the package plotly.
+    The widget needs no network, because the package plotly contains the script.
 
     Raises:
         MissingDependencyError: anywidget or plotly is not installed.
@@ -74,7 +74,7 @@ class LiveChart(Callback):
 
     Args:
         kind: kind of the chart, such as "curves", "parallel" or "importances"; see `results.plot`.
-        every_s: seconds between two updates.
+        every_s: seconds between updates.
 
     Raises:
         ConfigError: the kind does not exist, or the program does not run in a notebook.
@@ -127,7 +127,7 @@ class LiveChart(Callback):
         return plain
 
     def _picture(self, figure: Figure) -> Mapping[str, Any]:
-        """Return the chart for a saved notebook: a picture, and a Plotly figure for programs that draw it."""
+        """Return the chart for a saved notebook: a picture, and a Plotly figure if programs support it."""
         results = ResultGrid.from_path(self._folder)
         shown: dict[str, Any] = {"text/plain": repr(results), "text/html": results._repr_html_()}
         if figure["data"]:

@@ -37,7 +37,7 @@ class Parameter:
         name: flat name, such as "optimizer/lr".
         values: one value per trial; None if the hyperparameter is inactive.
         log: use a logarithmic axis.
-        choices: its values in order, if it is not a number.
+        choices: the hyperparameter's values in order, if they are not numbers.
     """
 
     name: str
@@ -55,13 +55,13 @@ def parallel(
     best: int = 1,
     log_metric: bool = False,
 ) -> Figure:
-    """Draw the configuration of every trial as a line across axes, coloured by the rank of its value.
+    """Draw the configuration of every trial as a line across axes, coloured by the rank of its metric.
 
-    The metric is the last axis. If a trial lacks a hyperparameter, its line passes below that axis.
+    The metric is the last axis. If a trial lacks a hyperparameter, its line passes below the axis.
 
     Args:
         parameters: hyperparameters, each with an axis.
-        trials: trials.
+        trials: trials with their values of the metric.
         metric: name of the metric.
         mode: "min" or "max".
         best: number of best trials that are drawn on top and named.
@@ -245,7 +245,7 @@ def matrix(columns: Sequence[Parameter], trials: Scored, *, metric: str, mode: s
 
 
 def _pair(across: Parameter, up: Parameter, trials: Scored) -> tuple[Scored, list[Any], list[Any]]:
-    """Return the trials that have both values, with these values as they are drawn."""
+    """Return the trials that have both values, and these values in the form to draw."""
     count = len(trials.values)
     there = [n for n in range(count) if across.values[n] is not None and up.values[n] is not None]
     chosen = Scored(
@@ -300,7 +300,7 @@ def _scale(parameter: Parameter) -> Scale:
 
 
 def _metric_scale(metric: Parameter, mode: str) -> Scale:
-    """Return the metric's axis; outliers at the worse side go to its end, so that the rest is readable."""
+    """Return the metric's axis; outliers on the worse side are moved to its end, to keep it readable."""
     ends = None if metric.log else limit(metric.values, mode)
     if ends is None:
         return _places(metric)
@@ -326,7 +326,7 @@ def _places(parameter: Parameter) -> Scale:
 
 
 def share_between(value: float, low: float, high: float, *, log: bool) -> float:
-    """Return the position of `value` from `low` (0) to `high` (1), optionally on a logarithmic axis."""
+    """Return the position of `value` between `low` (0) and `high` (1), on a linear or logarithmic axis."""
     if low == high:
         return 0.5
     if log:

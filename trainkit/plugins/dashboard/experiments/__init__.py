@@ -1,1 +1,1 @@
-"""What the dashboard reads of experiments: one experiment, the list of all, and the courses of trials."""
+"""Data of experiments for the dashboard: of one experiment, of the list of all, and of trials over time."""

@@ -1,7 +1,7 @@
 """Experiments of a folder for the dashboard, with in-memory tables of their trials.
 
-Rows that were read stay in memory, where SQL sorts, searches and pages them. Only requested trials are read,
-and later only those that have changed.
+Rows stay in memory once they are read, and SQL sorts, searches and pages them there. Only requested trials
+are read, and later only trials that have changed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from trainkit.tune.results.reading import metric_and_mode
 MAX_TABLES = 8
 """Number of experiments whose trials are kept in memory; the least recently used is dropped first."""
 MAX_BYTES = 96 * 1024 * 1024
-"""Limit for the bytes of all these tables, beyond which the least recently used is dropped."""
+"""Maximum size of these tables together in bytes; beyond it, the least recently used table is dropped."""
 FEW = 500
-"""Maximum number of trials that are read one by one; beyond that, all trials are read in one pass."""
+"""Maximum number of trials that are read one by one; more trials are read in one pass over all trials."""
 
 COLUMNS = {
     "trial_id": "TEXT PRIMARY KEY",
@@ -51,7 +51,7 @@ COLUMNS = {
     "state": "TEXT",
     "reason": "TEXT",
     "config": "TEXT",  # flat JSON
-    "metrics": "TEXT",  # the last report's, flat JSON
+    "metrics": "TEXT",  # flat JSON of the last report
     "reports": "INTEGER",
     "last": "REAL",
     "best": "REAL",
@@ -74,8 +74,8 @@ Row = dict[str, Any]
 class TrialTable:
     """In-memory table of one experiment's trials, which provides pages of trials.
 
-    A trial is read when it is first requested, and again whenever it has changed. All trials are read once a
-    search needs them, or an order other than the order of suggestion or of the last value.
+    A trial is read when it is first requested, and again whenever it has changed. All trials are read for a
+    search, and for any order except the order of suggestion and the order of the last values.
 
     Args:
         folder: folder of the experiment.
@@ -109,7 +109,7 @@ class TrialTable:
         """Read changes; return the number of the last change.
 
         Args:
-            old_s: age in seconds up to which earlier data is good enough.
+            old_s: largest age of data, in seconds, with which nothing is read again.
 
         Raises:
             StoreError: the experiment is gone, or its file is damaged.
@@ -126,7 +126,7 @@ class TrialTable:
 
     @contextlib.contextmanager
     def _reader(self, state: FileState | None = None) -> Iterator[RowReader]:
-        """Open the file, whose state is `state`, and first read the changes since it was last open."""
+        """Open the file, whose state is `state`, and yield its reader after reading all changes."""
         state = state or FileState.of(self.folder)
         with RowReader(self.folder, state) as reader:
             reader.stand_still()
@@ -143,7 +143,7 @@ class TrialTable:
                 if ids:
                     self._read_again(reader, ids, is_owned=is_owned)
             self._seq, self._last_index = newest, last_index
-            # A file changed a moment ago may change again with the same date. Then it is read once more.
+            # A file that changed a moment ago may change again with the same date, so it is read once more.
             self._state, self._looked = state, SYSTEM.monotonic()
             yield reader
 
@@ -152,7 +152,7 @@ class TrialTable:
         known = self._known(ids)
         wanted: set[str] | None = ids
         if len(ids) > FEW:
-            # For the other trials, listeners only need to know that there are too many to send.
+            # Listeners don't need the other trials: too many have changed to be sent.
             all_of_them = self._is_whole or len(known) > FEW
             wanted = None if all_of_them else known | set(islice(ids - known, FEW))
         if wanted is None:
@@ -177,7 +177,7 @@ class TrialTable:
             self.generation = generation
 
     def _read_new(self, reader: RowReader, ids: Iterable[str] | None) -> None:
-        """Read trials that are not in the table yet: those with these ids, or all for None."""
+        """Read trials that are not in the table yet; `ids` limits them, None means all."""
         lacking = None if ids is None else set(ids) - self._known(ids)
         if lacking is not None and not lacking:
             return
@@ -200,7 +200,7 @@ class TrialTable:
         self._size_bytes = pages * size
 
     def _follow(self, row: tuple[Any, ...]) -> None:
-        """Record that a trial is running, and the reports of its current attempt that were read."""
+        """Record that a trial is running, and the reports of its current attempt that have been read."""
         trial_id, status, iteration, best, attempt, reported = (
             row[0],
             row[3],
@@ -241,10 +241,10 @@ class TrialTable:
 
         Args:
             offset: number of trials before the page.
-            limit: number of trials of the page.
+            limit: maximum number of trials in the page.
             sort: a column in SORTABLE, or config/NAME, or metrics/NAME.
-            descending: sort in descending order; trials without a value come last in either case.
-            states: only trials in one of these states or statuses.
+            descending: True: sort in descending order; trials without a value are last in either order.
+            states: only trials with one of these states or statuses.
             search: only trials with this text in their name, status, reason, configuration, report or error.
 
         Raises:
@@ -308,16 +308,16 @@ class TrialTable:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the rows in bytes, at the last reading."""
+        """Size of the rows in bytes, when last measured."""
         return self._size_bytes
 
     @property
     def newest(self) -> int:
-        """Sequence number of the last event or decision at the last reading."""
+        """Sequence number of the last event or decision that was read."""
         return self._seq
 
     def changed_since(self, generation: int, limit: int) -> tuple[list[Row], bool]:
-        """Return trials changed after a generation, latest first, and True if some of them are left out."""
+        """Return the trials that changed after a generation, latest first, and True if any are left out."""
         with self._lock:
             rows = self._memory.execute(
                 "SELECT * FROM rows WHERE changed > ? ORDER BY changed DESC, trial_index DESC LIMIT ?",
@@ -328,9 +328,9 @@ class TrialTable:
 
 
 def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple[Any, ...]:
-    """Return a reader's row in the form of the table, without the last column."""
+    """Return a reader's row as a row of the table, without the last column."""
     trial_id, index, name, status, reason, config, metrics, *numbers, started, kind, message, _ = row
-    if status == TrialStatus.RUNNING and not is_owned:  # its process was killed without a message
+    if status == TrialStatus.RUNNING and not is_owned:  # the process was killed before it could record this
         status, reason = str(TrialStatus.PENDING), CUT_OFF
     error = None if kind is None or status != TrialStatus.ERROR else short(f"{kind}: {message or ''}")
     return (
@@ -350,7 +350,7 @@ def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple
 
 
 def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
-    """Return the text of an ORDER BY clause, and its values."""
+    """Return the text of an ORDER BY clause, and the values of its parameters."""
     kind, slash, name = sort.partition("/")
     if slash and kind in ("config", "metrics"):
         # SQLite ends a name at a null character.
@@ -378,7 +378,7 @@ def _row(values: Sequence[Any]) -> Row:
 
 @dataclass(frozen=True)
 class Seen:
-    """Summary of an experiment, the state of its file, the time of reading, and the CPU seconds for it."""
+    """Summary of an experiment, with the state of its file, the time of reading, and the CPU seconds used."""
 
     summary: dict[str, Any]
     state: FileState
@@ -401,7 +401,7 @@ class Board:
         self._seen: dict[Path, Seen] = {}
 
     def folder_of(self, name: str) -> Path:
-        """Return the folder of the experiment with this name; only folders found by a listing are opened.
+        """Return the folder of the experiment with this name; only listed experiments are opened.
 
         Raises:
             NotFoundError: the experiment does not exist.
@@ -412,9 +412,9 @@ class Board:
         raise NotFoundError(f"there is no experiment {name!r} in {self.root}")
 
     def table(self, folder: Path) -> TrialTable:
-        """Return the table of an experiment's trials, without reading anything for it."""
+        """Return the table of an experiment's trials, without reading anything yet."""
         with self._lock:
-            if folder not in self._tables:  # a watch may still keep an evicted table: use that one again
+            if folder not in self._tables:  # if a watch still holds a dropped table, that table is used again
                 self._tables[folder] = self._alive.get(folder) or TrialTable(folder)
                 self._alive[folder] = self._tables[folder]
             self._tables.move_to_end(folder)
@@ -426,7 +426,7 @@ class Board:
             return self._tables[folder]
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Return the summaries of all experiments; the summary of a damaged one describes the problem."""
+        """Return the summaries of all experiments; for a damaged one, the summary describes the problem."""
         found = []
         folders = list(experiments(self.root))
         for gone in set(self._seen.copy()).difference(folders):
@@ -443,10 +443,10 @@ class Board:
 
         Args:
             folder: folder of the experiment.
-            at_leisure: an older summary is good enough if a new one is expensive.
+            at_leisure: True: an older summary is good enough if a new one is expensive.
 
         Raises:
-            StoreError: its file is damaged.
+            StoreError: the experiment's file is damaged.
         """
         now = SYSTEM.now()
         state, known = FileState.of(folder), self._seen.get(folder)

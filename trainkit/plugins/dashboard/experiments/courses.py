@@ -1,4 +1,4 @@
-"""Courses of trials for charts: arrivals at rungs, ways of a population, rows of a timeline."""
+"""Trials over time, for charts: arrivals at rungs, paths of a population, rows of a timeline."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.store.reader import SIMULATED, Span
 
 JUDGED, CAME = "rung", "milestone"
-"""Rules of decisions: a trial was judged at a rung; a trial has reached a rung, and is judged later."""
+"""Rules of decisions: a trial was judged at a rung; a trial reached a rung, and will be judged later."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A trial at a rung; `cutoff` is NaN if the rung had none yet."""
+    """A trial at a rung; `cutoff` is NaN if the rung had no cutoff yet."""
 
     trial_id: str
     value: float
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class RungLabels:
-    """Legend of rungs: labels of the trials that left a rung, of the others, and of the cutoff."""
+    """Legend of rungs: labels of trials that continued, of trials that did not, and of the cutoff."""
 
     went_on: str = "went on"
     stayed: str = "stopped"
@@ -55,7 +55,7 @@ def judgements(decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def labels_of(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequence[Entry]]) -> RungLabels:
-    """Return the legend for a scheduler, which follows from its decisions."""
+    """Return the legend for a scheduler, derived from its decisions."""
     if all(each["rule"] != CAME for each in decisions):  # each trial is judged when it arrives
         if any(each["verdict"] == "PAUSE" for each in decisions):
             return RungLabels("promoted", "not promoted", "cutoff, as it moved")
@@ -66,7 +66,7 @@ def labels_of(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequ
 
 
 def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
-    """Return the bracket to draw, by default the one with most trials, and the number of brackets.
+    """Return the bracket to draw, by default the one with the most trials, and the number of brackets.
 
     Raises:
         ConfigError: no trial was judged in that bracket.
@@ -83,15 +83,15 @@ def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> t
 def rungs_of(
     decisions: Sequence[Mapping[str, Any]], values: Mapping[tuple[str, int], Any], *, log_y: bool = False
 ) -> dict[float, list[Entry]]:
-    """Return entries by level, in the order of arrival; entries without a finite value are left out.
+    """Return entries by rung level, in the order of arrival, without entries whose value is not finite.
 
     A rung judges a trial at most once on arrival. A second decision may follow: when the trial resumes after
     a pause, or when the trials that it waited for have arrived.
 
     Args:
         decisions: decisions of one bracket, made at rungs.
-        values: of the metric, by trial and iteration.
-        log_y: True leaves out values without a logarithm.
+        values: values of the metric, by trial and iteration.
+        log_y: True: leave out values that have no logarithm.
     """
     rungs: dict[float, dict[str, Entry]] = {}
     came: set[str] = set()
@@ -100,7 +100,7 @@ def rungs_of(
         went_on = each["verdict"] in ("CONTINUE", "RESUME")
         if trial_id in rung:
             entry = replace(rung[trial_id], went_on=went_on)
-            if trial_id in came:  # it waited, and is judged now
+            if trial_id in came:  # the trial waited, and is judged now
                 entry = replace(entry, cutoff=float(each.get("cutoff", math.nan)))
             rung[trial_id] = entry
             continue
@@ -113,7 +113,7 @@ def rungs_of(
 
 
 Way = Mapping[int, tuple[int, float]]
-"""By iteration of a trial: number of reports in the history of its weights, and the reported value."""
+"""Path of a trial, by iteration: number of reports in its weights' history, and the reported value."""
 
 
 def ways_of(
@@ -140,7 +140,7 @@ def ways_of(
 
 
 def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return the points of a course, cut at each takeover so that no line crosses it."""
+    """Return the points of a path, cut at each takeover so that no line crosses it."""
     pieces: list[list[tuple[int, float]]] = [[]]
     left = sorted(cuts)
     for iteration in sorted(way):
@@ -152,7 +152,7 @@ def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
 
 
 def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list[list[tuple[int, float]]]:
-    """Return a line per exchange, from the donor's report to the member's first report with its state."""
+    """Return a line for each exchange, from the donor's report to the first report with the donor's state."""
     lines = []
     for each in exchanges:
         donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})
@@ -173,10 +173,10 @@ def winner_of(ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> list[tup
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
-    """Return a row for each span, such that rows don't overlap; spans come in the order of their starts.
+    """Return a row for each span, so that spans in a row don't overlap; spans are in the order of starts.
 
-    In a simulation a row is a worker. In an experiment of processes a row is one of the concurrent slots,
-    which a trial takes over when another one has ended.
+    In a simulation a row is a worker. In a real experiment a row is one of the concurrent slots; when a trial
+    ends, the next trial takes its slot.
     """
     rows: list[int] = []
     free: list[int] = []

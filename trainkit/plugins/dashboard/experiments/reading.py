@@ -1,7 +1,7 @@
 """Data of experiments for the dashboard, read while other processes write it.
 
-Files are opened only briefly: as long as a reader has a file open, the writer can't merge its log into the
-file at the end.
+Files are opened only briefly. While a reader has a file open, the writer can't merge its log into the file
+when it ends.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
 
 SETTLED_S = 1.0
-"""Age of a file's date in seconds from which on any later write changes the date."""
+"""Age in seconds of a file's last change, from which on any later write changes the file's date."""
 
 MAX_SHARED = 4
-"""Number of experiments or metrics whose last values are kept; the least recently used goes first."""
+"""Number of pairs of experiment and metric whose last values are kept; the least recently used goes first."""
 
 MAX_POINTS = 500_000
-"""Number of curve points that are kept of a metric, at 16 bytes each; the least recently used go first."""
+"""Number of curve points that are kept, at 16 bytes each; the least recently used curves go first."""
 
 MAX_TEXT = 1000
-"""Maximum number of characters of a text in a list; the page of a single trial shows all of them."""
+"""Maximum number of characters of a text in a list; the page of a single trial shows the whole text."""
 MAX_ROW = 100_000
-"""Maximum number of characters of a row's configuration, and of its last report."""
+"""Maximum number of characters of a configuration or a last report in a row."""
 
 _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
@@ -52,7 +52,7 @@ _CONFIG = (
 
 
 class NotFoundError(Exception):
-    """Path, experiment, trial, file or session that does not exist."""
+    """The requested path, experiment, trial, file or session does not exist."""
 
 
 def experiments(root: Path) -> Iterator[Path]:
@@ -81,7 +81,7 @@ class FileState:
     @classmethod
     def of(cls, folder: Path) -> FileState:
         """Return the current state of the experiment in `folder`."""
-        owner = owner_of(folder)  # read first, so that the last writes of an ending owner are seen
+        owner = owner_of(folder)  # read first, so that an ending owner's last writes are not missed
         parts: list[tuple[int, int, int] | None] = []
         for name in (FILENAME, f"{FILENAME}-wal"):
             try:
@@ -92,7 +92,7 @@ class FileState:
         return cls(tuple(parts), owner, max((part[1] / 1e9 for part in parts if part), default=0.0))
 
     def stays(self, now: float) -> bool:
-        """Return True if the last write was long enough before `now` that a later write has another date."""
+        """Return True if the last write was so long before `now` that any later write changes the date."""
         return now - self.newest > SETTLED_S
 
     @property
@@ -101,7 +101,7 @@ class FileState:
         return None if self.parts[0] is None else self.parts[0][0]
 
     def same_file(self, other: FileState | None) -> bool:
-        """Return True if `other` is a state of the same file, and not of a file that replaced it."""
+        """Return True if `other` is a state of the same file, not of a file that was replaced."""
         return self.inode is not None and other is not None and self.inode == other.inode
 
 
@@ -115,7 +115,7 @@ class _LastValues:
 
 
 class _Curve:
-    """Points of a trial's curve, from the reports that were read.
+    """Points of a trial's curve, from the reports read so far.
 
     Args:
         attempt: attempt of the last report that was read.
@@ -160,13 +160,13 @@ class _Curves:
 class RowReader(LogReader):
     """Reader of trials for tables and charts, the only place of the dashboard with SQL of experiments.
 
-    It shares the last values of an unchanged experiment with other readers. The first view of a large
-    experiment needs them several times at once: for its best trial, for a page of the table, and for each
-    chart. Curves are shared too.
+    The last values of an unchanged experiment are shared among readers. The first view of a large experiment
+    needs them several times at once: for its best trial, for a page of the table, and for each chart. Curves
+    are shared too.
 
     Args:
         folder: folder of the experiment.
-        state: state of its file, if just read; by default, it is read here.
+        state: state of the experiment's file, if it was just read; by default, it is read here.
     """
 
     _shared: ClassVar[OrderedDict[tuple[Path, str], _LastValues]] = OrderedDict()
@@ -174,7 +174,7 @@ class RowReader(LogReader):
     _drawn: ClassVar[OrderedDict[tuple[Hashable, ...], _Curves]] = OrderedDict()
 
     def __init__(self, folder: Path, state: FileState | None = None) -> None:
-        # Taken before the file is opened, so that the data is at least as new as this state.
+        # Read before the file is opened, so that the data is at least as new as this state.
         self._begun = SYSTEM.now()
         self._state = state or FileState.of(folder)
         super().__init__(folder)
@@ -210,7 +210,7 @@ class RowReader(LogReader):
         return int(place)
 
     def ids_after(self, index: int, seq: int) -> set[str]:
-        """Return all trials after suggestion `index`, all with an entry after `seq`, and all running ones."""
+        """Return the ids of trials suggested after `index`, with a log entry after `seq`, or running."""
         return {
             trial_id
             for (trial_id,) in self._rows(
@@ -298,7 +298,7 @@ class RowReader(LogReader):
     ) -> Iterator[tuple[Any, ...]]:
         """Yield rows of trials, in the order of COLUMNS, without the columns `ended` and `changed`.
 
-        A row ends with the error's kind and message, and the attempt of the last report.
+        A row ends with the kind and the message of the error, and the attempt of the last report.
 
         Args:
             metric: metric that ranks the trials; None for none.
@@ -427,7 +427,7 @@ class RowReader(LogReader):
 
     @cached_property
     def _identity(self) -> tuple[Hashable, ...]:
-        """Identity of the experiment: its folder may later have another, whose file has the same inode."""
+        """Identity of the experiment, because a new experiment in the folder may have the same inode."""
         created = self._first("SELECT value FROM experiment WHERE key = 'created'")
         return self.folder, self._state.inode, created
 
@@ -509,7 +509,7 @@ class RowReader(LogReader):
         return [decode_config(found[trial_id]) for trial_id in trial_ids]
 
     def nothing(self, *names: str) -> MetricError:
-        """Return the error that no trial has reported the metrics."""
+        """Return the error for a chart without data: no trial has reported these metrics."""
         called = " and ".join(map(repr, names))
         return MetricError(f"no trial has reported a finite {called} that can be drawn yet")
 
@@ -563,7 +563,7 @@ class SoFar(NamedTuple):
 
 
 def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] | None]:
-    """Return a function that maps a trial id to its row, or None. It must be called with ids in order."""
+    """Return a function that maps a trial id to its row, or None; calls must have ids in sorted order."""
     row: tuple[Any, ...] | None = ("",)  # the first row is read at the first call
 
     def of(trial_id: str) -> tuple[Any, ...] | None:
@@ -576,14 +576,14 @@ def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] 
 
 
 def short(text: str) -> str:
-    """Return a text; a long text is cut and gets an ellipsis."""
+    """Return a text; a long text is shortened and ends with an ellipsis."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def cut(values: str) -> str:
     """Return a JSON object whose names and values have at most MAX_TEXT characters, and MAX_ROW in total.
 
-    Longer texts are cut at the end, and values beyond the total are left out.
+    Longer texts are shortened, and values beyond the total are left out.
     """
     if len(values) <= MAX_TEXT:
         return values
@@ -603,7 +603,7 @@ def _cut_value(value: Any) -> Any:
 
 
 def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -> dict[str, Any]:
-    """Return a log entry; for a command, it includes the sender."""
+    """Return a log entry as a dictionary; for a command, it includes the sender."""
     by = None
     if kind == "command":
         with contextlib.suppress(ValueError):
@@ -613,7 +613,7 @@ def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -
 
 
 def _cut_detail(detail: str) -> str:
-    """Return the detail of a log entry, cut; in a JSON object, each value is cut, so that it stays valid."""
+    """Return a log entry's detail, shortened; in a JSON object, each value is, so that it stays valid."""
     if len(detail) <= MAX_TEXT:
         return detail
     with contextlib.suppress(ValueError):

@@ -1,7 +1,7 @@
-"""Plots of an experiment, with matplotlib, which is imported for the first plot.
+"""Plots of an experiment with matplotlib, which is imported for the first plot.
 
 Figures are made without pyplot, so no global state changes, no window opens, and no display is needed. The
-charts are those of the dashboard: what they show is computed in `charts`, and drawn here.
+charts are the same as the dashboard's: `charts` computes them, and this package draws them.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
 
 
 class GridSource(Source):
-    """Source of a chart of results, which may be in memory, or an experiment of Ray Tune.
+    """Data for a chart from results, which may be in memory or from an experiment of Ray Tune.
 
     Args:
         grid: results.
         kind: kind of the chart.
-        given: options of the user.
+        given: options from the user.
     """
 
     def __init__(self, grid: ResultGrid, kind: str, given: Mapping[str, Any]) -> None:
@@ -105,17 +105,17 @@ class GridSource(Source):
 
     @property
     def grid(self) -> ResultGrid:
-        """The results themselves."""
+        """Results that are drawn."""
         found: GridReader = self.reader
         return found.grid
 
     @property
     def objectives(self) -> Sequence[Objective]:
-        """The objectives that were given, or else the experiment's."""
+        """Given objectives, or else the experiment's."""
         return self.grid.objectives_or(*self._front)
 
     def front(self, points: Mapping[str, tuple[float, float]]) -> list[str]:
-        """Return the ids of the trials on the Pareto front, without those that failed."""
+        """Return the ids of the trials on the Pareto front, without failed trials."""
         return [result.trial_id for result in self.grid.pareto_front(*self._front)]
 
 
@@ -138,7 +138,7 @@ class GridReader:
         return self._read
 
     def last_values(self, metric: str) -> dict[str, float]:
-        """Return the metric of each trial's last report that has a finite one, in the order suggested."""
+        """Return the metric of each trial whose last report has a finite value, in the order suggested."""
         found = {trial_id: lookup(each.metrics or {}, metric) for trial_id, each in self._results.items()}
         return {trial_id: value for trial_id, value in found.items() if is_finite(value)}
 
@@ -170,7 +170,7 @@ class GridReader:
         }
 
     def exchanges(self) -> list[Exchange]:
-        """Return all changes of trials' configurations after the suggestion, in order."""
+        """Return all later changes of trials' configurations, in order."""
         return self.grid.exchanges()
 
     def spans(self) -> list[Span]:
@@ -178,9 +178,9 @@ class GridReader:
         return self.grid.timeline
 
     def last_date(self) -> float:
-        """Return 0.0: a running attempt is drawn up to the last start or end."""
+        """Return 0.0, so that a running attempt is drawn up to the last start or end."""
         return 0.0
 
     def nothing(self, *names: str) -> MetricError:
-        """Return the error that explains why the values `names` have no number to draw."""
+        """Return the error that explains why the metrics `names` have no value to draw."""
         return style.nothing_to_draw(self.grid, *names)

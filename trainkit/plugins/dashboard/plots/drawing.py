@@ -1,4 +1,4 @@
-"""Renderer of charts with Matplotlib. A chart is a Plotly figure; the parts that charts use are supported."""
+"""Renderer of Plotly figures with Matplotlib; it supports the features that the charts use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Part = Mapping[str, Any]
 
 _STEPS = {"hv": "steps-post", "hvh": "steps-mid"}
 _MOST_EDGES = 2000
-"""Maximum number of bars with an edge; more bars are too many to distinguish."""
+"""Maximum number of bars that get an edge; more bars would be indistinguishable."""
 
 
 def draw(chart: Part, ax: Axes | None) -> Figure:
@@ -112,7 +112,7 @@ def _title(axis: Part) -> str:
 
 
 def _stands_at(axis: Part, other: str) -> bool:
-    """Return True if an axis is drawn at this other axis, and not elsewhere in the same row or column."""
+    """Return True if an axis is drawn at the axis `other`, and not elsewhere in the same row or column."""
     return "anchor" not in axis or _key(axis["anchor"]) == other
 
 
@@ -228,7 +228,7 @@ _KINDS = {"scatter": _draw_scatter, "bar": _draw_bars, "contour": _draw_contour}
 
 
 def _add_scale(figure: Figure, places: Sequence[Axes], traces: Sequence[Part], layout: Part) -> None:
-    """Add the scale of the colours, if they stand for values; all axes have the same scale."""
+    """Add a colour scale if colours represent values; all axes share one scale."""
     parts = [layout.get("coloraxis", {}), *traces, *(trace.get("marker", {}) for trace in traces)]
     bars = [each.get("colorbar", {}) for each in parts if "colorbar" in each or "showscale" in each]
     if not bars:

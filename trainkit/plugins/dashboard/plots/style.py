@@ -30,7 +30,7 @@ def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]
     if ax is not None:
         return cast("Figure", ax.get_figure(root=True)), ax
     figure = load("matplotlib.figure", "plots", "tune").Figure(figsize=size, layout="constrained")
-    # IPython only knows how to show figures once pyplot is imported, but it calls this method without it.
+    # IPython can show figures itself only once pyplot is imported, but it always calls this method.
     figure._repr_png_ = functools.partial(as_png, figure)
     return figure, figure.add_subplot()
 
@@ -75,7 +75,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
     """Return the metric to draw and its mode.
 
     Raises:
-        ConfigError: neither the arguments nor the experiment name a single metric and its mode.
+        ConfigError: neither the arguments nor the experiment name one metric and its mode.
     """
     modes = {each.metric: each.mode for each in grid.objectives}
     metric = metric or grid.metric
@@ -84,7 +84,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
             f"which metric is drawn? The objectives are {list(modes)}: give one of them, "
             f"results.plot(..., metric={next(iter(modes))!r})"
         )
-    # Each objective has its own mode; the experiment's mode belongs to the scheduler's metric.
+    # Each objective has its own mode; the experiment's mode is for the scheduler's metric.
     mode = mode or modes.get(metric or "") or grid.mode
     if metric is None or mode is None:
         raise ConfigError(
@@ -96,7 +96,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
 
 
 def nothing_to_draw(grid: ResultGrid, *names: str) -> MetricError:
-    """Return the error that explains why the values `names` have no number to draw."""
+    """Return the error that explains why the metrics `names` have no value to draw."""
     reports = [report for _, history in grid.histories() for report in history]
     for name in names:
         if all(lookup(report, name) is None for report in reports):
