@@ -1,16 +1,16 @@
-"""Train PyTorch models on many workers, tune anything, search over scikit-learn estimators.
+"""Train PyTorch models on many workers, tune hyperparameters, and search over scikit-learn estimators.
 
     from trainkit.train import TorchTrainer, TrainingOperator
     from trainkit import tune
 
-Everything here is loaded when first used. Names are in `__init__.pyi`.
+Every name is loaded at its first use. `__init__.pyi` lists the names.
 """
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # the finder must be installed first, because another thread may import meanwhile
+TYPE_CHECKING = False  # no imports before the finder is installed, as another thread may import
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 NEEDED = ("trainkit.plugins", "trainkit.errors", "trainkit.lazy", "trainkit.registry")
-"""Modules that the finder itself imports. They have no former paths."""
+"""Modules that the finder itself imports, and that have no former paths."""
 
 
 class OldPaths:
     """Finder of former module paths and of Ray's paths, which a plugin defines.
 
-    It comes first in `sys.meta_path`, for two reasons. Python treats a folder that holds only type stubs as a
-    namespace package without names. And the path of a former module may be the path of a package today.
+    The finder is first in `sys.meta_path`, for two reasons. Python treats a folder that contains only type
+    stubs as a namespace package without names. And a former module's path may now be a package's path.
     """
 
     def find_spec(
         self, path: str, search: Sequence[str] | None = None, target: Any = None
     ) -> ModuleSpec | None:
-        """Return the import spec of `path`, or None to leave it to the other finders."""
+        """Return the import spec of `path`, or None if other finders should handle it."""
         if not path.startswith("trainkit.") or path.startswith(NEEDED):
             return None
         from trainkit.registry import each

@@ -1,4 +1,4 @@
-"""Entry point of `python -m trainkit`, equivalent to the command `trainkit`."""
+"""Entry point of `python -m trainkit`, which is equivalent to the command `trainkit`."""
 
 from trainkit.cli.main import main
 

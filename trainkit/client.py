@@ -1,4 +1,4 @@
-"""Client that reads and steers one experiment, from any process of the experiment's machine."""
+"""Client that reads and steers one experiment from any process on the experiment's machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of an experiment to a command. The experiment's history keeps it.
+    """Answer of an experiment to a command, which is kept in the experiment's history.
 
     Attributes:
         id: identifier of the command.
@@ -38,9 +38,9 @@ class Answer:
         arguments: arguments of the verb, by name.
         by: name of the sender.
         outcome: description of the effect.
-        done: False if the command was refused.
-        seq: position in the history.
-        time: time in seconds since 1970.
+        done: True if the command was executed, False if it was refused.
+        seq: position of the answer in the history.
+        time: time of the answer in seconds since 1970.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Answer:
         return cls(**json.loads(event.detail), seq=event.seq, time=event.time)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the answer as values that JSON can hold."""
+        """Return the answer as a dictionary of JSON values."""
         return dataclasses.asdict(self)
 
     def as_json(self) -> str:
@@ -67,10 +67,10 @@ class Answer:
 
 
 class Experiment:
-    """One experiment, to read and to steer, whichever process runs it.
+    """Experiment that can be read and steered, whichever process runs it.
 
-    A command returns after the process that runs the experiment has acted, and after the outcome and the
-    sender's name are on disk.
+    A command returns after the process that runs the experiment has executed the command, and after the
+    outcome and the sender's name are on disk.
 
     Args:
         folder: folder of the experiment.
@@ -104,10 +104,10 @@ class Experiment:
     def status(self) -> dict[str, Any]:
         """Return the experiment's current state as JSON values.
 
-        The keys are `folder`, `state` in words, `owner` (pid of the process that runs the experiment, or
-        None), `created`, `metric`, `mode`, `counts` of trials by state, `total` (None: unlimited), `best` (a
-        trial's id and its value), `ending`, `remaining_s`, `paused_by` ('' if the experiment is not paused)
-        and `held` (ids of trials that were paused individually).
+        The keys are `folder`, `state` (a description), `owner` (pid of the process that runs the experiment,
+        or None), `created`, `metric`, `mode`, `counts` (numbers of trials by state), `total` (None for
+        unlimited), `best` (a trial's id and value), `ending`, `remaining_s`, `paused_by` (`""` if the
+        experiment is not paused) and `held` (ids of trials that were paused individually).
         """
         seen = self.overview()
         with LogReader(self.folder) as reader:
@@ -141,7 +141,7 @@ class Experiment:
     # --- steering ---------------------------------------------------------------------------------
 
     def stop(self, trial: str | None = None) -> Answer:
-        """End a trial for good. Without a trial, end the experiment as Ctrl-C does.
+        """End a trial for good. Without a trial id, end the experiment as Ctrl-C does.
 
         Args:
             trial: id of the trial.
@@ -152,32 +152,33 @@ class Experiment:
         return self.command("stop", trial=trial)
 
     def pause(self, trial: str | None = None) -> Answer:
-        """Pause a trial until it is resumed. Without a trial, pause the experiment: no more trials start.
+        """Pause a trial until it is resumed. Without a trial id, pause the experiment, so that no more trials
+        start.
 
-        A running trial is paused at its next report and later continues from that report's checkpoint. When
+        A running trial is paused at its next report, and later resumes from that report's checkpoint. When
         the whole experiment is paused, running trials that cannot save a checkpoint continue to their end.
 
         Args:
             trial: id of the trial.
 
         Raises:
-            TuneError: see `command`; for example, the running trial has no checkpoint to continue from.
+            TuneError: see `command`; for example, the running trial has no checkpoint to resume from.
         """
         return self.command("pause", trial=trial)
 
     def resume(self, trial: str | None = None) -> Answer:
-        """Resume a trial that was paused by its id. Without a trial, resume the experiment.
+        """Resume a trial that was paused by its id. Without a trial id, resume the experiment.
 
         Args:
             trial: id of the trial.
 
         Raises:
-            TuneError: see `command`; for example, it is not paused.
+            TuneError: see `command`; for example, the trial is not paused.
         """
         return self.command("resume", trial=trial)
 
     def prioritise(self, trial: str) -> Answer:
-        """Run a waiting or paused trial before the others.
+        """Run a waiting or paused trial before all other trials.
 
         Args:
             trial: id of the trial.
@@ -188,13 +189,13 @@ class Experiment:
         return self.command("prioritise", trial=trial)
 
     def add(self, config: Mapping[str, Any]) -> Answer:
-        """Try a configuration next.
+        """Evaluate a configuration next.
 
         The configuration counts towards `num_samples`, like a point to evaluate. With a grid, or after all
-        samples have been suggested, it is an additional sample. Parameters that it leaves out are sampled.
+        samples have been suggested, it is an additional sample. Missing parameters are sampled.
 
         Args:
-            config: hyperparameters of the search space, by name or nested.
+            config: values of hyperparameters, by name or nested like the search space.
 
         Raises:
             ConfigError: see `command`.
@@ -209,12 +210,13 @@ class Experiment:
         time_budget_s: float | None = None,
         max_concurrent_trials: int | None = None,
     ) -> Answer:
-        """Raise or lower limits of the experiment; None leaves a limit unchanged.
+        """Raise or lower limits of the experiment. None leaves a limit unchanged.
 
         Args:
-            num_samples: total number of samples, as in TuneConfig, including earlier samples; -1: unlimited.
-            time_budget_s: seconds from the beginning of this run; -1: no budget.
-            max_concurrent_trials: number of concurrent trials; 0: as many as the resources allow. Running
+            num_samples: total number of samples, as in TuneConfig, including earlier samples; -1 for no
+                limit.
+            time_budget_s: seconds from the beginning of this run; -1 for no limit.
+            max_concurrent_trials: number of concurrent trials; 0 for as many as the resources allow. Running
                 trials are never ended to meet a lower limit.
 
         Raises:
@@ -232,7 +234,7 @@ class Experiment:
 
         Args:
             verb: verb of the command.
-            arguments: arguments of the verb; arguments that are None are left out.
+            arguments: arguments of the verb. Arguments that are None are not sent.
 
         Raises:
             ConfigError: an argument can't be written as JSON.
@@ -265,7 +267,7 @@ class Experiment:
             lost = owner_of(self.folder) is None
             # Withdraw the command, so that no process executes it after this call has failed.
             withdrawn = (overdue or lost) and _taken_back(file)
-            # Check again: a process that resumed the experiment may have taken the command meanwhile.
+            # Check again, as a process that resumed the experiment may have taken the command meanwhile.
             lost = lost and (withdrawn or owner_of(self.folder) is None)
             # Read the answers last, to see an answer that was written just before the process ended.
             for event in reader.commands(since):

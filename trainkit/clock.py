@@ -1,4 +1,4 @@
-"""Clocks, passed as arguments. This is the only module that reads the system's time."""
+"""Clocks, which are passed as arguments. Only this module reads the system's time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Interface of a clock, for all parts that need time."""
+    """Interface of a clock."""
 
     def now(self) -> float:
-        """Return seconds since the epoch; they may jump when the system's clock is set."""
+        """Return seconds since the epoch. The value may jump when the system's clock is set."""
 
     def monotonic(self) -> float:
-        """Return seconds from an arbitrary start, for durations and deadlines; they never go back."""
+        """Return seconds from an arbitrary start, for durations and deadlines. The value never decreases."""
 
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
@@ -24,7 +24,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clock."""
 
-    # Waits read the time very often, so these are the C functions without a wrapper.
+    # These are the C functions without a wrapper, as waits read the time very often.
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
 
@@ -36,14 +36,14 @@ SYSTEM = SystemClock()
 
 
 def thread_clock() -> Callable[[], float]:
-    """Return a clock of the CPU seconds that the calling thread has used; any thread may read the clock.
+    """Return a clock of the CPU seconds that the calling thread has used. Any thread may read the clock.
 
-    Reading it raises OSError once the thread has ended.
+    Reading the clock raises OSError once the thread has ended.
     """
     clock = time.pthread_getcpuclockid(threading.get_ident())
     return lambda: time.clock_gettime(clock)
 
 
 def busy_s() -> float:
-    """Return the CPU seconds that the calling thread has used; waiting does not count."""
+    """Return the CPU seconds that the calling thread has used, without waiting time."""
     return time.thread_time()

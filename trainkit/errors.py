@@ -1,4 +1,4 @@
-"""All exceptions that a user can meet. Each class calls for a different action by the user.
+"""All exceptions that users can get. Each class calls for a different action by the user.
 
 TrainkitError
 ├── ConfigError (also ValueError)          an argument is wrong: correct it
@@ -9,19 +9,19 @@ TrainkitError
 │   └── InfeasibleError                    the request exceeds the machine: ask for less
 ├── MissingDependencyError (also ImportError)   install the extra that the message names
 ├── NotInitializedError                    the runtime is not running: call trainkit.init()
-├── SerializationError (also TypeError, PicklingError)   a value can't be sent: remove the part that it names
+├── SerializationError (also TypeError, PicklingError)   a value can't be sent: remove the named part
 ├── GetTimeoutError (also TimeoutError)    the result is not ready yet: wait longer, or give up
-├── TaskError                              user code raised; also an instance of what it raised
+├── TaskError                              user code raised; also an instance of the raised class
 ├── TaskCancelledError                     the call was cancelled before it finished
 ├── WorkerDiedError                        the process of a task ended: look at its last output lines
-│   └── ActorDiedError                     the process of an actor ended: all calls waiting on it fail
+│   └── ActorDiedError                     the process of an actor ended: its unfinished calls fail
 │       └── ActorUnavailableError          the actor is restarting: call again
-├── NodeDiedError                          the supervising process is gone: call trainkit.init() again
+├── NodeDiedError                          the supervising process ended: call trainkit.init()
 ├── ObjectLostError                        a reference outlived its value
 │   └── OwnerDiedError                     the process that should have delivered a result is gone
 ├── ObjectStoreFullError                   release references, or raise object_store_memory
-│   └── OutOfDiskError                     the disk for values that left memory is full too: free space there
-├── TrainingError                          training cannot go on: the message says which worker and why
+│   └── OutOfDiskError                     the disk for overflowing values is full too: free space there
+├── TrainingError                          training cannot continue: the message names worker and reason
 │   ├── CheckpointError                    a checkpoint cannot be written or read
 │   ├── NonFiniteLossError                 the loss became NaN or infinite, and detect_nan asked to stop
 │   ├── GangError                          the workers could not form, or re-form, a group
@@ -29,13 +29,13 @@ TrainkitError
 │       ├── WorkerGroupError               a worker failed: see worker_failures
 │       └── ControllerError                the process that waits for the workers failed
 ├── DashboardError                         the dashboard can't be served: name another folder, or port
-└── TuneError (also RuntimeError)          an experiment cannot go on
+└── TuneError (also RuntimeError)          an experiment cannot start or continue
     ├── MetricError                        the metric is missing or not a number: correct its name
-        ├── StoreError                         the experiment file is damaged, in use or from another program
-        │   └── ExperimentNotFoundError (also FileNotFoundError, ValueError)   not found: correct the path
-        ├── StorageError                       the address that an experiment is copied to can't be used
-        └── TrialError                         one trial failed; the others continued
-            └── TrialTimeoutError              an attempt took longer than trial_timeout_s and was killed
+    ├── StoreError                         the experiment file is damaged, in use or from another program
+    │   └── ExperimentNotFoundError (also FileNotFoundError, ValueError)   not found: correct the path
+    ├── StorageError                       the address that an experiment is copied to can't be used
+    └── TrialError                         one trial failed; the others continued
+        └── TrialTimeoutError              an attempt took longer than trial_timeout_s and was killed
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class TrainkitError(Exception):
 
 
 class ConfigError(TrainkitError, ValueError):
-    """An argument has a value that cannot work; the message repeats the value and names valid ones."""
+    """An argument has an invalid value. The message repeats the value and names valid values."""
 
 
 class ArgumentTypeError(ConfigError, TypeError):
-    """An argument has a type that cannot work; the message names valid types."""
+    """An argument has an invalid type. The message names valid types."""
 
 
 class AlreadyInitializedError(ConfigError, RuntimeError):
@@ -107,11 +107,11 @@ class SpaceError(ConfigError):
 
 
 class InfeasibleError(ConfigError):
-    """A resource request can never be met here; the message names the request and the existing resources."""
+    """A resource request can never be met here. The message names the request and the existing resources."""
 
 
 class MissingDependencyError(TrainkitError, ImportError):
-    """An optional package is needed; the message holds the command that installs it."""
+    """An optional package is missing. The message contains the command that installs it."""
 
     @classmethod
     def of(cls, need: str, extra: str, cause: ImportError | None = None) -> MissingDependencyError:
@@ -130,11 +130,11 @@ class NotInitializedError(TrainkitError):
 
 
 class SerializationError(TrainkitError, TypeError, PicklingError):
-    """A value cannot be sent to another process; the message names the attribute or variable at fault."""
+    """A value cannot be sent to another process. The message names the attribute or variable at fault."""
 
 
 class GetTimeoutError(TrainkitError, TimeoutError):
-    """A wait timed out; the result is still pending and can be requested again."""
+    """A wait timed out. The result is still pending and can be requested again."""
 
 
 class TaskError(TrainkitError):
@@ -147,8 +147,8 @@ class TaskError(TrainkitError):
         cause: the original exception, rebuilt here; None if it could not be sent.
         remote_traceback: traceback of the process that raised, as text; `str` shows it below the message.
         traceback_str: Ray's name for `remote_traceback`. If the exception's class already has an attribute of
-            this name, that attribute stays; the same holds for the next two.
-        function_name: function that raised, such as 'Model.fit'.
+            this name, that attribute stays. This is also true of `function_name` and `pid`.
+        function_name: name of the function that raised, such as 'Model.fit'.
         pid: id of the process that raised.
     """
 
@@ -188,7 +188,7 @@ class WorkerDiedError(TrainkitError):
 
 
 class ActorDiedError(WorkerDiedError):
-    """An actor's process ended; all its pending and new calls fail with this error.
+    """An actor's process ended, so that all its pending and new calls fail with this error.
 
     Attributes:
         actor_id: the actor's id in hexadecimal digits; None if unknown.
@@ -198,22 +198,22 @@ class ActorDiedError(WorkerDiedError):
     actor_id: str | None = None
     preempted: bool = False
 
-    @cached_property  # a user's exception class may have an own attribute of that name
+    @cached_property  # a user's exception class may have its own attribute of that name
     def error_msg(self) -> str:
-        """The message, under Ray's name."""
+        """Message of the error, under Ray's name."""
         return str(self)
 
 
 class ActorUnavailableError(ActorDiedError):
-    """An actor's process ended and is being restarted; later calls will be answered."""
+    """An actor's process ended and is being restarted, so that later calls will be answered."""
 
 
 class NodeDiedError(TrainkitError):
-    """The process that supervises the workers is gone, and the workers with it; `init` starts a new session.
+    """The process that supervises the workers ended, and so did the workers. `init` starts a new session.
 
     Attributes:
         how: how the process ended, such as 'killed by signal 9'; '' if unknown.
-        ended_by: name of the user that ended the session by `trainkit stop`; '' if nobody did.
+        ended_by: name of the sender that ended the session by `trainkit stop`; '' in other cases.
     """
 
     how: str = ""
@@ -229,7 +229,7 @@ class OwnerDiedError(ObjectLostError):
 
 
 class ObjectStoreFullError(TrainkitError):
-    """Shared memory for objects is full; the message lists the holders."""
+    """Shared memory for objects is full. The message lists the processes that use it."""
 
 
 class OutOfDiskError(ObjectStoreFullError):
@@ -237,11 +237,11 @@ class OutOfDiskError(ObjectStoreFullError):
 
 
 class TrainingError(TrainkitError):
-    """Training cannot continue; the message names the worker and the reason."""
+    """Training cannot continue. The message names the worker and the reason."""
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint cannot be written, is incomplete, or does not fit what it is loaded into."""
+    """A checkpoint cannot be written, is incomplete, or does not fit the object that loads it."""
 
 
 class NonFiniteLossError(TrainingError, ArithmeticError):
@@ -260,7 +260,7 @@ class WorkerGroupError(TrainingFailedError):
     """Workers of a training function failed.
 
     Attributes:
-        worker_failures: by rank, the error of each worker that caused the failure.
+        worker_failures: errors of the workers that caused the failure, by rank.
     """
 
     worker_failures: Mapping[int, BaseException] = {}
@@ -301,11 +301,11 @@ class StorageError(TuneError):
 
 
 class DashboardError(TrainkitError):
-    """The dashboard can't be served: the folder does not exist, or the port is taken."""
+    """The dashboard can't be served, as the folder does not exist or the port is taken."""
 
 
 class TrialError(TuneError):
-    """One trial failed; `result.error` holds this error with the remote traceback."""
+    """One trial failed. `result.error` is this error, with the remote traceback."""
 
 
 class TrialTimeoutError(TrialError):
@@ -313,7 +313,7 @@ class TrialTimeoutError(TrialError):
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error for use within a line; a TaskError's remote traceback is left out."""
+    """Return the text of an error for use within a line, without a TaskError's remote traceback."""
     return super(TaskError, error).__str__() if isinstance(error, TaskError) else str(error)
 
 

@@ -1,4 +1,4 @@
-"""Packages that import each of their names on first use."""
+"""Support for packages that import each of their names on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.errors import did_you_mean
 
 
 def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
-    """Return the error for a name that a package lacks; its message suggests the most similar name.
+    """Return the error for a missing name of a package. The message suggests the most similar name.
 
     Args:
         module: name of the package whose `__getattr__` was called.
@@ -23,8 +23,8 @@ def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
         names: names that the package has.
     """
     # For `from package import name`, Python calls `__getattr__` before it tries the submodule of that name,
-    # and then discards the text of the AttributeError. The function that adds former names may be a frame in
-    # between.
+    # and then discards the text of the AttributeError. A function that adds former names may be a frame
+    # between the import and this one.
     callers = [sys._getframe(2), sys._getframe(2).f_back]
     imported = any(frame is not None and frame.f_code.co_name == "_handle_fromlist" for frame in callers)
     if imported and importlib.util.find_spec(f"{module}.{name}") is not None:
@@ -43,8 +43,8 @@ ALIAS = re.compile(r"^(\w+) = (\w+)\b", re.MULTILINE)
 def without_collection() -> Iterator[None]:
     """Turn the garbage collector off while many long-lived objects are made, such as modules or trials.
 
-    The collector would traverse these objects repeatedly without finding garbage. If several threads enter,
-    only the thread that turned the collector off turns it on again.
+    The collector would traverse these objects repeatedly without finding garbage. If several threads run such
+    blocks, only the thread that turned the collector off turns it on again.
     """
     collects = gc.isenabled()
     gc.disable()

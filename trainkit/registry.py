@@ -1,4 +1,4 @@
-"""Registries of named components: those of trainkit and its plugins, and those of other packages."""
+"""Registries of named components of trainkit, its plugins and other packages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Added(NamedTuple):
-    """An entry of a plugin.
+    """Component that a plugin adds.
 
     Attributes:
-        target: "module:attribute".
-        help: one line about it; may be empty.
+        target: location of the component, as "module:attribute".
+        help: one line of help for the component; may be empty.
     """
 
     target: str
@@ -34,8 +34,8 @@ class Added(NamedTuple):
 def added(group: str) -> dict[str, Added]:
     """Return the entries of a group that the plugins in `trainkit/plugins` add, by name.
 
-    Each plugin has a file `entry_points.txt`, in the format of packages. A comment behind an entry is its
-    line of help.
+    Each plugin has a file `entry_points.txt`, in the format of Python packages. A comment after an entry is
+    its help line.
     """
     found: dict[str, Added] = {}
     for path in sorted(iglob(f"{escape(os.path.dirname(__file__))}/plugins/*/entry_points.txt")):
@@ -51,7 +51,7 @@ def added(group: str) -> dict[str, Added]:
 
 
 def each(group: str) -> list[Any]:
-    """Return the objects that plugins add to a group, loaded now."""
+    """Load and return the objects that plugins add to a group."""
     return [_imported(entry.target) for entry in added(group).values()]
 
 
@@ -59,7 +59,7 @@ def loaded(group: str, name: str) -> Any:
     """Return the object that a plugin adds under this name.
 
     Raises:
-        ConfigError: no plugin adds it.
+        ConfigError: no plugin adds an object of this name.
     """
     entry = added(group).get(name)
     if entry is None:
@@ -75,13 +75,13 @@ class Registry:
         [project.entry-points."trainkit.schedulers"]
         mine = "my_package.my_module:MyScheduler"
 
-    A component is found by its name, in any case, or by the name of its class. trainkit's own names take
+    A component is found by its case-insensitive name, or by the name of its class. trainkit's own names take
     precedence. Entry points are searched only for other names, because the search reads all installed
     packages.
 
     Args:
         kind: singular noun for the component, used in messages and in the group's name.
-        rows: target "module:attribute" of each name. A component may have several names.
+        rows: targets of the components, as "module:attribute", by name. A component may have several names.
         base: base class of all components, as "module:class"; None turns this check off.
     """
 
@@ -94,7 +94,7 @@ class Registry:
 
     @property
     def homes(self) -> dict[str, str]:
-        """The module of each class that trainkit ships, by the class's name."""
+        """Modules of the classes that trainkit ships, by class name."""
         return {_attribute_of(target): target.partition(":")[0] for target in self._rows.values()}
 
     def own_names(self) -> list[str]:
@@ -127,7 +127,7 @@ class Registry:
             argument: name of the user's argument, for the message; None means the kind.
 
         Raises:
-            ConfigError: no component has this name, or it can't be loaded.
+            ConfigError: no component has this name, or the component can't be loaded.
         """
         found = self.find(name) if isinstance(name, str) else None
         if found is None:
@@ -160,12 +160,12 @@ class Registry:
         return found
 
     def fits(self, found: Any) -> bool:
-        """Return True if an object extends the base class of all components, or if there is no base class."""
+        """Return True if an object extends the base class of all components, or if no base class is set."""
         return self._base is None or (isinstance(found, type) and issubclass(found, _imported(self._base)))
 
 
 def _may_be_declared(group: bytes) -> bool:
-    """Return False if no installed package names the group; this takes a tenth of the time of reading all."""
+    """Return False if no installed package names the group. A full search takes ten times as long."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder] or any(map(os.path.isfile, sys.path)):
         return True  # packages may also be outside folders, such as in archives

@@ -1,4 +1,4 @@
-"""Resource requests as plain data, such as {"CPU": 1, "GPU": 0.5, "disk": 2}: validation and naming."""
+"""Validation and description of resource requests, such as {"CPU": 1, "GPU": 0.5, "disk": 2}."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Bundle = Mapping[str, float]
 _CANONICAL = {"cpu": "CPU", "gpu": "GPU"}
 
 QUANTUM = 10_000
-"""Amounts are counted in ten-thousandths, so that ten times 0.1 is exactly 1."""
+"""Number of units in an amount of 1. Amounts are counted in units, so that ten times 0.1 is exactly 1."""
 
 
 def checked_names(request: Mapping[str, float] | None, *, what: str = "resource request") -> Bundle:
-    """Return `request`, or {} for None; raise ArgumentTypeError if `request` is not a mapping by name."""
+    """Return `request`, or {} for None. Raise ArgumentTypeError if `request` is not a mapping by name."""
     if request is None:
         return {}
     if not isinstance(request, Mapping) or not all(isinstance(name, str) for name in request):
@@ -65,7 +65,7 @@ def describe(bundle: Bundle) -> str:
 
 
 def describe_use(used: Bundle, existing: Bundle) -> str:
-    """Return text such as '2 of 4 CPU, 0 of 1 GPU'; other resources appear only if in use."""
+    """Return text such as '2 of 4 CPU, 0 of 1 GPU'. Other resources appear only if they are in use."""
     names = [name for name in sorted({**existing, **used}) if used.get(name) or name in ("CPU", "GPU")]
     return (
         ", ".join(f"{_amount(name, used)} of {_amount(name, existing)} {name}" for name in names) or "nothing"
@@ -98,9 +98,9 @@ def require_feasible(
     Args:
         bundles: requested amounts.
         existing: existing amounts.
-        what: the requester, in words.
-        has: the owner of the existing resources, in words.
-        more: a way to get more resources, in words.
+        what: description of the requester, for the message.
+        has: text that names the owner of the existing resources, such as "this machine has".
+        more: text with a way to get more resources.
     """
     asked = total(bundles)
     short = sorted(name for name, amount in asked.items() if amount > existing.get(name, 0))
@@ -115,7 +115,7 @@ def require_feasible(
 def file_system(mounts: str, device: int) -> str:
     """Return the type of the file system with a device number, such as "ext4"; "" if it is not mounted.
 
-    Files of some file systems, such as Btrfs, have other device numbers than their mount.
+    Files of some file systems, such as Btrfs, have different device numbers than their mount.
 
     Args:
         mounts: text of /proc/self/mountinfo.

@@ -7,13 +7,13 @@ Each variable is read at the time of the call, so that a test or a notebook can 
 | TRAINKIT_RUNTIME_DIR | folder for the sessions' folders | $XDG_RUNTIME_DIR, else the temporary folder |
 | TRAINKIT_NAMESPACE | namespace of named actors, if `init` gives none | default |
 | TRAINKIT_LOG_DIR | folder for the output of workers | trainkit-USER/logs in the temporary folder |
-| TRAINKIT_DEDUP_LOGS | 0: show a line that several workers print each time | show it once, with a count |
-| TRAINKIT_TIMELINE | 1: sessions record when their calls run, for `trainkit.timeline` | 0 |
-| TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: hide failures of calls whose results nobody reads | show each once |
-| TRAINKIT_RESULTS_DIR | folder for experiments | ~/trainkit_results |
-| TRAINKIT_STOP_GRACE_S | seconds a trial has to end after Ctrl-C, SIGTERM or the time budget | 5 |
-| TRAINKIT_CHDIR_TO_TRIAL_DIR | 0: trials run in the program's folder | each runs in its own folder |
-| TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show the frames of trainkit itself | they are left out |
+| TRAINKIT_DEDUP_LOGS | 0: show repeated lines of several workers each time | show a repeated line once, with
+a count | | TRAINKIT_TIMELINE | 1: sessions record when their calls run, for `trainkit.timeline` | 0 | |
+TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: hide failures of calls whose results are not read | show each failure
+once | | TRAINKIT_RESULTS_DIR | folder for experiments | ~/trainkit_results | | TRAINKIT_STOP_GRACE_S |
+seconds a trial has to end after Ctrl-C, SIGTERM or the time budget | 5 | | TRAINKIT_CHDIR_TO_TRIAL_DIR | 0:
+trials run in the program's folder | each trial runs in its own folder | | TRAINKIT_FULL_TRACEBACK | 1:
+tracebacks also show trainkit's own frames | trainkit's frames are left out |
 
 trainkit itself sets SESSION_MARK, EXPERIMENT_MARK and TERMINAL for the processes that it starts.
 
@@ -52,39 +52,39 @@ SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """Variable with the path of a session's folder. All processes of the session inherit it."""
 
 EXPERIMENT_MARK = "TRAINKIT_EXPERIMENT"
-"""Mark of processes that serve one experiment: they run only its tasks, and no other process runs those."""
+"""Variable that marks the processes of one experiment. Only these processes run its tasks."""
 
 TERMINAL = "TRAINKIT_TERMINAL"
 """Variable with the device of the program's standard input, for `breakpoint()` in a worker."""
 
 ELSEWHERE = "elsewhere"
-"""Subfolder of a session's folder. It holds links to folders that are removed with the session."""
+"""Subfolder of a session's folder with links to folders that are removed with the session."""
 
 
 def runtime_dir() -> Path:
-    """Return the folder that holds the sessions' folders."""
+    """Return the parent folder of the sessions' folders."""
     own = os.environ.get("TRAINKIT_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     return Path(own or tempfile.gettempdir())
 
 
 def dedup_logs() -> bool:
-    """Return whether a line that several workers print is shown only once."""
+    """Return True if a line that several workers print is shown only once."""
     return (os.environ.get(DEDUP_LOGS) or os.environ.get("RAY_DEDUP_LOGS") or "1") != "0"
 
 
 def tells_unhandled_errors() -> bool:
-    """Return whether failures of calls are shown when no caller reads their results."""
+    """Return True if failures of calls are shown when no caller reads their results."""
     ours = os.environ.get(IGNORE_UNHANDLED_ERRORS)
     return (ours or os.environ.get("RAY_IGNORE_UNHANDLED_ERRORS") or "0") == "0"
 
 
 def records_calls() -> bool:
-    """Return whether sessions record when their calls run."""
+    """Return True if sessions record the times of their calls."""
     return (os.environ.get(TIMELINE) or os.environ.get("RAY_PROFILING") or "0") != "0"
 
 
 def log_dir() -> Path:
-    """Return the folder for the output of workers; it keeps the newest ten sessions."""
+    """Return the folder for the output of workers of the newest ten sessions."""
     own = os.environ.get(LOG_DIR)
     return (
         Path(own).expanduser() if own else Path(tempfile.gettempdir()) / f"trainkit-{_user_name()}" / "logs"
@@ -117,37 +117,37 @@ def results_dir() -> Path:
 
 
 def full_traceback() -> bool:
-    """Return whether tracebacks also show the frames of trainkit."""
+    """Return True if tracebacks also show the frames of trainkit."""
     return os.environ.get("TRAINKIT_FULL_TRACEBACK", "0") != "0"
 
 
 def stop_grace_s() -> float:
-    """Return the seconds that a trial has to end once the experiment must end; then it is killed."""
+    """Return the seconds after which a trial is killed when its experiment must end."""
     return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S") or 5)
 
 
 # --- variables of Ray Tune ------------------------------------------------------------------------
 
 OLD_WORKING_DIR = "TUNE_ORIG_WORKING_DIR"
-"""Variable that gives a trial the program's folder, since a trial may run in its own folder."""
+"""Variable with the program's folder, for trials that run in their own folders."""
 
 
 def experiments_are_dated() -> bool:
-    """Return whether an unnamed experiment is named after its trainable and the date."""
+    """Return True if an unnamed experiment is named after its trainable and the date."""
     return os.environ.get("TUNE_DISABLE_DATED_SUBDIR", "0") != "1"
 
 
 def chdir_asked() -> bool:
-    """Return whether trials run in their own folders if RunConfig does not say."""
+    """Return True if trials run in their own folders unless RunConfig sets this."""
     ours = os.environ.get("TRAINKIT_CHDIR_TO_TRIAL_DIR")
     return (ours or os.environ.get("RAY_CHDIR_TO_TRIAL_DIR") or "1") != "0"
 
 
 def loggers_come_by_themselves() -> bool:
-    """Return whether every experiment gets the default loggers."""
+    """Return True if every experiment gets the default loggers."""
     return os.environ.get("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "0") != "1"
 
 
 def metric_is_required() -> bool:
-    """Return whether a trial that ends must have reported the metric."""
+    """Return True if every trial must report the metric before it ends."""
     return os.environ.get("TUNE_DISABLE_STRICT_METRIC_CHECKING", "0") != "1"

@@ -10,7 +10,7 @@ from trainkit.runtime.session import engine
 
 
 def address_info(node_id: str, session_dir: str | None) -> dict[str, Any]:
-    """Return the facts of a session of this machine by Ray's names; facts of missing services are None."""
+    """Return facts about a session of this machine by Ray's names. Facts about missing services are None."""
     return {
         "node_ip_address": "127.0.0.1",
         "node_id": node_id,
@@ -31,7 +31,7 @@ def address_info(node_id: str, session_dir: str | None) -> dict[str, Any]:
 
 
 class SessionContext(Mapping[str, Any]):
-    """Return value of `init`: facts about the session, and a context manager that ends it.
+    """Return value of `init`, with facts about the session. It is a context manager that ends the session.
 
     Args:
         address_info: facts about the session.
@@ -39,9 +39,9 @@ class SessionContext(Mapping[str, Any]):
 
     Attributes:
         address_info: facts by Ray's names, such as "node_id", "address" and "session_dir". Facts of services
-            that do not exist, such as "gcs_address" on one machine, are None. `context["node_id"]` reads them
-            too.
-        dashboard_url: address of Ray's dashboard; "" if there is none.
+            that do not exist, such as "gcs_address" on one machine, are None. `context["node_id"]` reads a
+            fact too.
+        dashboard_url: address of Ray's dashboard; "" without a dashboard.
         python_version: Python version of this process.
         ray_version: version of Ray; None on the other engines.
     """

@@ -1,4 +1,4 @@
-"""Resources that objects of the program hold, and room for its next request."""
+"""Resources that the program's own objects hold, and checks that a request does not wait for them forever."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _IDLE_THREADS = (
 
 @dataclass(frozen=True)
 class Holding:
-    """Resources that one object holds.
+    """Resources that are reserved for one object, such as a trainer.
 
     Attributes:
-        owner: the object.
-        place: place in the code where it was made, for messages.
-        amounts: function that returns the amounts it holds now.
-        close: function that frees them.
+        owner: weak reference to the object.
+        place: location in the code where the object was made, for messages.
+        amounts: function that returns the amounts that are reserved now.
+        close: function that frees the resources.
     """
 
     owner: weakref.ref[Any]
@@ -60,7 +60,7 @@ _holdings: list[Holding] = []
 
 
 def register(owner: Any, amounts: Callable[[], Bundle], close: Callable[[], None]) -> None:
-    """Record that an object holds resources, for as long as it lives.
+    """Record that resources are reserved for an object while the object exists.
 
     Args:
         owner: the object that the user has.
@@ -72,9 +72,9 @@ def register(owner: Any, amounts: Callable[[], Bundle], close: Callable[[], None
 
 
 def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
-    """Raise or warn if a request would wait for resources that only this program's own objects could free.
+    """Raise or warn if a request would wait for resources that only this program's own objects can free.
 
-    Objects that the running statement replaces are closed first, and garbage is collected.
+    Before that, collect garbage and close objects that the running statement replaces.
 
     Args:
         bundles: requested amounts.
@@ -86,7 +86,7 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     """
     if engine().name == "ray" or not _in_the_way(bundles, existing):  # a cluster may grow
         return
-    if Ledger.of_machine(existing).take_all(bundles) is None:  # it can never be met
+    if Ledger.of_machine(existing).take_all(bundles) is None:  # the request can never be met
         return
     gc.collect()  # drops objects that only reference cycles keep alive
     for holding in _in_the_way(bundles, existing):
@@ -113,7 +113,7 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
 
 
 def _in_the_way(bundles: Sequence[Bundle], existing: Bundle) -> list[Holding]:
-    """Return this program's holdings that block the request even if all others free their resources."""
+    """Return the holdings of this program that block the request even if all other programs free theirs."""
     _holdings[:] = [holding for holding in _holdings if holding.owner() is not None]
     held = [(holding, amounts) for holding in _holdings if (amounts := holding.amounts())]
     own = total([amounts for _, amounts in held])
@@ -130,7 +130,7 @@ def _words(holding: Holding) -> str:
 
 
 def _waits_for_itself() -> bool:
-    """Return whether no other thread of the program could free resources."""
+    """Return True if no other thread of the program could free resources."""
     if threading.current_thread() is not threading.main_thread():
         return False
     return all(
@@ -147,7 +147,7 @@ def _is_idle(thread: threading.Thread) -> bool:
 
 
 def _is_being_replaced(owner: Any) -> bool:
-    """Return whether the running statement assigns a new value to the only name that refers to `owner`."""
+    """Return True if the running statement assigns a new value to the only name that refers to `owner`."""
     frame = _user_frame()
     if frame is None or frame.f_code.co_name != "<module>":
         return False
@@ -162,7 +162,7 @@ def _is_being_replaced(owner: Any) -> bool:
 def _names(namespace: Mapping[str, Any], owner: Any) -> list[str]:
     """Return the names that refer to `owner`, without those of a notebook's history.
 
-    This is a loop because a comprehension would keep `owner` in a cell, which is one more reference to it.
+    The code is a loop because a comprehension would keep a further reference to `owner` in a cell.
     """
     names = []
     for name, value in list(namespace.items()):
@@ -172,12 +172,12 @@ def _names(namespace: Mapping[str, Any], owner: Any) -> list[str]:
 
 
 def _is_history(name: str) -> bool:
-    """Return whether a notebook uses the name for the output of a cell, such as '_' or '_12'."""
+    """Return True if a notebook uses the name for the output of a cell, such as '_' or '_12'."""
     return name.startswith("_") and (name.strip("_") == "" or name[1:].isdigit())
 
 
 def _assigned_name(frame: FrameType) -> str | None:
-    """Return the name that the running statement of `frame` assigns; None if it assigns none or several."""
+    """Return the single name that the running statement of `frame` assigns to; None in other cases."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     with contextlib.suppress(SyntaxError):
         for node in ast.parse(source).body:
@@ -198,7 +198,7 @@ def _user_frame() -> FrameType | None:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """Return file and line, such as 'train.py:12'; in a notebook, the cell's number and line."""
+    """Return file and line, such as 'train.py:12'. In a notebook, return the cell's number and line."""
     if frame is None:
         return "an unknown place"
     filename = frame.f_code.co_filename

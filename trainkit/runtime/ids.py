@@ -1,4 +1,4 @@
-"""Ids of the parts of a session."""
+"""Ids of actors, tasks, programs, machines and processes of a session."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BYTES = 8
 
 
 class BaseID:
-    """Id of a part of a session. Ids of the same class with the same digits are equal.
+    """Base of the ids of a session. Ids of the same class with the same digits are equal.
 
     Args:
         data: the id as bytes.
@@ -49,7 +49,7 @@ class BaseID:
         return bytes.fromhex(self._digits)
 
     def is_nil(self) -> bool:
-        """Return whether the id refers to nothing."""
+        """Return True if the id is the empty id, which refers to nothing."""
         return not self._digits.strip("f")
 
     def __eq__(self, other: object) -> bool:

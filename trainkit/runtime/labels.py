@@ -1,4 +1,4 @@
-"""Labels of nodes, and conditions on them."""
+"""Labels of nodes, and conditions on labels."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from trainkit.errors import ConfigError, InfeasibleError
 
 Condition = tuple[str, str, tuple[str, ...]]
-"""Name of a label, then "in", "not in", "exists" or "not exists", and the values for the first two."""
+"""Label name, operator ("in", "not in", "exists" or "not exists"), and values for the first two operators."""
 
 _SELECTOR = re.compile(r"(?P<negated>!?)in\((?P<values>[^()]*)\)")
 
 
 class _Operator:
-    """Operator that compares a label's value, part of a condition."""
+    """Operator of a condition on a label."""
 
     name = ""
 
@@ -59,7 +59,7 @@ class DoesNotExist(_Operator):
 
 
 class NodeLabelSchedulingStrategy:
-    """Strategy to run on a node whose labels meet conditions, such as {"region": In("eu"), "spot": Exists()}.
+    """Strategy to use a node whose labels meet conditions, such as {"region": In("eu"), "spot": Exists()}.
 
     Args:
         hard: conditions that the node must meet, by the label's name.
@@ -104,7 +104,7 @@ def checked_labels(labels: Mapping[str, str] | None, what: str) -> dict[str, str
 
 
 def selected_by(selector: Mapping[str, str] | None) -> tuple[Condition, ...]:
-    """Return the conditions of a `label_selector`; values are "x", "!x" for not, "in(x,y)" and "!in(x,y)".
+    """Return the conditions of a `label_selector`, whose values are like "x", "!x", "in(x,y)" or "!in(x,y)".
 
     Raises:
         ConfigError: the selector is not a dictionary of strings.

@@ -1,4 +1,4 @@
-"""Placement as pure functions: ledgers, the order of requests, and reasons for waits."""
+"""Pure functions for placement, with ledgers of resources, the order of requests, and reasons for waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainkit.resources import QUANTUM, Bundle, describe, total
 GPU = "GPU"
 
 _TASK_S = 60.0
-"""Age in seconds up to which a task is expected to end; a request that waits for it blocks later ones."""
+"""Age in seconds up to which a task is expected to end. A request that waits for it blocks later ones."""
 
 _OTHERS_S = 600.0
 """Age in seconds up to which an actor or a placement group is expected to end."""
@@ -20,11 +20,11 @@ _OTHERS_S = 600.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """Resources given to one holder.
+    """Resources that were granted to one worker or placement group.
 
     Attributes:
-        amounts: ten-thousandths by resource name, without GPUs.
-        gpus: ten-thousandths by GPU index.
+        amounts: amounts in ten-thousandths by resource name, without GPUs.
+        gpus: shares in ten-thousandths by GPU index.
     """
 
     amounts: Mapping[str, int] = field(default_factory=dict)
@@ -47,8 +47,8 @@ class Ledger:
     """Free resources of a machine or of one reserved bundle.
 
     Args:
-        amounts: existing ten-thousandths by resource name, without GPUs.
-        gpus: existing ten-thousandths by GPU index.
+        amounts: existing amounts in ten-thousandths by resource name, without GPUs.
+        gpus: existing shares in ten-thousandths by GPU index.
     """
 
     def __init__(self, amounts: Mapping[str, int], gpus: Mapping[int, int]) -> None:
@@ -57,7 +57,7 @@ class Ledger:
 
     @classmethod
     def of_machine(cls, totals: Bundle) -> Ledger:
-        """Return a ledger in which all of `totals` is free; GPUs are numbered from 0."""
+        """Return a ledger in which all of `totals` is free. GPUs are numbered from 0."""
         amounts = units(totals)
         gpus = dict.fromkeys(range(amounts.pop(GPU, 0) // QUANTUM), QUANTUM)
         return cls(amounts, gpus)
@@ -68,7 +68,7 @@ class Ledger:
         return cls(allocation.amounts, allocation.gpus)
 
     def lacking(self, request: Bundle) -> list[str]:
-        """Return the names of resources that `request` needs more of than is free; [] if it fits."""
+        """Return the names of the resources of which `request` needs more than is free; [] if it fits."""
         wanted = units(request)
         gpu = wanted.pop(GPU, 0)
         short = [name for name, amount in wanted.items() if amount > self.free.get(name, 0)]
@@ -77,7 +77,7 @@ class Ledger:
         return sorted(short)
 
     def take(self, request: Bundle) -> Allocation | None:
-        """Hold `request` and return its allocation; return None and change nothing if it does not fit."""
+        """Reserve `request` and return its allocation. If it does not fit, change nothing and return None."""
         if self.lacking(request):
             return None
         amounts = units(request)
@@ -87,15 +87,15 @@ class Ledger:
         return allocation
 
     def retake(self, allocation: Allocation) -> None:
-        """Hold `allocation` again after it was lent; free amounts may fall below zero."""
+        """Reserve `allocation` again after it was lent. Free amounts may fall below zero."""
         self._add(allocation, -1)
 
     def unused(self, name: str) -> int:
-        """Return how much of a resource is free, in ten-thousandths."""
+        """Return the free amount of a resource, in ten-thousandths."""
         return max(0, self.free.get(name, 0))
 
     def is_overdrawn(self, name: str) -> bool:
-        """Return whether more of a resource is held than exists, which `retake` can cause."""
+        """Return True if more of a resource is reserved than exists, which `retake` can cause."""
         return self.free.get(name, 0) < 0
 
     def give_back(self, allocation: Allocation) -> None:
@@ -103,7 +103,7 @@ class Ledger:
         self._add(allocation, 1)
 
     def take_all(self, bundles: Sequence[Bundle]) -> list[Allocation] | None:
-        """Hold all bundles, or none if they do not all fit."""
+        """Reserve all bundles and return their allocations, or None if they do not all fit."""
         held: list[Allocation] = []
         for bundle in bundles:
             allocation = self.take(bundle)
@@ -115,11 +115,11 @@ class Ledger:
         return held
 
     def lacking_for_all(self, bundles: Sequence[Bundle]) -> list[str]:
-        """Return the names of resources that are missing to hold all bundles at once; [] if they fit."""
+        """Return the names of resources that are missing to reserve all bundles at once; [] if they fit."""
         asked = total(bundles)
         asked.pop(GPU, None)
         short = self.lacking(asked)
-        # GPUs can't be summed: free parts of two GPUs do not make one GPU.
+        # GPUs can't be summed, as free parts of two GPUs do not make one GPU.
         gpus = self.take_all([{GPU: bundle[GPU]} for bundle in bundles if GPU in bundle])
         if gpus is None:
             return sorted([*short, GPU])
@@ -128,7 +128,7 @@ class Ledger:
         return short
 
     def earmark(self, bundles: Sequence[Bundle], lacking: Iterable[str]) -> list[Allocation]:
-        """Hold the parts of `bundles` that are free, without the resources named in `lacking`."""
+        """Reserve the resources of `bundles` except the resources named in `lacking`."""
         names = set(lacking)
         present = [
             {name: amount for name, amount in bundle.items() if name not in names} for bundle in bundles
@@ -164,11 +164,11 @@ class Demand:
     Attributes:
         key: the caller's key for the request.
         bundles: amounts that are granted together.
-        group: reserved group that provides the resources; None means the machine.
-        nested: a worker made the request, so a holder of resources may be waiting for it.
-        bundle: required bundle of the group; None means any.
+        group: placement group that provides the resources; None means the machine.
+        nested: True if a worker made the request, so that a worker with resources may be waiting for it.
+        bundle: required bundle of the group; None means any bundle.
         what: description for the user, such as "a group of 3 bundles".
-        since: time at which it joined the queue, by a monotonic clock.
+        since: time by a monotonic clock at which the request joined the queue.
     """
 
     key: int
@@ -181,7 +181,7 @@ class Demand:
 
     @functools.cached_property
     def kind(self) -> Hashable:
-        """Key that is equal for requests for the same resources; only the oldest of them is tried."""
+        """Key that is equal for requests for the same resources. Only the oldest such request is tried."""
         return self.nested, self.group, self.bundle, *(frozenset(each.items()) for each in self.bundles)
 
 
@@ -191,8 +191,8 @@ D = TypeVar("D", bound=Demand)
 def order(queue: Iterable[D]) -> list[D]:
     """Return the queue in the order in which it is served.
 
-    Requests of workers come first. A worker that waits holds resources. It would hold them for ever behind a
-    large request of the driver that needs these very resources.
+    Requests of workers come first, because a waiting worker keeps its resources. Behind a large request of
+    the driver that needs these resources, it would wait forever.
     """
     return sorted(queue, key=lambda waiting: not waiting.nested)
 
@@ -200,8 +200,8 @@ def order(queue: Iterable[D]) -> list[D]:
 def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
     """Return True if `request` must wait behind an earlier request that is `short` of some resources.
 
-    A later request may pass only if it takes nothing that the earlier request lacks. A gang therefore gets
-    its turn no matter how many small requests follow.
+    A later request may pass only if it does not need a resource that the earlier request lacks. A large
+    request therefore gets its turn no matter how many small requests follow.
     """
     names = set(short)
     return any(amount and name in names for bundle in request for name, amount in bundle.items())
@@ -209,13 +209,13 @@ def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """Held resources, as input of `is_in_reach`.
+    """Reserved resources and the state of their user, as input of `is_in_reach`.
 
     Attributes:
-        allocation: the resources.
+        allocation: reserved resources.
         since: time of the grant, by the clock of `Demand.since`.
         is_task: True for a task; False for an actor or a placement group, which may never end.
-        waits: the holder waits for other requests.
+        waits: True if the worker with the resources waits for other requests.
     """
 
     allocation: Allocation
@@ -225,19 +225,19 @@ class Hold:
 
 
 Place = tuple[Ledger, Sequence[Hold]]
-"""Ledger of the machine, or of one bundle of a group, and the holders of its resources."""
+"""Ledger of the machine or of one bundle, with the reservations of its resources."""
 
 
 def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
-    """Return True if `waiting` would fit after the end of all holders whose end is expected.
+    """Return True if `waiting` would fit after all reservations end whose end is expected.
 
     A task's end is expected while it is younger than one minute or than half of the wait. An actor's or a
     group's end is expected while it is younger than ten minutes and than half of the wait. A large request
-    thus gets its turn some day if holders end, and its wait for holders that never end is limited.
+    thus gets its turn if reservations end, and its wait for reservations that never end is limited.
 
     Args:
         waiting: the request.
-        places: places that can serve the request; one is enough.
+        places: ledgers that can serve the request, of which one is enough.
         now: the time.
     """
     waited = now - waiting.since
@@ -246,7 +246,7 @@ def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
             hold.allocation
             for hold in holds
             if now - hold.since < (max(_TASK_S, waited / 2) if hold.is_task else min(_OTHERS_S, waited / 2))
-            and not (hold.waits and waiting.nested)  # the holder may wait for a later request
+            and not (hold.waits and waiting.nested)  # its worker may wait for a later request
         ]
         for allocation in ending:
             ledger.give_back(allocation)
@@ -264,22 +264,22 @@ def serve(
     grant: Callable[[D], list[str] | None],
     in_reach: Callable[[D], bool],
 ) -> list[D]:
-    """Grant all requests that can be granted now, in order, without starving any.
+    """Grant all requests that can be granted now, in order and without starvation.
 
-    A request that must wait blocks later requests while its missing resources are `in_reach`; otherwise, many
-    small requests could starve it. When they are out of reach, later requests pass, because the release may
-    never come.
+    A request that must wait blocks later requests while its missing resources are `in_reach`. Otherwise, many
+    small requests could starve it. When the resources are out of reach, later requests pass, because the
+    resources may never be released.
 
     The first blocking request keeps the free part of its resources. Otherwise, CPUs might be free only when
     GPUs are not, and vice versa. Within a group, no request passes a blocking request for the same resources.
-    Both rules apply only to requests of the driver: the holder of the missing resources may be waiting for a
-    worker's later request.
+    Both rules apply only to requests of the driver, because a worker with the missing resources may be
+        waiting for a later request of a worker.
 
     Args:
         queue: requests in the order in which they were made.
         machine: ledger for requests outside any group.
         grant: function that grants a request; returns the names of missing resources, or None if granted.
-        in_reach: function that applies `is_in_reach` to a request that was not granted.
+        in_reach: function that returns `is_in_reach` for a request that was not granted.
 
     Returns:
         The granted requests.
@@ -328,16 +328,16 @@ def _stands_behind(waiting: Demand, short_in: Mapping[int, Mapping[int | None, s
 
 
 _MOST_NAMED = 5
-"""Number of holders, or of earlier requests, that a message lists individually."""
+"""Maximum number of workers, or of earlier requests, that a message lists individually."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Holder of resources.
+    """Worker or placement group that uses resources.
 
     Attributes:
         who: name for the user, such as "trainer (pid 12)".
-        amounts: amounts that it holds.
+        amounts: amounts that it uses.
     """
 
     who: str
@@ -346,13 +346,13 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Place that can serve a request: the machine, or one bundle of a placement group.
+    """Machine, or bundle of a placement group, that can serve a request.
 
     Attributes:
         name: "" for the machine, else its name in messages, such as "bundle 0".
         existing: total amounts.
         ledger: free amounts.
-        holders: holders of the other amounts.
+        holders: users of the amounts that are not free.
     """
 
     name: str = ""
@@ -366,9 +366,9 @@ class Wait:
     """Explanation of a request's wait.
 
     Attributes:
-        lacking: names of resources that are missing in any place that could serve the request.
-        holders: descriptions of their holders.
-        reasons: complete explanation, in sentences.
+        lacking: names of resources that are missing in any room that could serve the request.
+        holders: descriptions of the users of these resources.
+        reasons: sentences that explain the wait completely.
     """
 
     lacking: list[str] = field(default_factory=list)
@@ -381,8 +381,8 @@ def explain_wait(ask: Demand, rooms: Sequence[Room], before: Sequence[Demand] = 
 
     Args:
         ask: the request.
-        rooms: places that can serve the request; empty if its placement group is not reserved.
-        before: earlier requests, in order; only requests for the same kinds of resources count.
+        rooms: rooms that can serve the request; empty if its placement group is not reserved.
+        before: earlier requests in order, of which only requests for the same kinds of resources count.
     """
     if not rooms:
         return Wait(reasons=["its placement group is not reserved yet"])

@@ -1,4 +1,4 @@
-"""References to values, and the generators that yield them."""
+"""References to values, and generators of references."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Uncopied:
 
 
 class ObjectRef(Uncopied, Generic[T_co]):
-    """Reference to a value that exists or will exist; pass it to `get`, to `wait`, or to a call.
+    """Reference to a present or future value. A reference can be passed to `get`, to `wait` or to a call.
 
-    References are equal if they refer to the same value, in whatever process they are. Pickling a reference
-    by hand, into a file for example, waits for the value and includes it. The unpickled reference refers to a
-    copy of the value, even in another session.
+    References are equal if they refer to the same value, even in different processes. When user code pickles
+    a reference, for example into a file, the pickle waits for the value and includes it. The unpickled
+    reference refers to a copy of the value, even in another session.
 
     Attributes:
         id: number that is unique among all references of a session.
@@ -70,37 +70,38 @@ class ObjectRef(Uncopied, Generic[T_co]):
         raise TypeError("an ObjectRef is not its value yet: use trainkit.get(ref)")
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        """Wait for the value on an event loop, as in `await ref`; raise the errors of `get`."""
+        """Wait for the value on an event loop, as in `await ref`. Raise the errors of `get`."""
         return self.as_future().__await__()
 
     @abstractmethod
     def future(self, into: Future[Any] | None = None) -> Future[T_co]:
-        """Return a future for the value; an error of `get` becomes the future's exception.
+        """Return a future for the value. An error of `get` becomes the future's exception.
 
         Args:
-            into: a running future to settle instead of a new one. Its callbacks must not block.
+            into: running future to settle instead of a new future. Its callbacks must not block.
         """
 
     def as_future(self) -> asyncio.Future[T_co]:
-        """Return an asyncio future for the value, on the running event loop; `await` uses it."""
-        import asyncio  # takes a tenth of a second, but who has an event loop has imported it
+        """Return an asyncio future for the value, on the running event loop. `await` uses this method."""
+        import asyncio  # takes a tenth of a second, unless it was imported for the event loop
 
         return asyncio.wrap_future(self.future())
 
 
 class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIterator[ObjectRef[T_co]]):
-    """Generator of references to the values that a remote generator yields, each as soon as it exists.
+    """Generator of references to values of a remote generator. Each reference is yielded when its value
+    exists.
 
     `for ref in generator` and `async for ref in generator` wait for the next value. If the remote generator
-    raises, or its process dies, one last reference follows, whose `get` raises that error.
+    raises or its process dies, `get` of one last reference raises the error.
 
-    The remote generator does not wait for its reader: its values are kept until they are taken. It is stopped
-    when this object is dropped, unless `completed` was called.
+    The remote generator does not wait for its reader, as its values are kept until they are taken. The remote
+        generator is stopped when this object is garbage-collected, unless `completed` was called.
     """
 
     @abstractmethod
     def __next__(self) -> ObjectRef[T_co]:
-        """Return the next value's reference, which is done; raise StopIteration after the last."""
+        """Return the reference to the next value, which exists. Raise StopIteration after the last value."""
 
     @abstractmethod
     async def __anext__(self) -> ObjectRef[T_co]:
@@ -108,11 +109,11 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
 
     @abstractmethod
     def upcoming(self) -> ObjectRef[Any]:
-        """Return a reference that is done once the next value, or the end, exists; it takes no value."""
+        """Return a reference that is done once the next value exists or the generator ends. Take no value."""
 
     @abstractmethod
     def completed(self) -> ObjectRef[None]:
-        """Return a reference that is done once the remote generator has ended; its `get` raises its error."""
+        """Return a reference that is done when the remote generator has ended. Its `get` raises any error."""
 
     @abstractmethod
     def hex(self) -> str:
@@ -129,9 +130,9 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
 
 
 class DynamicObjectRefGenerator:
-    """Value of a call with `num_returns="dynamic"`: references to the values that the function yielded.
+    """Result of a call with `num_returns="dynamic"`, with references to the values that the function yielded.
 
-    If the function raised, the last reference is that failure. Each reference is handed out once.
+    If the function raised, `get` of the last reference raises that failure. Each reference is yielded once.
     """
 
     def __init__(self, refs: Iterable[ObjectRef[Any]]) -> None:
@@ -151,7 +152,7 @@ class DynamicObjectRefGenerator:
         put: Callable[[Any], ObjectRef[Any]],
         failed: Callable[[Exception], ObjectRef[Any]],
     ) -> DynamicObjectRefGenerator:
-        """Run a generator to its end; store its values with `put`, and its error with `failed`."""
+        """Run a generator to its end. Store its values with `put`, and its error with `failed`."""
         refs: list[ObjectRef[Any]] = []
         try:
             refs.extend(map(put, items))

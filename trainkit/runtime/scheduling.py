@@ -47,10 +47,10 @@ class PlacementGroup:
     """Reservation of bundles, made by `placement_group` and used by `.options(placement_group=)`.
 
     Attributes:
-        id: id of the reservation in the session; groups with equal ids are equal.
+        id: id of the reservation in the session. Groups with equal ids are equal.
         bundle_specs: requested bundles, in order.
-        strategy: placement strategy; None if unknown, because on one machine it makes no difference to a
-            reserved group.
+        strategy: placement strategy; None if unknown, as it does not matter for a reserved group on one
+            machine.
         name: name for `get_placement_group`; "" if unnamed.
     """
 
@@ -63,7 +63,7 @@ class PlacementGroup:
         self.bundle_specs: list[dict[str, float]] = [dict(bundle) for bundle in bundles]
 
     def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Return True once all bundles are reserved, False if `timeout_seconds` passed before."""
+        """Return True once all bundles are reserved, False if `timeout_seconds` passes first."""
         return engine().await_group(self.id, timeout_seconds)
 
     def ready(self) -> ObjectRef[Any]:
@@ -71,7 +71,7 @@ class PlacementGroup:
         return engine().group_ref(self.id)
 
     def require_room(self, request: Bundle, index: int) -> None:
-        """Raise InfeasibleError if no bundle, or not bundle `index`, could ever hold `request`."""
+        """Raise InfeasibleError if bundle `index`, or any bundle for -1, can never provide `request`."""
         bundles = self.bundle_specs if index < 0 else [self.bundle_specs[index]]
         if not any(
             all(amount <= bundle.get(name, 0) for name, amount in request.items()) for bundle in bundles
@@ -137,11 +137,11 @@ def require_one_node(bundles: Sequence[Bundle], strategy: str) -> None:
 
 
 def captured(placement: Placement, own: tuple[PlacementGroupId, list[Bundle]] | None) -> Placement:
-    """Return the placement of something that a process starts.
+    """Return the final placement of a task or actor that a process starts.
 
     Args:
         placement: requested placement.
-        own: group of the requesting process and its bundles; None if it is in no group.
+        own: placement group of the requesting process, with its bundles; None outside a group.
 
     Raises:
         InfeasibleError: the group captures the request, and no bundle is large enough for it.
@@ -158,11 +158,11 @@ class PlacementGroupSchedulingStrategy:
     """Strategy to take resources from a placement group.
 
     Args:
-        placement_group: the group. None takes them from the machine, even if the process's own group captures
-            its children.
+        placement_group: the group. None takes resources from the machine, even if the process's own group
+            captures its children.
         placement_group_bundle_index: index of the bundle to use; -1 means any bundle that fits.
-        placement_group_capture_child_tasks: children of the task or actor run in the same group by default;
-            default False.
+        placement_group_capture_child_tasks: True if children of the task or actor run in the same group by
+            default. None means False.
     """
 
     placement_group: PlacementGroup | None
@@ -172,22 +172,22 @@ class PlacementGroupSchedulingStrategy:
 
 @dataclass(frozen=True)
 class NodeAffinitySchedulingStrategy:
-    """Strategy to run on one node, whose id `nodes()` and `get_runtime_context().get_node_id()` return.
+    """Strategy to run on one node. `nodes()` and `get_runtime_context().get_node_id()` return node ids.
 
     Args:
-        node_id: id in hexadecimal digits.
-        soft: if the node does not exist, run anywhere instead of raising.
+        node_id: id of the node in hexadecimal digits.
+        soft: True to run on any node, instead of raising, if the node does not exist.
     """
 
     node_id: str
     soft: bool
 
     def require_node(self) -> None:
-        """Raise an error if work started here would run on another node.
+        """Raise an error if a task or actor might run on a different node.
 
         Raises:
             InfeasibleError: the node does not exist.
-            ConfigError: the session has several nodes, and none can be chosen by its id.
+            ConfigError: the session has several nodes, which can't be chosen by their ids.
         """
         if self.soft:
             return
@@ -214,7 +214,7 @@ SchedulingStrategy = (
 
 
 def checked_strategy(strategy: SchedulingStrategy) -> SchedulingStrategy:
-    """Return `strategy`; raise ConfigError if it is invalid, InfeasibleError if its node is missing."""
+    """Return `strategy`. Raise ConfigError if it is invalid, InfeasibleError if its node is missing."""
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         strategy.require_node()
         return strategy

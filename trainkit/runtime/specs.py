@@ -1,4 +1,4 @@
-"""Frozen values that the public functions pass to an engine."""
+"""Values that the public functions pass to an engine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Arity(NamedTuple):
     """Arguments that a function takes.
 
     Attributes:
-        least: number of positional arguments that suffice without others.
-        most: largest number of positional arguments. If a keyword-only argument is required, no number lies
-            between `least` and `most`.
+        least: smallest number of positional arguments that is sufficient without keyword arguments.
+        most: largest number of positional arguments. If a keyword-only argument is required, `least` is
+            larger than `most`.
         places: names of the positional arguments, in order.
         required: number of `places` without a default.
         nameless: number of `places` that are positional-only.
         names: names of the keyword-only arguments.
-        required_names: those of `names` that have no default.
-        any_name: True if arguments of any other name are accepted.
+        required_names: names of the keyword-only arguments without a default.
+        any_name: True if keyword arguments of other names are accepted.
     """
 
     least: int
@@ -35,7 +35,7 @@ class Arity(NamedTuple):
     any_name: bool = False
 
     def require(self, function: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise the TypeError of a direct call if the arguments don't fit.
+        """Raise the TypeError that a direct call would raise if the arguments don't fit.
 
         Args:
             function: name of the function.
@@ -70,9 +70,8 @@ def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
     """Return the arguments that `function` takes; ANY if it has no signature.
 
     Args:
-        function: function to be called. The signature of a decorator's wrapper counts, not that of the
-            wrapped function.
-        bound: the first argument is the object of the method, and is left out.
+        function: function to be called. For a decorated function, the signature of the wrapper counts.
+        bound: True if the first argument is the object of the method, which is left out.
     """
     try:
         parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
@@ -98,10 +97,10 @@ def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementGroupId:
-    """Reference to a reserved list of bundles, and to one of them; bundle None means any that fits.
+    """Reference to a placement group and to one of its bundles. None means any bundle that fits.
 
     Attributes:
-        capture: tasks and actors started there also start their own children there, unless told otherwise.
+        capture: True if tasks and actors in the group also start their children there by default.
     """
 
     group: int
@@ -115,12 +114,12 @@ class Placement:
 
     Attributes:
         resources: amounts by canonical name, see `trainkit.resources.normalize`; "memory" in bytes.
-        group: reserved bundle that provides the resources; None means the machine.
-        env: variables to add to the driver's before user code runs.
+        group: placement group that provides the resources; None means the machine.
+        env: environment variables to add to the driver's variables before user code runs.
         cwd: folder to run in; None means the requester's folder.
-        outside: do not use the requester's placement group, even if that group captures its children.
-        spread: prefer a node with little load; no effect on one machine.
-        labels: conditions on the node's labels, see `placement.Condition`.
+        outside: True to use the machine, even if the requester's placement group captures its children.
+        spread: True to prefer a node with little load; no effect on one machine.
+        labels: conditions on the node's labels, see `trainkit.runtime.labels.Condition`.
         soft_labels: conditions that the node should meet if possible.
     """
 
@@ -135,21 +134,21 @@ class Placement:
 
 
 STREAMING = -1
-"""Number of results that means: as many as the function yields, one by one through a generator."""
+"""Special number of results for as many results as the function yields, one by one through a generator."""
 
 DYNAMIC = -2
-"""Number of results that means: one, which is a generator of references to the yielded values."""
+"""Special number of results for one result, which is a generator of references to the yielded values."""
 
 
 @dataclass(slots=True)
 class TaskSpec:
-    """One call of a function in another process. It must not be changed.
+    """Call of a function in another process. A TaskSpec must not be changed.
 
-    Every call makes one. A plain dataclass is faster to make than a named tuple or a frozen dataclass.
+    Every call makes a TaskSpec, and a plain dataclass is faster to make than a named tuple or a frozen one.
 
     Attributes:
         num_returns: number of references that the call returns, or STREAMING or DYNAMIC.
-        max_retries: number of retries after its process died; -1 means no limit.
+        max_retries: number of retries after the task's process died; -1 means no limit.
         retry_exceptions: also retry after an exception: True for any, or one of these classes.
         max_calls: number of runs of the function after which the worker ends; 0 means never.
     """
@@ -167,7 +166,7 @@ class TaskSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodSpec:
-    """Way in which an actor's method is called.
+    """Options of calls of an actor's method.
 
     Attributes:
         num_returns: number of references that a call returns, or STREAMING or DYNAMIC.
@@ -175,7 +174,7 @@ class MethodSpec:
         max_task_retries: number of retries of a call that the actor's death interrupted, or that raised an
             exception in `retry_exceptions`; -1 means no limit; None means the actor's option.
         retry_exceptions: also retry after an exception: True for any, or one of these classes.
-        is_plain: True if all options have their defaults, and a call returns one reference.
+        is_plain: True if all options have their defaults and a call returns one reference.
         name: name of a call, shown to the call itself and in Ray's listings; None means "Class.method".
         arity: arguments that the method takes.
     """
@@ -198,7 +197,7 @@ class Interface:
     """Name and methods of an actor, for its handles.
 
     Attributes:
-        name: name of the class, or its replacement in errors and logs.
+        name: name of the class, or the name that replaces it in errors and logs.
         methods: the methods by name.
         is_async: True if the class has `async def` methods.
     """
@@ -210,10 +209,10 @@ class Interface:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """Name under which others find an actor, and whether it outlives its creator.
+    """Name under which other processes find an actor, and its lifetime.
 
     Attributes:
-        namespace: namespace of the name; None means the session's.
+        namespace: namespace of the name; None means the session's namespace.
     """
 
     name: str
@@ -236,9 +235,9 @@ class Concurrency:
     """Limits on the concurrent calls of an actor.
 
     Attributes:
-        max_concurrency: limit for methods in no group; None means 1, or 1,000 for a class with `async def`
-            methods.
-        groups: limit for each group of methods, by the group's name.
+        max_concurrency: limit for methods without a group; None means 1, or 1,000 for a class with `async
+            def` methods.
+        groups: limits for groups of methods, by group name.
     """
 
     max_concurrency: int | None = None
@@ -252,11 +251,11 @@ class Concurrency:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSpec:
-    """Actor to be made: one object in its own process.
+    """Request for an actor, which is one object in its own process.
 
     Attributes:
-        max_restarts: number of restarts after its process died; -1 means no limit.
-        max_task_retries: number of retries of a call that its death interrupted; -1 means no limit.
+        max_restarts: number of restarts after the actor's process died; -1 means no limit.
+        max_task_retries: number of retries of a call that the actor's death interrupted; -1 means no limit.
         registration: name of the actor; None if only its handles can reach it.
     """
 
@@ -282,17 +281,17 @@ class SessionSpec:
 
     Attributes:
         totals: all resources, with "memory" in bytes.
-        namespace: namespace of its named actors.
+        namespace: namespace of the session's named actors.
         labels: labels of this machine.
-        log_to_driver: show the output of workers in the driver.
+        log_to_driver: True to show the output of workers in the driver.
         preload: modules to import before workers are forked.
-        environment: variables for all workers, in addition to the driver's.
-        working_dir: folder in which workers run; None means the driver's.
-        object_store_bytes: limit for large objects; None means three tenths of the memory.
+        environment: environment variables for all workers, in addition to the driver's variables.
+        working_dir: folder in which workers run; None means the driver's folder.
+        object_store_bytes: memory limit for large objects; None means three tenths of the machine's memory.
         object_spilling_directory: folder for objects that do not fit in memory; None means a default folder
             on disk, False turns spilling off.
-        address: address of the cluster, for an engine that joins one.
-        extra: arguments for one engine only, such as those of Ray's dashboard.
+        address: address of the cluster, for an engine that joins a cluster.
+        extra: arguments for one engine only, such as arguments for Ray's dashboard.
     """
 
     totals: Mapping[str, float]
@@ -310,7 +309,7 @@ class SessionSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhereAmI:
-    """Position of a process in the session; ids are hexadecimal.
+    """Position of a process in the session. Ids are hexadecimal.
 
     Attributes:
         job_id: id of the program that started the session.

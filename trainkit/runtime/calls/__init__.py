@@ -1,1 +1,1 @@
-"""Calls as users make them: functions, methods, options, results and the context of a running call."""
+"""Remote functions, methods, their options and results, and the context of a running call."""

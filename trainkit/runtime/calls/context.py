@@ -1,4 +1,4 @@
-"""Context of a running call: ids of its node, worker, actor and task."""
+"""Context of a running call, with the ids of its node, worker, actor and task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RuntimeContext:
         self.was_current_actor_reconstructed = where.was_restarted
 
     def get(self) -> dict[str, Any]:
-        """Return the ids and the namespace; the task's and the actor's id only inside a task or an actor."""
+        """Return the ids and the namespace. The ids of task and actor are missing outside a task or actor."""
         found = {
             "job_id": self.job_id,
             "node_id": self.node_id,
@@ -65,7 +65,7 @@ class RuntimeContext:
         return self._where.task_name
 
     def is_canceled(self) -> bool:
-        """Return True if the call that runs this code was cancelled, so that the call can end early.
+        """Return True if the call that runs this code was cancelled and should end early.
 
         Only methods of actors need to check, because cancelling does not interrupt them as it interrupts
         tasks.
@@ -83,7 +83,7 @@ class RuntimeContext:
         return None if group is None else group.hex()
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """Return the resources that this process holds, by name."""
+        """Return the resources that are reserved for this process, by name."""
         held = self._where.resources
         return {name: float(amount) for name, amount in held.items()}
 
@@ -136,11 +136,11 @@ class RuntimeContext:
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
-        """True if tasks and actors started here use this process's own placement group."""
+        """True if tasks and actors that this process starts use its own placement group."""
         found = engine().current_group()
         return found is not None and found[0].capture
 
 
 def get_runtime_context() -> RuntimeContext:
-    """Return the position of the calling code: ids of its node, worker, actor and task."""
+    """Return the context of the calling code, with the ids of its node, worker, actor and task."""
     return RuntimeContext(engine().where_am_i())

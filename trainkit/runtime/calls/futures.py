@@ -24,11 +24,11 @@ _KEPT_IDLE = 2
 
 
 class Callbacks:
-    """Threads that run callbacks for a thread that must not block, such as the pump.
+    """Threads that run callbacks for a thread that must not block, such as the background thread.
 
-    One thread runs the callbacks in order, and another one stands by. The standby thread joins in when the
-    running callbacks seem blocked, perhaps by each other: no callback has begun for a while. This while is
-    longer if more callbacks are running. The threads end when no callback is expected any more.
+    One thread runs the callbacks in order, and a second thread stands by. The standby thread joins in when
+    the running callbacks seem blocked, perhaps by each other, because no callback has begun for a while. This
+    time is longer if more callbacks are running. The threads end when no callback is expected any more.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Callbacks:
                 raise
 
     def forgo(self) -> None:
-        """Expect one callback fewer."""
+        """Reduce the number of expected callbacks by one."""
         with self._changed:
             self._forgo()
 
@@ -63,7 +63,7 @@ class Callbacks:
         with self._changed:
             self._due.append(callback)
             self._try_to_stand_by()
-            if len(self._due) == 1:  # otherwise, a thread is already looking at the queue
+            if len(self._due) == 1:  # else a thread is already looking at the queue
                 self._changed.notify()
 
     def _forgo(self) -> None:
@@ -100,7 +100,7 @@ class Callbacks:
             self._idle -= 1
 
     def _await_turn(self) -> bool:
-        """Wait until this thread is needed; return False if no callback is expected any more."""
+        """Wait until this thread is needed. Return False if no callback is expected any more."""
         while self._expected:
             if not self._due:
                 self._changed.wait()
@@ -128,10 +128,10 @@ class Callbacks:
 
 
 def ref_future(pump: BackgroundThread, callbacks: Callbacks) -> Future[Any]:
-    """Return a future that the thread of `pump` settles.
+    """Return a future that the background thread `pump` settles.
 
-    `callbacks` runs its callbacks. In the pump's thread, a callback that waits for a reference would keep the
-    pump from reading the answer.
+    `callbacks` runs the future's callbacks. In the background thread, a callback that waits for a reference
+    would keep that thread from reading the answer.
     """
     future: Future[Any] = _ref_future_class()(pump, callbacks)
     return future

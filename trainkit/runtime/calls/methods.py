@@ -1,4 +1,4 @@
-"""Methods of an actor's object by name, and the methods of every actor."""
+"""Lookup of an actor's methods by name, and built-in methods of every actor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
 BUILT_IN: Mapping[str, specs.MethodSpec] = {
     name: specs.MethodSpec(arity=specs.arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
 }
-"""Methods of every actor: check that it is running, call a function with its object, and end it."""
+"""Methods of every actor, which check that it runs, call a function with its object, and end the actor."""
 
 
 def method_of(instance: Any, name: str) -> Callable[..., Any]:

@@ -62,16 +62,18 @@ def method(
 ) -> Any:
     """Set how a method of a remote class is called, as a decorator with or without options.
 
-    Without options, it only informs type checkers: they check the arguments of the method's `.remote(...)`
-    and know the type of the returned reference. Inside the class, the method is called as usual.
+    Without options, the decorator only informs type checkers, which then check the arguments of the method's
+        `.remote(...)` and know the type of the returned reference. Inside the class, the method is called as
+        usual.
 
     Args:
         function: the method, if the decorator is used without parentheses.
         num_returns: number of references that a call returns; see `Options.num_returns`.
         concurrency_group: group of `concurrency_groups` in which the method runs.
         max_task_retries: see `Options.max_task_retries`; None uses the actor's value.
-        retry_exceptions: also retry a call that raises: True for any exception, or a list of classes.
-        enable_task_events: no effect; the events that it controls in Ray are not recorded here.
+        retry_exceptions: exceptions after which a call is retried too; True for any exception, or a list of
+            classes.
+        enable_task_events: no effect, as the events that it controls in Ray are not recorded here.
 
     Raises:
         ConfigError: the argument is not a method, or `num_returns` is invalid.
@@ -90,7 +92,7 @@ def method(
 
 
 def retried(kinds: bool | Sequence[type[BaseException]]) -> bool | tuple[type[BaseException], ...]:
-    """Return `retry_exceptions` in the form that a call carries; raise ArgumentTypeError if it is invalid."""
+    """Return `retry_exceptions` as a bool or tuple for a call. Raise ArgumentTypeError if it is invalid."""
     if isinstance(kinds, bool):
         return kinds
     if not isinstance(kinds, Sequence) or not all(
@@ -106,7 +108,7 @@ def is_generator(function: Any) -> bool:
 
 
 def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, generator: bool) -> int:
-    """Return `num_returns` as a number; STREAMING or DYNAMIC mean as many results as the function yields."""
+    """Return `num_returns` as a number. STREAMING and DYNAMIC mean as many results as the function yields."""
     if num_returns is None:
         return specs.STREAMING if generator else 1
     if num_returns == "streaming":
@@ -121,7 +123,7 @@ def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, gen
 
 
 def _takes_self(cls: type, name: str) -> bool:
-    """Return True if a method takes the object as its first argument, because it is not bound to it."""
+    """Return True if a method is a plain function, which takes the object as its first argument."""
     return inspect.isfunction(inspect.getattr_static(cls, name))
 
 
@@ -131,7 +133,7 @@ def has_async_init(cls: Any) -> bool:
 
 
 def interface_of(cls: type, label: str) -> specs.Interface:
-    """Return the interface of `cls` for its handles."""
+    """Return the interface of `cls` for handles of its actors."""
     methods = {}
     is_async = has_async_init(cls)
     for name, function in inspect.getmembers(cls, callable):
@@ -167,7 +169,7 @@ _NOT_HERE = {
     "max_pending_calls": "to keep at most n calls under way, take one of n by "
     "wait(refs, num_returns=1) before the next",
 }
-"""Options of Ray that are not supported, and the alternative to each."""
+"""Options of Ray that are not supported, with an alternative to each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,29 +177,29 @@ class Options:
     """Options of a remote function or class.
 
     Attributes:
-        num_cpus: CPUs held while running; None means 1 for a task and 0 for an actor. The worker's thread
+        num_cpus: number of CPUs reserved; None means 1 for a task and 0 for an actor. The worker's thread
             pools get this size.
-        num_gpus: GPUs held, as a whole number or a fraction of one GPU.
-        memory: bytes held, which is also a limit: a worker is ended when it and its descendants hold more
+        num_gpus: number of GPUs reserved, a whole number or a fraction of one GPU.
+        memory: bytes reserved, which is also a limit. A worker is ended when it and its descendants use more
             unshared memory.
         resources: custom resources by name, as declared in `init(resources=)`.
-        num_returns: for tasks. Number of references that one call returns; the function then returns a
-            sequence, or yields values, of that number. With 0, `.remote()` returns None. "streaming" returns
-            a generator of references. "dynamic" returns one reference to a generator of references, which is
-            ready when the function has ended. None means "streaming" for generator functions and 1 for
-            others.
+        num_returns: for tasks. Number of references that one call returns. The function must then return a
+            sequence of that length or yield that number of values. With 0, `.remote()` returns None.
+            "streaming" returns a generator of references. "dynamic" returns one reference to a generator of
+            references, which is ready when the function has ended. None means "streaming" for generator
+            functions and 1 for others.
         max_retries: for tasks. Number of retries after the task's process died, or after an exception that
             `retry_exceptions` names; -1 means no limit.
-        retry_exceptions: for tasks. Also retry a task that raises: True for any exception, or a list of
-            classes.
-        max_calls: for tasks. A worker ends after this number of runs of the function; 0 means never. None
-            means 1 for tasks with GPUs, so that GPU memory is free after the task, and 0 for others.
+        retry_exceptions: for tasks. Exceptions after which the task is retried too; True for any exception,
+            or a list of classes.
+        max_calls: for tasks. Number of runs of the function after which its worker ends; 0 means no limit.
+            None means 1 for tasks with GPUs, so that GPU memory is free after the task, and 0 for others.
         name: for tasks: name shown in errors, logs and state listings. For actors: name for `get_actor`,
             unique among the living actors of the namespace.
         label: for actors. Name shown in errors and logs instead of the class's name.
-        namespace: for named actors; None means the session's namespace.
+        namespace: for named actors. Namespace of the name; None means the session's namespace.
         lifetime: for actors. "detached" keeps the actor after its handles and its program are gone.
-        get_if_exists: for named actors. `.remote()` returns the existing actor of that name, if any.
+        get_if_exists: for named actors. True if `.remote()` returns the existing actor of that name, if any.
         max_restarts: for actors. Number of restarts after the process died; -1 means no limit.
         max_task_retries: for actors. Number of retries of a call that the actor's death interrupted, or that
             raised an exception in the method's `retry_exceptions`; -1 means no limit.
@@ -208,8 +210,8 @@ class Options:
         env: environment variables to add for the process.
         runtime_env: Ray's form of `env`, {"env_vars": {...}}, with "working_dir" for the folder to run in.
         scheduling_strategy: "DEFAULT", "SPREAD", or an object of `trainkit.util.scheduling_strategies`.
-        label_selector: required labels of the node, such as {"region": "eu"}; "!eu" requires another value,
-            "in(eu,us)" one of several. See `init(labels=)`.
+        label_selector: required labels of the node, such as {"region": "eu"}. "!eu" requires a different
+            value, and "in(eu,us)" one of several values. See `init(labels=)`.
         placement_group: group that provides the resources; None takes them from the machine.
         placement_group_bundle_index: bundle of the group to use; -1 means any bundle that fits.
     """
@@ -340,11 +342,11 @@ class Options:
         return specs.Concurrency(max_concurrency=self.max_concurrency, groups=dict(self.concurrency_groups))
 
     def retries(self) -> bool | tuple[type[BaseException], ...]:
-        """Return `retry_exceptions` in the form that a call carries."""
+        """Return `retry_exceptions` as a bool or a tuple, for a call."""
         return retried(self.retry_exceptions)
 
     def updated(self, changes: Mapping[str, Any], *, foreign: frozenset[str] = frozenset()) -> Options:
-        """Return a copy with `changes`; raise ConfigError that names an unknown option.
+        """Return a copy with `changes`. Raise ConfigError that names an unknown option.
 
         Args:
             changes: options by name.

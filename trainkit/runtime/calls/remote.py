@@ -139,7 +139,7 @@ class ActorMethod:
         return ActorMethod(self._actor, self._name, spec)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Send a call. Calls run in the order sent, one at a time unless the class allows more."""
+        """Send a call. Calls run one at a time in the order sent, unless the class allows concurrency."""
         arity = self._spec.arity
         if kwargs or not arity.least <= len(args) <= arity.most:
             arity.require(self._name, args, kwargs)
@@ -165,7 +165,7 @@ class ActorHandle:
         self._interface = interface
 
     def __getattr__(self, name: str) -> ActorMethod:
-        # Python calls this only for names missing in __dict__, so each method is made once.
+        # Python calls this only for names missing in `__dict__`, so each ActorMethod is made once.
         interface = self.__dict__.get("_interface")
         spec = None if interface is None else interface.methods.get(name) or BUILT_IN.get(name)
         if spec is None:
@@ -238,7 +238,7 @@ class ActorClass(Generic[T]):
         return ActorClass(self._cls, self._options.updated(changes, foreign=TASKS_ONLY), known=self)
 
     def remote(self, /, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Request an actor; return its handle at once, before its process has started."""
+        """Request an actor and return its handle at once, before the actor's process has started."""
         options, methods = self._options, self._interface.methods
         unknown = {each.concurrency_group for each in methods.values()} - {None, *options.concurrency_groups}
         if unknown:

@@ -1,4 +1,4 @@
-"""Results of calls: several values at once, and streams of values."""
+"""Results of calls that return several values or a stream of values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainkit.runtime.failures import ResultCountError
 
 
 def require_iterator(result: Any, where: str, num_returns: str = "streaming") -> Any:
-    """Return `result`; raise ConfigError if it is not an iterator."""
+    """Return `result`. Raise ConfigError if it is not an iterator."""
     if isinstance(result, (Iterator, AsyncIterator)):
         return result
     raise ConfigError(
@@ -22,11 +22,11 @@ def require_iterator(result: Any, where: str, num_returns: str = "streaming") ->
 def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
     """Return `result` as `num_returns` values; for 0, return one dummy value.
 
-    A generator runs only as values are taken, so the first values exist even if a later one raises.
+    A generator runs only as values are taken, so its first values exist even if it raises later.
 
     Raises:
-        ResultCountError: `result` has another number of values. For an iterator, this is raised during
-            iteration.
+        ResultCountError: `result` has a different number of values. For an iterator, the error is raised
+            during iteration.
     """
     if num_returns == 1:
         return (result,)
@@ -61,7 +61,7 @@ def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
 
 
 async def drained(items: AsyncIterator[Any], most: int) -> Iterator[Any]:
-    """Take up to `most` items, or all if `most` is negative; an error is raised after the last of them."""
+    """Take up to `most` items, or all if `most` is negative. Raise any error after the last taken item."""
     taken: list[Any] = []
     failure: Exception | None = None
     try:

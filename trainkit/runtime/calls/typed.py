@@ -4,9 +4,9 @@ A call's arguments are checked like those of the plain call. Each of the first e
 also be a reference to a value of its type. The result is the referenced value: the awaited value of an `async
 def`, or the yielded values of a generator. The types work as follows:
 
-- `Remote[F]` holds a function type. Its parameters are those of the call, and its return type is the result
-  of `.remote()`. One list of overloads thus serves functions, classes and methods. Overload number n takes n
-  arguments that may be references, and the rest unchanged.
+- `Remote[F]` has a function type as its parameter. `F` has the parameters of the call, and returns the result
+of `.remote()`. One list of overloads thus serves functions, classes and methods. Overload number n takes n
+arguments that may be references, and further arguments unchanged.
 - For a checker, the handle of an actor is an instance of the class whose marked methods have a `.remote`.
   This keeps their types, since Python can't express "each method of T, but remote". An unmarked method has no
   `.remote` there: mark it, or declare the handle as `Any`.
@@ -43,11 +43,11 @@ A7 = TypeVar("A7")
 
 
 class Unknown:
-    """Return type that no function has; an overload with it matches only functions that return `Any`."""
+    """Return type that no function has. Overloads with this type match only functions that return `Any`."""
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options of both functions and classes; see `Options`."""
+    """Options that functions and classes have in common; see `Options`."""
 
     num_cpus: float | None
     num_gpus: float | None
@@ -105,7 +105,7 @@ class CallOptions(MethodOptions, total=False):
 
 
 class Remote(Protocol[F_co]):
-    """Anything that has a `.remote(...)`."""
+    """Type of objects with a method `.remote(...)`."""
 
     @overload
     def remote(self: Remote[Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -218,7 +218,7 @@ class TypedActorClass(Remote[F_co], Protocol[F_co]):
 
 
 class Method(Remote[F_co], Protocol[F_co, Plain_co]):
-    """Marked method: a handle calls it by `.remote(...)`, the class itself calls it plainly."""
+    """Type of a marked method, which handles call by `.remote(...)` and the class calls directly."""
 
     def __call__(self: Method[Any, Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
 

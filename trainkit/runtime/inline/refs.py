@@ -110,7 +110,7 @@ class InlineStream(ObjectRefGenerator[Any]):
         return f"{self._id:016x}"
 
     def cancel(self, error: Exception | None = None) -> None:
-        """End the generator where it stands; its last reference is `error`, or TaskCancelledError."""
+        """End the generator at its current `yield`. Its last reference raises `error` or a cancellation."""
         if self._over:
             return
         outcome = self._run(self._close)
