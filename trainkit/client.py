@@ -152,8 +152,7 @@ class Experiment:
         return self.command("stop", trial=trial)
 
     def pause(self, trial: str | None = None) -> Answer:
-        """Pause a trial until it is resumed. Without a trial id, pause the experiment, so that no more trials
-        start.
+        """Pause a trial until it is resumed. Without a trial id, pause the start of further trials.
 
         A running trial is paused at its next report, and later resumes from that report's checkpoint. When
         the whole experiment is paused, running trials that cannot save a checkpoint continue to their end.

@@ -56,8 +56,7 @@ def without_collection() -> Iterator[None]:
 
 
 def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package, made from the imports in its
-    `__init__.pyi`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, made from its `__init__.pyi`.
 
     The stub that type checkers read is thus the only list of a package's names.
     """

@@ -209,8 +209,7 @@ def is_initialized() -> bool:
 
 
 def put(value: T) -> ObjectRef[T]:
-    """Store `value` for other processes, and return a reference. A large value is written to shared memory
-    once.
+    """Store `value` for other processes, in shared memory if it is large, and return a reference.
 
     Raises:
         SerializationError: the value can't be pickled. The message names the part at fault.

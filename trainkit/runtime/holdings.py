@@ -63,9 +63,10 @@ def register(owner: Any, amounts: Callable[[], Bundle], close: Callable[[], None
     """Record that resources are reserved for an object while the object exists.
 
     Args:
-        owner: the object that the user has.
-        amounts: function that returns the amounts it holds now; must refer to the owner only weakly.
-        close: method of the owner that frees them, named in messages; must refer to the owner only weakly.
+        owner: object that the user has.
+        amounts: function that returns the amounts reserved now. It must refer to the owner only weakly.
+        close: method of the owner that frees the resources, named in messages. It must refer to the owner
+            only weakly.
     """
     place = place_of(_user_frame())
     _holdings.append(Holding(weakref.ref(owner), place, amounts, close))

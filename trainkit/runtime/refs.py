@@ -15,7 +15,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Uncopied:
-    """Base of objects that refer to something elsewhere; copying them returns the same object."""
+    """Base of objects that refer to remote values or actors. Copying one returns the object itself."""
 
     __slots__ = ()
 
@@ -89,8 +89,7 @@ class ObjectRef(Uncopied, Generic[T_co]):
 
 
 class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIterator[ObjectRef[T_co]]):
-    """Generator of references to values of a remote generator. Each reference is yielded when its value
-    exists.
+    """Generator of references to values of a remote generator, each yielded when its value exists.
 
     `for ref in generator` and `async for ref in generator` wait for the next value. If the remote generator
     raises or its process dies, `get` of one last reference raises the error.

@@ -198,7 +198,8 @@ class Options:
             unique among the living actors of the namespace.
         label: for actors. Name shown in errors and logs instead of the class's name.
         namespace: for named actors. Namespace of the name; None means the session's namespace.
-        lifetime: for actors. "detached" keeps the actor after its handles and its program are gone.
+        lifetime: for actors. "detached" keeps the actor after its last handle is gone and its program has
+            ended.
         get_if_exists: for named actors. True if `.remote()` returns the existing actor of that name, if any.
         max_restarts: for actors. Number of restarts after the process died; -1 means no limit.
         max_task_retries: for actors. Number of retries of a call that the actor's death interrupted, or that

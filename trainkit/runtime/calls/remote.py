@@ -62,7 +62,7 @@ class RemoteFunction(Generic[P, R]):
         return RemoteFunction(self._function, self._options.updated(changes, foreign=ACTORS_ONLY))
 
     def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Start a call; return one reference, a list of references, or None, depending on `num_returns`."""
+        """Start a call. Return one reference, a list of references, or None, depending on `num_returns`."""
         arity = self._arity
         if kwargs or not arity.least <= len(args) <= arity.most:
             arity.require(self._name, args, kwargs)
@@ -91,7 +91,7 @@ class RemoteFunction(Generic[P, R]):
 
 
 class ActorMethod:
-    """Method of an actor; `.remote(...)` sends a call and returns its reference at once."""
+    """Method of an actor, whose `.remote(...)` sends a call and returns its reference at once."""
 
     __slots__ = ("_actor", "_name", "_spec")
 

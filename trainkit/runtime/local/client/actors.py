@@ -400,7 +400,7 @@ sharing = threading.RLock()
 def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | None:
     """Return this process's open connection to an actor, or None if no such connection has endpoints.
 
-    The caller holds `sharing`.
+    The caller must hold the lock `sharing`.
 
     Args:
         home: the mark of the actor's session.

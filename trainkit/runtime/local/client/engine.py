@@ -178,7 +178,7 @@ class LocalEngine:
         return not self.node.closed
 
     def _environment(self) -> messages.WorkerEnvironment:
-        """Return what new workers inherit from this process, except variables set for this process alone."""
+        """Return the environment that new workers inherit, without variables set only for this process."""
         # The raw bytes are compared, as decoding each variable would take longer than the rest of a request.
         seen: tuple[dict[Any, Any], list[str], list[str]] = (
             dict(getattr(os.environ, "_data", os.environ)),
@@ -193,7 +193,7 @@ class LocalEngine:
                 for name, value in environ.items()
                 if self._own_variables.get(name) != value and name != SESSION_MARK
             }
-            # JSON holds plain strings, so a template need not import the classes of path objects.
+            # JSON contains only plain strings, so a template need not import the classes of path objects.
             known = self._inherited = seen, json.dumps([given, *seen[1:]]).encode()
         preload = session.wanted() | self._asked_preload
         return messages.WorkerEnvironment(known[1], process.working_folder(), preload)

@@ -70,8 +70,7 @@ class NodeProcess:
 
 
 def end_leftovers(folder: Path) -> int:
-    """Kill the processes that outlive a session's node, remove the session's folder, and return the number of
-    killed processes.
+    """Kill the processes that outlive a session's node, remove its folder, and count the killed processes.
 
     Folders that a running driver has linked in the session's folder stay, as the driver may continue in
     another session.

@@ -151,7 +151,7 @@ class WorkerLease(CallConnection):
                 self.retiring |= self.runs[task.definition.id] >= task.max_calls
         try:
             self._send_tasks(tasks)
-        except BaseException:  # the worker has received none of the tasks
+        except BaseException:  # the worker has not received any of the tasks
             self.forget([ref.id for task in tasks for ref in task.refs])
             self.runs.subtract(task.definition.id for task in tasks if task.max_calls)
             self.retiring = retiring

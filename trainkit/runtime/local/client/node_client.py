@@ -26,8 +26,7 @@ _MOST_RETURNS = 1 << 12
 
 
 class Ids:
-    """Source of ids that are unique in the session. A random start makes them differ from earlier sessions'
-    ids.
+    """Source of ids that are unique in the session. By a random start, they differ from other sessions' ids.
 
     Args:
         serial: number of this process in the session.

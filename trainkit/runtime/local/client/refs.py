@@ -141,7 +141,7 @@ def _text_of(failure: Packed) -> str | None:
 
 
 def is_own(cls: type) -> bool:
-    """Return whether a class belongs to trainkit, whose own actors' failures are not reported here."""
+    """Return True if a class belongs to trainkit, which handles failures of its own actors itself."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

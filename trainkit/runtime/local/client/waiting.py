@@ -105,8 +105,7 @@ def await_many(
     guard: InterruptGuard,
     background: BackgroundThread,
 ) -> None:
-    """Wait until `count` of `refs` are completed, for at most `timeout_s`, or until Ctrl-C; check each
-    reference once.
+    """Wait until `count` of `refs` are completed, `timeout_s` has passed, or Ctrl-C. Check each ref once.
 
     Meanwhile the background thread reads the answers, including answers over connections that references are
     attached to later.
@@ -232,8 +231,7 @@ class Waiter:
     def _await_briefly(
         self, refs: Sequence[LocalRef], count: int, deadline: float | None, guard: InterruptGuard
     ) -> bool:
-        """Wait briefly without lending CPUs, as most answers arrive soon. Return True if `count` are
-        completed.
+        """Wait briefly without lending CPUs, as most answers arrive soon; return True if `count` are done.
 
         The CPUs are lent at once if tasks of this process wait for a requested worker, which may need the
         CPUs.

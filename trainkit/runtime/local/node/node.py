@@ -291,8 +291,7 @@ class Node:
         return self._named_actors.has_detached() or self._groups.has_detached()
 
     def _may_stay(self) -> bool:
-        """Write to the session's card that the program has ended, and redirect output to a file. Return False
-        on failure.
+        """Record the program's end in the session's folder, and redirect output to a file; False on failure.
 
         Output is redirected because a reader of the program's output waits until all processes have closed
         it.

@@ -358,8 +358,7 @@ def _row(worker_id: int, class_name: str, registration: Registration | None) -> 
 
 @dataclass(slots=True)
 class PlacementGroupRecord:
-    """Placement group, which is a list of bundles. Each bundle gets its own ledger when the group is
-    reserved.
+    """Placement group with a list of bundles. Each bundle has its own ledger once the group is reserved.
 
     Attributes:
         owner: number of the process that requested the group; NOBODY if the group is detached.

@@ -286,8 +286,7 @@ class ResourceScheduler:
         self._queue.changed = True
 
     def _share_lent(self, line: Sequence[records.Request]) -> None:
-        """Choose the machine or the group as the receiver of CPUs that blocked workers of placement groups
-        lend.
+        """Choose machine or group as the receiver of CPUs that blocked workers in placement groups lend.
 
         The machine gets the CPUs while the blocked worker waits for a request outside its group. Otherwise
         the group gets them.

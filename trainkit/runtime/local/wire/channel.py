@@ -178,8 +178,7 @@ descriptors_explained = Explained(explain)
 
 
 class Connection:
-    """One end of a Unix stream socket. Subclasses process the arriving frames, and may post entries in
-    batches.
+    """One end of a Unix stream socket. Subclasses process arriving frames, and may post entries in batches.
 
     Args:
         sock: a connected socket, which this connection owns from now on.

@@ -35,8 +35,7 @@ _IDLE_MS = 500
 
 
 def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) -> NoReturn:
-    """Import the packages in `preload`, then fork processes at the node's request until the connection
-    closes.
+    """Import `preload`, then fork processes at the node's request until the connection closes.
 
     Args:
         sock: socket to the node.
