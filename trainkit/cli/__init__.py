@@ -46,7 +46,7 @@ HELP = {
     "tail": "what trials report, as it comes",
     "why": "why a trial was stopped, or something waits, or how it ended",
 } | {name: entry.help for name, entry in added(COMMANDS.group).items()}
-"""Help lines of trainkit's own commands. With them, the list of commands needs no imports."""
+"""Help lines of trainkit's own commands, so that the list of commands needs no imports."""
 ALIASES = {"ls": ("list-experiments", "lsx"), "show": ("list-trials",)}
 """Further names of trainkit's own commands."""
 
@@ -55,21 +55,21 @@ class Command:
     """Base class of the commands of `trainkit`; every run makes a new object.
 
     Attributes:
-        help: line in the list of commands.
-        aliases: further names, which also have rows in COMMANDS.
+        help: help line in the list of commands.
+        aliases: further names of the command, which also have rows in COMMANDS.
     """
 
     help: ClassVar[str] = ""
     aliases: ClassVar[Sequence[str]] = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments; by default, a command has none."""
+        """Declare the arguments; by default a command has no arguments."""
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the command; return its exit code, 0 or 1.
 
         Raises:
-            TrainkitError: the error is printed as one line, and the exit code is 1.
+            TrainkitError: the command failed; the error is printed as one line, and the exit code is 1.
         """
         raise NotImplementedError(f"{type(self).__name__} must define run()")
 

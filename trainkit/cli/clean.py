@@ -38,15 +38,15 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
 
     Args:
         word: path or name of the experiment.
-        keep_best: keep the checkpoints of the best trial.
-        yes: do not ask.
+        keep_best: True keeps the checkpoints of the best trial.
+        yes: True does not ask for confirmation.
 
     Raises:
         ConfigError: the experiment does not exist, or its best trial is unknown.
         StoreError: a process is running the experiment.
     """
     folder = experiment_folder(word)
-    store = ExperimentStore.open(folder)  # locks the experiment
+    store = ExperimentStore.open(folder)  # also locks the experiment
     try:
         overview = Overview.of(folder, 0.0)
         kept = None
@@ -72,8 +72,8 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
         if not yes and not confirmed(f"Remove {what}? [y/N] "):
             sys.stdout.write("nothing was removed\n")
             return 1
-        # The store forgets them first. If this process is then killed, a restore removes the unreferenced
-        # folders.
+        # The store forgets the checkpoints first. If this process is then killed, a restore removes the
+        # unreferenced folders.
         store.commit(
             [ev.CheckpointDropped(trial, checkpoint) for trial in doomed for checkpoint in trial.checkpoints]
         )

@@ -29,7 +29,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def whole_number(text: str) -> int:
-    """Return the whole number in `text`; argparse prints the error."""
+    """Return the whole number in `text`, for argparse, which prints the error."""
     if not re.fullmatch("[0-9]{1,9}", text):
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 or more")
     return int(text)
@@ -66,7 +66,7 @@ def not_found(word: str) -> str:
 
 
 def near_experiment(word: str) -> str:
-    """Return " Did you mean 'mnist'?" for the experiment with the most similar name or path, or ''."""
+    """Return " Did you mean 'mnist'?" for the experiment with the most similar name or path; '' for none."""
     path = Path(word).expanduser()
     beside = [str(path.parent / folder.name) for folder in experiments_in(path.parent)]
     return did_you_mean(word, [*beside, *(folder.name for folder in experiments_in(settings.results_dir()))])
@@ -84,7 +84,7 @@ def chosen_trial(folder: Path, word: str | None) -> str | None:
     """Return the id of the trial that `word` names; None if `word` is None.
 
     Raises:
-        ConfigError: no trial matches, or more than one.
+        ConfigError: no trial or more than one trial matches.
     """
     if word is None:
         return None
@@ -96,7 +96,7 @@ def find_trial(trials: Sequence[Trial], word: str) -> Trial:
     """Return the trial with this id, name, folder or number, or the only trial whose id or name begins so.
 
     Raises:
-        ConfigError: no trial matches, or more than one.
+        ConfigError: no trial or more than one trial matches.
     """
     for names in (
         lambda trial: word in (trial.trial_id, trial.name, trial.dirname),

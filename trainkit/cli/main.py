@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return 0, 1 if the command failed, or 130 after Ctrl-C.
 
     Args:
-        arguments: words after the program's name; None means those of this process.
+        arguments: words after the program's name; None means the arguments of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # characters that it can't encode are escaped
@@ -44,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> argparse.ArgumentParser:
-    """Return the parser of `--help`, `--version` and unknown commands; it loads only commands of others."""
+    """Return the parser of `--help`, `--version` and unknown commands; only foreign commands are imported."""
     parser = argparse.ArgumentParser(
         prog="trainkit",
         description="Look at your experiments and your sessions on this machine, and end them.",
     )
-    version = sys.modules["trainkit"].__version__  # version of the package with this module
+    version = sys.modules["trainkit"].__version__  # the version of the package that contains this module
     parser.add_argument("--version", action="version", version=f"trainkit {version}")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, words in sorted(HELP.items()):
@@ -61,8 +61,8 @@ def _overview() -> argparse.ArgumentParser:
         except ConfigError as error:  # one broken command must not hide the others
             commands.add_parser(name, help=str(error).replace("%", "%%"))
     for command, names in found.items():
-        # List only the aliases that lead to this command: "ls" is trainkit's, and argparse refuses
-        # duplicates.
+        # List only the aliases that lead to this command. For example, "ls" is trainkit's own, and argparse
+        # refuses duplicates.
         first, *further = sorted(names, key=command.aliases.__contains__)
         commands.add_parser(first, help=command.help.replace("%", "%%"), aliases=further)
     return parser

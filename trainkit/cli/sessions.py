@@ -23,10 +23,10 @@ def sessions() -> list[Session]:
 
 
 def find_session(found: Sequence[Session], prefix: str) -> Session:
-    """Return the session with an id that starts with `prefix`.
+    """Return the session whose id starts with `prefix`.
 
     Raises:
-        ConfigError: no session matches, or more than one.
+        ConfigError: no session or more than one session matches.
     """
     matching = [session for session in found if session.id.startswith(prefix)]
     if len(matching) != 1:

@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 
 _FIRST = ("trial_id", "state", "iteration")
 MAX_WIDTH = 200
-"""Maximum number of characters of one value."""
+"""Largest number of characters shown of one value."""
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -121,10 +121,10 @@ class TableOptions:
     Attributes:
         sort: columns to sort by, separated by commas; rows without a value come last.
         condition: condition on a column, such as "loss < 0.5" or "state == failed".
-        columns: names of columns, separated by commas; None means the metric and the configuration.
-        limit: maximum number of rows.
-        descending: sort in descending order.
-        output: "csv" or "json", or the name of a file with that extension; None prints a table.
+        columns: names of columns, separated by commas; None: the metric and the configuration.
+        limit: largest number of rows.
+        descending: True sorts in descending order.
+        output: "csv" or "json", or the name of a file with that extension; None: a printed table.
     """
 
     sort: str | None = None
@@ -190,7 +190,7 @@ def selected(
     if options.condition is not None:
         holds = _condition(options.condition, known)
         rows = [row for row in rows if holds(row)]
-    for name in reversed(_names(options.sort, known)):  # stable sorts: the first column last
+    for name in reversed(_names(options.sort, known)):  # sorting is stable, so the first column comes last
         rows = sorted(rows, key=lambda row, name=name: _rank(row.get(name)), reverse=options.descending)  # type: ignore[misc]
         rows = sorted(rows, key=lambda row, name=name: row.get(name) is None)  # type: ignore[misc]
     columns = _names(options.columns, known) or _default_columns(known, metric)

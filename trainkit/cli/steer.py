@@ -15,7 +15,7 @@ from trainkit.errors import ConfigError
 
 
 class Steer(Command):
-    """Base class of commands that send a running experiment a command and print its answer."""
+    """Base class of commands that send a request to a running experiment and print its answer."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser)
@@ -27,7 +27,7 @@ class Steer(Command):
         raise NotImplementedError(f"{type(self).__name__} must define add_own()")
 
     def tell(self, experiment: Experiment, arguments: argparse.Namespace) -> Answer:
-        """Send the command, and return the answer."""
+        """Send the request, and return the answer."""
         raise NotImplementedError(f"{type(self).__name__} must define tell()")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -90,7 +90,7 @@ def configuration(words: Sequence[str]) -> dict[str, Any]:
     """Return the configuration from words such as `lr=0.1 act=relu`, or from one JSON object.
 
     Raises:
-        ConfigError: the words are neither.
+        ConfigError: the words have neither form.
     """
     if len(words) == 1 and words[0].lstrip().startswith("{"):
         try:

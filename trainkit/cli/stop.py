@@ -30,11 +30,11 @@ from trainkit.tune.store.schema import FILENAME
 
 _EVERY_S = 0.1
 PATIENCE_S = 120.0
-"""Seconds to wait for an end. A trial has 5 s to its next report and 60 s for its clean-up."""
+"""Seconds to wait for an end. A trial has 5 s to reach its next report and 60 s for its clean-up."""
 _GRACE_S = 5.0
-"""Seconds that a node has to end its session."""
+"""Seconds within which a node must end its session."""
 _NOTICE_S = 1.0
-"""Seconds that a program has to notice that its session was ended, and by which user."""
+"""Seconds for a program to notice that its session was ended, and by which user."""
 
 
 class Stop(Command):
@@ -82,13 +82,13 @@ def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, cloc
     Args:
         word: path or name of the experiment.
         trial: id, name or number of the trial; None means the whole experiment.
-        as_json: print the answer to the command, and do not wait for the end.
+        as_json: True prints the answer to the request, and does not wait for the end.
         clock: clock for the wait.
 
     Raises:
         ConfigError: the experiment or trial does not exist.
-        TuneError: no process runs the experiment, the trial has already ended, or the process that runs it
-            ended too early or did not stop it in time.
+        TuneError: no process runs the experiment, the trial has already ended, or the process that runs the
+            experiment ended too early or did not stop it in time.
     """
     folder = experiment_folder(word)
     chosen = chosen_trial(folder, trial)
@@ -117,7 +117,7 @@ def _outcome(folder: Path, trial_id: str) -> str:
 
 
 def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> bool:
-    """Wait until no process runs the experiment; return False if one still does at `patience_ends`."""
+    """Wait until no process runs the experiment; return False if a process still does at `patience_ends`."""
     while owner_of(folder) is not None:
         if clock.monotonic() >= patience_ends:
             return False
@@ -143,8 +143,8 @@ def stop_all(*, force: bool, yes: bool) -> int:
     """End all of the user's sessions, and the remains of sessions whose nodes were killed.
 
     Args:
-        force: kill at once, without first asking experiments and nodes.
-        yes: do not ask the user.
+        force: True kills immediately, without first asking experiments and nodes.
+        yes: True does not ask the user.
 
     Raises:
         ConfigError: standard input is not a terminal, so the user can't be asked.
@@ -202,13 +202,13 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
     for folder in folders:
         try:
             asked.append((folder, leave_command(folder, "stop", {}, by)))
-        except StoreError as error:  # the end of its session ends the experiment too
+        except StoreError as error:  # the experiment also ends when its session ends
             sys.stderr.write(f"trainkit: {error}\n")
     patience_ends = SYSTEM.monotonic() + PATIENCE_S
     for folder, wish in asked:
         if not wait_for_end(folder, patience_ends):
             sys.stderr.write(f"trainkit: what runs {folder} has not ended it in time\n")
-        wish.unlink(missing_ok=True)  # it would stop the next process that runs the experiment
+        wish.unlink(missing_ok=True)  # a leftover request would stop the experiment's next process
         if words := end_of(folder):
             _say(words)
 
@@ -241,7 +241,7 @@ def _ask(session: Session) -> bool:
 
 
 def _let_program_see(session: Session) -> None:
-    """Wait until the session's program has read who ended it and has removed the folder."""
+    """Wait until the session's program has read who ended the session, and has removed the folder."""
     deadline = SYSTEM.monotonic() + _NOTICE_S
     while session.folder.exists() and process.exists(session.driver) and SYSTEM.monotonic() < deadline:
         SYSTEM.sleep(0.01)

@@ -56,8 +56,8 @@ def tail(
         word: path or name of the experiment.
         trial: id, name or number of a trial; None means all trials.
         lines: number of existing reports to print.
-        follow: wait for new reports.
-        printed: print the output of the trial instead of its reports.
+        follow: True waits for new reports.
+        printed: True prints the output of the trial instead of its reports.
         clock: clock for the waits.
 
     Raises:
@@ -74,13 +74,13 @@ def tail(
             new = _reported(reader, None if chosen is None else chosen.trial_id, lines)
         try:
             while True:
-                running = owner_of(folder) is not None  # read afterwards, to show the last output
+                running = owner_of(folder) is not None  # checked before the output, so that the last is shown
                 sys.stdout.write("".join(f"{line}\n" for line in next(new)))
                 sys.stdout.flush()
                 if not (running and follow):
                     return 0
                 clock.sleep(_EVERY_S)
-        except KeyboardInterrupt:  # Ctrl-C is the normal way to end it
+        except KeyboardInterrupt:  # Ctrl-C is the normal way to end this command
             return 0
 
 
@@ -116,7 +116,7 @@ def _printed(reader: LogReader, dirname: str, lines: int) -> Iterator[list[str]]
             with open(path, "rb") as file:
                 file.seek(seen[path])
                 data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]  # a line is shown when it is complete
+            whole = data[: data.rfind(b"\n") + 1]  # an incomplete line is shown later
             seen[path] += len(whole)
             news += whole.decode(errors="replace").splitlines()
         yield news if limit is None else news[max(0, len(news) - limit) :]

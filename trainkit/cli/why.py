@@ -136,7 +136,7 @@ def why_experiment(word: str, trial: str | None) -> int:
 
 
 def experiment_lines(folder: Path, trial: str | None) -> list[str]:
-    """Return lines on the decisions and events behind the state of a trial, or of the experiment.
+    """Return lines about the decisions and events behind the state of a trial, or of the experiment.
 
     Args:
         folder: folder of the experiment.
@@ -187,8 +187,8 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):
-        # An event such as 'paused by PBT: ...' may repeat the words of a decision. Then only its first part
-        # is shown.
+        # An event such as 'paused by PBT: ...' may repeat the words of a decision. Then only the part before
+        # the colon is shown.
         who, _, words = event.detail.partition(": ")
         yield f"  {_event_line(replace(event, detail=who) if words in told else event)}"
     if trial.failure is not None:
@@ -196,10 +196,10 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
 
 
 def _rearranged(detail: str) -> str:
-    """Return text on a trial's changes: its state, its configuration, its resources."""
+    """Return text about a trial's changes: its state, its configuration, its resources."""
     change = decode_config(detail)
     words = []
-    if change.get("donor") is not None:  # the decision's line shows the changes
+    if change.get("donor") is not None:  # the line about the decision shows the changes
         words.append(
             f"goes on from {change['donor']} after {count_words(change['donor_iteration'], 'report')}"
         )
@@ -216,7 +216,7 @@ def _rearranged(detail: str) -> str:
 
 
 def _event_line(event: LogEvent, names: Mapping[str, str] | None = None) -> str:
-    """Return a line on a log entry; `names` are trial names, for an entry about the experiment."""
+    """Return a line about a log entry; `names` are trial names, for an entry about the experiment."""
     detail = _detail(event, names or {})
     return f"{_when(event.time)} {event.kind}" + (f": {detail}" if detail else "")
 
