@@ -1,4 +1,4 @@
-"""Trainer of operators: it trains on one or more workers and keeps the result."""
+"""Trainer of operators, which trains on one or more workers and keeps the result."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class RangeTestResult(Protocol):
 
     Attributes:
         mode: "exponential" or "linear".
-        results: "lr", the rates, and "loss", the smoothed loss after each rate. Both are shorter if the test
-            was stopped early.
+        results: the rates as "lr", and the smoothed loss after each rate as "loss". Both lists are shorter if
+            the test was stopped early.
     """
 
     @property
@@ -59,10 +59,10 @@ class OperatorTrainer:
     """The form of `TorchTrainer` that trains an operator. Its workers start with the trainer.
 
     Args:
-        **arguments: the arguments of the operator form; `TorchTrainer` documents each.
+        **arguments: arguments of the operator form; `TorchTrainer` documents each of them.
 
     Raises:
-        ConfigError: an argument is wrong; all mistakes are named at once.
+        ConfigError: an argument is wrong; the message names all mistakes at once.
         InfeasibleError: the machine can never hold the workers.
         GangError: workers died at every attempt to start them.
     """
@@ -92,27 +92,27 @@ class OperatorTrainer:
         """Train for one epoch.
 
         Args:
-            num_steps: batches for each worker. If the data has fewer batches, it starts again from the
-                beginning. None: one pass over the data.
-            profile: add `profile` to the result: worker 0's mean seconds of "fwd", "grad" and "apply" per
-                batch, of everything else that `self.timers` measured, and of the epoch.
+            num_steps: number of batches for each worker. If the data has fewer batches, it starts again from
+                the beginning. None: one pass over the data.
+            profile: True adds `profile` to the result: worker 0's mean seconds of "fwd", "grad" and "apply"
+                per batch, of everything else that `self.timers` measured, and of the epoch.
             reduce_results: True merges the workers' results into one; False returns a list with one result
                 per worker.
-            max_retries: how often the epoch is run again from its start if workers die or hang. The workers
-                are formed again and continue from a snapshot of the state. 0 turns snapshots off.
-            info: passed to `train_epoch`, and with more entries to `train_batch`. The progress bar shows its
+            max_retries: how often the epoch is repeated from its start if workers die or hang. New workers
+                then continue from a snapshot of the state. 0 turns snapshots off.
+            info: passed to `train_epoch` and, with more entries, to `train_batch`. The progress bar shows its
                 `num_epochs`.
-            dataset: a loader to train on in this call instead of the registered one, or a function that
+            dataset: a loader to train on in this call instead of the registered loader, or a function that
                 receives the configuration and makes the loader in each worker.
 
         Returns:
-            A dictionary: `epoch` (1 after the first), `batch_count`, `num_samples`, and two entries for each
-            metric: `<metric>`, its mean weighted by samples, and `last_<metric>`.
+            A dictionary: `epoch` (1 after the first epoch), `batch_count`, `num_samples`, and two entries for
+            each metric: `<metric>`, its mean weighted by samples, and `last_<metric>`, its last value.
 
         Raises:
             GangError: workers died or hung, and no retry is left. The trainer has ended.
             KeyboardInterrupt: Ctrl-C. Workers in other processes are ended in the middle of the epoch. The
-                next call, such as `save`, forms new workers with the state from before this epoch. With
+                next call, such as `save`, starts new workers with the state from before this epoch. With
                 `max_retries=0` this state does not exist: make a new trainer and load a checkpoint.
             Exception: the operator's exception, with the worker's traceback.
         """
@@ -132,9 +132,9 @@ class OperatorTrainer:
     ) -> Any:
         """Evaluate on the validation data. Each sample counts once, for any number of workers.
 
-        Arguments, result and errors are as in `train`, except: `num_steps` takes only the first batches,
-        and `profile` holds "eval_fwd" and "validation". Unless `max_retries` is 0, a snapshot is taken first
-        if the snapshot of the last epoch is out of date.
+        Arguments, result and errors are as in `train`, with two exceptions: `num_steps` uses only the first
+        batches, and `profile` contains "eval_fwd" and "validation". Unless `max_retries` is 0, a snapshot is
+        taken first if the snapshot of the last epoch is out of date.
         """
         call = Call("validate", (num_steps, dict(info or {}), profile), Effect.SMALL, in_step=True)
         return self._epoch(call, max_retries, reduce_results, "validation")
@@ -145,12 +145,13 @@ class OperatorTrainer:
     ) -> list[Any]:
         """Return the predictions of a Lightning module's `predict_step`, for an operator of `from_ptl`.
 
-        Batches are distributed among the workers unchanged, so the list equals the list of a single worker.
+        Batches are distributed among the workers unchanged, so the list equals that of a single worker.
 
         Args:
-            dataset: a loader, several loaders in a form that Lightning takes, or a function that receives the
-                configuration and makes them in each worker. Default: the module's own `predict_dataloader`.
-            num_steps: batches of each loader, over all workers; None: all.
+            dataset: a loader, several loaders in a form that Lightning accepts, or a function that receives
+                the configuration and makes them in each worker. Default: the module's own
+                `predict_dataloader`.
+            num_steps: number of batches of each loader, over all workers; None: all batches.
             max_retries: see `validate`.
 
         Returns:
@@ -158,7 +159,7 @@ class OperatorTrainer:
             of such lists.
 
         Raises:
-            ConfigError: the operator does not come from a Lightning module, or it has no data.
+            ConfigError: the operator does not come from a Lightning module, or has no data.
             GangError: workers died or hung, and no retry is left.
             Exception: the module's exception in a worker.
         """
@@ -199,12 +200,12 @@ class OperatorTrainer:
     def get_model(self, to_cpu: bool = False, *, ema: bool = False) -> nn.Module | list[nn.Module]:
         """Return the registered model, or the list of models, unwrapped.
 
-        If the workers are other processes, the result is a copy on the CPU. With `use_local` it is the live
-        model, unless `to_cpu` asks for a copy.
+        If the workers are separate processes, the result is a copy on the CPU. With `use_local` it is the
+        live model, unless `to_cpu` requests a copy.
 
         Args:
-            to_cpu: always return a copy on the CPU.
-            ema: return a copy with the averaged weights that `ema_decay` asked for.
+            to_cpu: True always returns a copy on the CPU.
+            ema: True returns a copy with the averaged weights of `ema_decay`.
         """
         models = self._workers.models(to_cpu=to_cpu, averaged=ema)
         return models[0] if len(models) == 1 else models
@@ -213,7 +214,7 @@ class OperatorTrainer:
         """Return worker 0's operator, if it runs in this process.
 
         Raises:
-            ConfigError: worker 0 runs in another process.
+            ConfigError: worker 0 runs in a separate process.
         """
         worker = self._workers.local_worker
         if worker is None:
@@ -232,7 +233,7 @@ class OperatorTrainer:
 
     @without_frames
     def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
-        """Load a result of `state_dict`, from this trainer or from one with other workers.
+        """Load a result of `state_dict` from this trainer, or from a trainer with different workers.
 
         Args:
             state_dict: the whole dictionary; it is copied.
@@ -245,13 +246,13 @@ class OperatorTrainer:
 
     @without_frames
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint as a folder. An existing one is replaced after the new one is on disk.
+        """Write a checkpoint as a folder. An existing folder is replaced once the new one is on disk.
 
         Returns:
             The folder's absolute path.
 
         Raises:
-            CheckpointError: the checkpoint could not be written; the existing one is unchanged.
+            CheckpointError: the checkpoint could not be written; an existing checkpoint is unchanged.
         """
         folder = Path(path).expanduser().absolute()
         self._workers.save(folder)
@@ -262,7 +263,7 @@ class OperatorTrainer:
         """Load a checkpoint that was written on any number of workers.
 
         Raises:
-            CheckpointError: `path` holds no checkpoint, or the checkpoint is damaged or does not fit the
+            CheckpointError: `path` is not a checkpoint, or the checkpoint is damaged or does not fit the
                 registered models, optimizers or schedulers.
         """
         folder = Path(path).expanduser().absolute()
@@ -285,13 +286,13 @@ class OperatorTrainer:
     ) -> RangeTestResult:
         """Train one step at each of many learning rates; return the losses with a suggested rate.
 
-        Afterwards the trainer has new workers with its previous state: no weight and no rate has changed.
+        Afterwards the trainer has new workers with its previous state; weights and rates are unchanged.
 
         Args:
             min_lr: the first rate, for all groups of all optimizers.
             max_lr: the last rate.
             num_training: number of rates, each for one step of the optimizers.
-            mode: "exponential": a constant factor lies between neighboring rates; "linear": a constant
+            mode: "exponential": neighboring rates differ by a constant factor; "linear": by a constant
                 difference.
             early_stop_threshold: end the test when the smoothed loss exceeds its best value by this factor.
                 None: end after the last rate.
@@ -321,18 +322,17 @@ class OperatorTrainer:
     ) -> int:
         """Return the largest batch size at which training does not run out of memory.
 
-        New workers try each size, with the size in their configuration. A size that runs out of memory, or
-        whose worker is killed for it, therefore leaves nothing behind. Afterwards the trainer has its
-        previous state.
+        New workers try each size, which is set in their configuration. So a size that runs out of memory, or
+        for which a worker is killed, has no lasting effect. Afterwards the trainer has its previous state.
 
         Args:
-            mode: "power" doubles the size while it fits, or halves it until it fits; "binsearch" then
+            mode: "power" doubles the size while it fits, or halves it until it fits. "binsearch" then
                 searches between the largest size that fits and the smallest that does not.
             steps_per_trial: number of batches to train on with each size.
             init_val: the first size.
             max_trials: largest number of sizes to try.
-            batch_arg_name: the configuration key from which `setup` reads the size. With `BATCH_SIZE` it is
-                the size over all workers.
+            batch_arg_name: the configuration key from which `setup` reads the size. With `BATCH_SIZE` the key
+                gives the size over all workers.
             margin: share by which the result of "binsearch" is reduced.
             max_val: largest size to try.
 
@@ -360,8 +360,8 @@ class OperatorTrainer:
         """Return a class for `tune.Tuner`. Each trial is a trainer with resources for all its workers.
 
         A trial's configuration is merged over `config`. One step of a trial is an epoch of training and, if
-        the operator registered validation data, a validation. The result holds the metrics of both. If both
-        have a metric, the result holds the validation's value, except that `num_samples`, `batch_count` and
+        the operator registered validation data, a validation. The result contains the metrics of both. If
+        both have the same metric, validation's value counts, except that `num_samples`, `batch_count` and
         `epoch` come from training.
 
         Args:
@@ -375,7 +375,7 @@ class OperatorTrainer:
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
     def __trainable__(self) -> type[TrainerTrainable]:
-        """Return the trainable for `tune.Tuner(trainer)`. This trainer's workers end to make room."""
+        """Return the trainable for `tune.Tuner(trainer)`. This trainer's workers end to free resources."""
         made = make_trainable(TrialPlan(type(self), self._options, None))
         self.shutdown()
         return made

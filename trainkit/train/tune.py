@@ -1,4 +1,4 @@
-"""Trainer as a trial of `tune.Tuner`."""
+"""A trainer as a trial of `tune.Tuner`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrialPlan:
     Attributes:
         trainer_cls: `TorchTrainer` or a subclass.
         options: arguments of the trainer.
-        step: function that replaces an epoch of training and a validation; None for these.
+        step: function that replaces the epoch of training and the validation; None: no replacement.
     """
 
     trainer_cls: type[Any]
@@ -49,7 +49,7 @@ class TrialPlan:
 
 
 def diverted(paths: Sequence[str], pid: int, hook: Callable[[], Any] | None) -> None:
-    """Redirect a worker's output to the trial's files, for `log_to_file`; the worker's first call.
+    """Redirect a worker's output to the trial's files, for `log_to_file`; this is the worker's first call.
 
     Args:
         paths: paths of the files for stdout and stderr.
@@ -63,7 +63,7 @@ def diverted(paths: Sequence[str], pid: int, hook: Callable[[], Any] | None) -> 
 
 
 class TrainerTrainable(Trainable):
-    """Trial that runs a trainer; `TorchTrainer.as_trainable` makes subclasses of it."""
+    """Trial that runs a trainer; `TorchTrainer.as_trainable` makes subclasses of this class."""
 
     plan: ClassVar[TrialPlan]
 
@@ -77,7 +77,7 @@ class TrainerTrainable(Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return an empty bundle for the trial's own process, which only waits, and a bundle for each worker.
+        """Return an empty bundle for the trial's own process, which only waits, and a bundle per worker.
 
         With `use_local` the trial's process is worker 0 and uses the first worker's bundle.
         """
@@ -147,7 +147,7 @@ def override_operator(
 def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | None:
     """Return the hyperparameters set by `setup`; call it before anything is trained or loaded.
 
-    For a Lightning module return those of `configure_optimizers`, at any time after it ran; None before.
+    For a Lightning module, return those from `configure_optimizers`, at any time after it ran; None before.
     """
     if hasattr(operator, "lightning_trainer"):
         held: Hyperparameters | None = getattr(operator, "lightning_set_up", None)
@@ -179,6 +179,6 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
 
 
 def both(training: Mapping[str, Any], validation: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the metrics of both: validation replaces equal names, except for training's counts."""
+    """Merge both metrics: validation replaces equal names, except for training's counts."""
     counts = {name: training[name] for name in (NUM_SAMPLES, BATCH_COUNT, EPOCH) if name in training}
     return {**training, **validation, **counts}

@@ -1,9 +1,9 @@
-"""Training step around the user's forward pass: weight the loss, scale it, accumulate, clip, step.
+"""The training step around the user's forward pass: weight and scale the loss, accumulate, clip, step.
 
 autocast ──▶ loss ──scaled──▶ backward ──(every grad_accumulation_steps batches)──▶ unscale, clip, step
 
 Weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. That class copies a whole model,
-which fails for wrapped and sharded models. Here each worker averages the parameters that it holds. Source:
+which fails for wrapped and sharded models, so each worker averages its own parameters here. Source:
 Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
 https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
 """
@@ -26,12 +26,12 @@ from trainkit.train.strategies.base import StepSettings, Strategy
 
 
 class WeightAverage:
-    """Averages of this worker's parameters.
+    """Exponential moving averages of this worker's parameters.
 
     Args:
         decay: weight of the old average at each step.
         strategy: the strategy that placed the models.
-        models: placed models.
+        models: the placed models.
     """
 
     def __init__(self, decay: float, strategy: Strategy, models: Sequence[nn.Module]) -> None:
@@ -104,15 +104,15 @@ class Stepper:
     """Optimizer steps of an operator.
 
     Args:
-        settings: precision, accumulation, clipping.
+        settings: settings for precision, accumulation and clipping.
         strategy: strategy that runs forward and backward.
         registered: registered models, optimizers and schedulers.
-        weight: function that returns the weight of the last taken batch, for a user's own loops, which never
+        weight: function that returns the weight of the last taken batch, for users' own loops, which never
             call `begin`.
         global_step: function that returns the number of the training step, for messages.
 
     Attributes:
-        average: average of the weights, if `ema_decay` asks for it and models are registered.
+        average: average of the weights, if `ema_decay` is set and models are registered.
         joins: True if some batches may be repeated with weight 0, so that a step must use the weight.
     """
 
@@ -130,16 +130,16 @@ class Stepper:
         self._scaler = strategy.make_scaler() if settings.precision == "fp16" else None
         if self._scaler is not None:
             # The scaler has no scale until it has scaled a tensor, and a worker without a loss never scales
-            # one.
+            # a tensor.
             self._scaler.scale(torch.zeros((), device=strategy.devices[0]))
         self._accumulates = settings.grad_accumulation_steps > 1
         self._current_weight = weight
         self._global_step = global_step
         self._weight: BatchWeight | None = None
-        # For the current batch: step() was called; the optimizers were stepped.
+        # For the current batch: True once step() was called, and once the optimizers were stepped.
         self._called = self._stepped = False
-        # Since the start: calls by a user's own step of autocast, backward and optimizer_step; the check was
-        # made.
+        # True once a user's own step has called autocast, backward and optimizer_step, and once these calls
+        # were checked.
         self._cast = self._weighed = self._ended = self._checked = False
         self._kept: _Kept | None = None
         self.average: WeightAverage | None = None
@@ -147,12 +147,12 @@ class Stepper:
         self.joins = False
 
     def placed(self) -> None:
-        """Start averaging weights if `ema_decay` asks for it; called after models are registered."""
+        """Start averaging weights if `ema_decay` is set; called once models are registered."""
         if (decay := self._settings.ema_decay) is not None:
             self.average = WeightAverage(decay, self._strategy, self._registered.models)
 
     def begin_epoch(self) -> None:
-        """Clear gradients, which a failed epoch or `setup` may have left."""
+        """Clear gradients that a failed epoch or `setup` may have left."""
         self._weight = self._kept = None
         # A user's own step may keep gradients from one epoch to the next on purpose.
         if self._ended or not self._checked:
@@ -160,14 +160,14 @@ class Stepper:
                 optimizer.zero_grad()
 
     def begin(self, weight: BatchWeight) -> None:
-        """Begin a batch before `train_batch` is called with it."""
+        """Begin a batch, before `train_batch` is called with the batch."""
         self._weight = weight
         self._called, self._stepped = False, weight.closes_step
         if self._accumulates:
             self._strategy.sync_gradients(weight.closes_step)
 
     def end(self) -> bool:
-        """End a batch; return True if the optimizers were stepped with it.
+        """End a batch; return True if the optimizers were stepped with this batch.
 
         Raises:
             ConfigError: the step did not call a method that precision, accumulation or clipping needs.
@@ -200,7 +200,7 @@ class Stepper:
             raise ConfigError(_no_step(settings))
 
     def delegated(self) -> None:
-        """Turn off the checks, because another part, such as a strategy, applies the settings."""
+        """Turn off the checks, because a different object, such as a strategy, applies the settings."""
         self._cast = self._weighed = self._ended = True
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -209,7 +209,7 @@ class Stepper:
         return self._settings.autocast(self._strategy.devices[0])
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss for backward: weighted and scaled."""
+        """Return the loss to call backward on: weighted and scaled."""
         self._weighed = True
         if self._settings.detect_nan and not bool(torch.isfinite(loss.detach()).all()):
             raise NonFiniteLossError(
@@ -239,7 +239,7 @@ class Stepper:
     def step(self) -> bool:
         """Step all optimizers if the accumulation is complete; return True if they were stepped.
 
-        With fp16 no worker steps if a gradient overflowed.
+        With fp16, no worker steps if a gradient overflowed on any worker that shares the scaler.
         """
         self._called = self._ended = True
         weight = self._weight or self._current_weight()
@@ -254,7 +254,7 @@ class Stepper:
             for optimizer in optimizers:
                 optimizer.step()
             self._stepped = True
-        # Only after all optimizers have stepped, because they may share parameters.
+        # Cleared only after all optimizers have stepped, because they may share parameters.
         for optimizer in optimizers:
             optimizer.zero_grad()
         if self._stepped and self.average is not None:
@@ -266,7 +266,7 @@ class Stepper:
         return {} if self._scaler is None else self._scaler.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load a result of `state`; the state of another precision is ignored."""
+        """Load a result of `state`; the state of a different precision is ignored."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
 
@@ -284,7 +284,7 @@ class Stepper:
             scaler.unscale_(optimizer)
         self._finish_gradients(optimizers, weight)
         # At an overflow the scaler silently skips optimizer.step(). Comparing its scale before and after
-        # would make another wait for the device.
+        # would cause a second wait for the device.
         self._stepped = False
         for optimizer in held:
             scaler.step(optimizer)
@@ -312,7 +312,7 @@ def _no_step(settings: StepSettings) -> str:
 
 
 class _Kept:
-    """Gradient to which the next batch's is added; each write to it changes its version."""
+    """Gradient to which the next batch adds its own; a changed version number shows that code wrote to it."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = parameter
@@ -335,7 +335,7 @@ class _Kept:
 
 
 def _with_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:
-    """Return each parameter with a gradient once, even if several optimizers hold it."""
+    """Return each parameter that has a gradient once, even if several optimizers have it."""
     return dict.fromkeys(
         parameter
         for optimizer in optimizers

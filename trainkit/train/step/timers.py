@@ -76,12 +76,12 @@ class TimerStat:
 
     @property
     def first(self) -> float | None:
-        """First duration; None if there is none."""
+        """First duration; None without durations."""
         return self._samples[0] if self._samples else None
 
     @property
     def last(self) -> float | None:
-        """Last duration; None if there is none."""
+        """Last duration; None without durations."""
         return self._samples[-1] if self._samples else None
 
     def _now(self) -> float:
@@ -112,15 +112,15 @@ class TimerCollection:
 
     @contextmanager
     def halves(self, first: str, second: str, between: Callable[[T], T]) -> Iterator[Callable[[T], T]]:
-        """Measure a block in two parts, separated by a function that the block calls.
+        """Measure a block in two parts, separated by the first call of a function in the block.
 
         Args:
             first: name of the part before the function's first call.
-            second: name of the part after it; not counted without a call.
-            between: the function.
+            second: name of the part after this call; not counted without a call.
+            between: the function that separates the parts.
 
         Returns:
-            The function to call instead of `between`.
+            The function that the block must call instead of `between`.
         """
         with ExitStack() as part:
             part.enter_context(self.record(first))

@@ -1,1 +1,1 @@
-"""Strategies to distribute a model over workers and devices: one file each, based on base.py."""
+"""Strategies that distribute a model over workers and devices: one file each, based on base.py."""

@@ -4,8 +4,8 @@
         └─ build(place) ──▶ Strategy       one on every worker: where a model lives, who sees which data, how
                                            backward runs, and which part of the state is here
 
-A user's own strategy subclasses both. In the step loop only `forward_backward` (or `backward`) and `clip` are
-called. All other methods are called before the first step or between epochs.
+A user's own strategy subclasses both classes. The step loop calls only `forward_backward` (or `backward`) and
+`clip`. All other methods are called before the first step or between epochs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StepSettings:
     ema_decay: float | None = None
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return a context manager that runs safe operations on `device` in `precision`."""
+        """Return a context manager that runs suitable operations on `device` in `precision`."""
         dtype = _AUTOCAST.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
@@ -84,12 +84,12 @@ Criterion = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Everything that a worker builds its strategy from.
+    """Everything from which a worker builds its strategy.
 
     Attributes:
-        devices: devices of this worker; its batches go to the first one.
+        devices: devices of this worker; its batches go to the first device.
         group: all workers of the trainer.
-        step: precision, accumulation, clipping, compilation.
+        step: settings for precision, accumulation, clipping and compilation.
         wrap: True if models are wrapped so that gradients are averaged (`wrap_ddp`).
         split: True if samples are shared among workers (`add_dist_sampler`).
     """
@@ -105,11 +105,11 @@ class StrategySpec(ABC):
     """Choice of a strategy: a frozen value, checked before any worker starts."""
 
     spreads: ClassVar[bool] = False
-    """True if no worker holds the whole state. All workers then write a checkpoint together."""
+    """True if no worker has the whole state; all workers then write a checkpoint together."""
 
     @property
     def model_ways(self) -> int:
-        """Number of workers that hold one copy of the model together; divides `num_workers`."""
+        """Number of workers that hold one copy of the model together; it divides `num_workers`."""
         return 1
 
     @property
@@ -118,7 +118,7 @@ class StrategySpec(ABC):
         return 0
 
     def for_workers(self, num_workers: int) -> Self:
-        """Return this choice for `num_workers`; an omitted argument may default to all workers."""
+        """Return this choice for `num_workers` workers; an omitted degree may then become a number."""
         return self
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
@@ -135,13 +135,13 @@ class ModelDegree(StrategySpec):
     """Choice of a strategy in which `degree` workers hold one copy of the model together.
 
     Attributes:
-        degree: number of these workers; None: all workers.
+        degree: number of workers that hold one copy together; None: all workers.
     """
 
     too_few: ClassVar[str]
-    """Message for a single worker."""
+    """Error message for a single worker."""
     several_devices: ClassVar[str]
-    """Message for workers with several devices each."""
+    """Error message for workers with several devices each."""
 
     degree: int | None = None
 
@@ -170,18 +170,19 @@ class ModelDegree(StrategySpec):
 
 
 class Strategy:
-    """Way to train on one or several workers; every worker holds an instance.
+    """Way to train on one or several workers; every worker has its own instance.
 
     This base class keeps the whole model on one device and exchanges nothing with other workers.
 
     Args:
-        place: place of this worker.
+        place: devices, group and settings of this worker.
 
     Attributes:
-        devices: devices of this worker; its batches go to the first one.
+        devices: devices of this worker; its batches go to the first device.
         group: the workers that train together.
         data: the group that shares the samples; workers that hold one model together count as one.
-        averages: True if `backward` averages gradients over `data`; a loss is weighted only then.
+        averages: True if `backward` averages gradients over `data`; only then is a loss weighted for
+            averaging.
         meets_in_forward: True if forward passes are collective. Validation then needs equally many batches on
             all workers.
     """
@@ -201,8 +202,8 @@ class Strategy:
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         """Return the modules to train: on their devices, with worker 0's initial weights, wrapped or sharded.
 
-        `optimizers` hold the user's parameters. If placing replaces parameters, the optimizers' groups
-        receive the new ones.
+        `optimizers` have the user's parameters. If placing replaces parameters, the optimizers' groups
+        receive the new parameters.
 
         Raises:
             ConfigError: this strategy can't train these models or optimizers.
@@ -219,7 +220,7 @@ class Strategy:
         return placed
 
     def _on_device(self, model: nn.Module) -> nn.Module:
-        """Return `model` on its device, with the same parameter objects; compile it if asked to."""
+        """Return `model` on its device, with the same parameter objects; compile it if requested."""
         model = self._moved(model)
         if self._step.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -228,7 +229,7 @@ class Strategy:
         return model
 
     def _moved(self, model: nn.Module) -> nn.Module:
-        # A model that `setup` has put on other devices of this worker, even in part, stays there.
+        # A model that `setup` has put on other devices of this worker, even partly, stays there.
         by_hand = len(self.devices) > 1 and lies_elsewhere(model, self.devices[0])
         return model if by_hand else model.to(self.devices[0])
 
@@ -254,14 +255,14 @@ class Strategy:
         target: Any,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Run forward and backward of one batch; return the detached loss, or None if another worker has it.
+        """Run forward and backward of a batch; return the detached loss; None if a different worker has it.
 
         Args:
             model: a placed model.
-            criterion: mean loss over the batch.
+            criterion: function that returns the mean loss over the batch.
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
-            scaled: loss -> start value of `backward`: weighted, and scaled for fp16.
+            scaled: function that returns the loss weighted, and scaled for fp16, as input of `backward`.
         """
         with self._step.autocast(self.devices[0]):
             output = model(*features)
@@ -272,14 +273,14 @@ class Strategy:
     def forward(
         self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return (output, loss) of one batch without backward; None if another worker has them."""
+        """Return (output, loss) of one batch without backward; None if a different worker has them."""
         with self._step.autocast(self.devices[0]):
             output = model(*features)
             return output, self._loss(criterion, output, target)
 
     def _loss(self, criterion: Criterion, output: Any, target: Any) -> torch.Tensor:
         if len(self.devices) > 1 and (device := device_of(output)) is not None:
-            # The target is on the first device. A model over several devices may end on another device.
+            # The target is on the first device. A model over several devices may end on a different device.
             target = to_device(target, device)
             if isinstance(criterion, nn.Module):
                 criterion = criterion.to(device)
@@ -309,7 +310,7 @@ class Strategy:
         yield
 
     def reshard(self) -> None:
-        """Free the gathered parameters that a forward pass without backward has left."""
+        """Free the gathered parameters that remain after a forward pass without backward."""
 
     def leave(self) -> None:
         """Leave the other workers; placed models can no longer be trained."""
@@ -318,16 +319,16 @@ class Strategy:
     # -- state ---------------------------------------------------------------------------------
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the user's own module inside a placed one."""
+        """Return the user's own module inside a placed module."""
         return model
 
     def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
         """Return this worker's part of the state of `models` and `optimizers`, under the user's own names.
 
-        `models` is a list of {name: tensor}; `optimizers` a list of {"state": {index: {name: value}},
+        `models` is a list of {name: tensor}; `optimizers` is a list of {"state": {index: {name: value}},
         "param_groups": [...]}, in torch's own layout: an index counts the parameters in the order in which
-        the user's optimizer held them at registration. A tensor that is spread over workers is a DTensor. A
-        tensor that only another worker holds is absent.
+        the user's optimizer had them at registration. A tensor that is sharded over workers is a DTensor. A
+        tensor that only a different worker has is absent.
         """
         return {
             "models": [self.unwrap(model).state_dict() for model in models],
@@ -337,7 +338,7 @@ class Strategy:
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         """Load a result of `state` from any strategy and world size.
 
-        `state` is whole. Each leaf is a tensor, or a `Spread` (tensors.py), from which a worker reads its
+        `state` is complete. Each leaf is a tensor, or a `Spread` (tensors.py) from which a worker reads its
         part.
 
         Raises:
@@ -380,18 +381,18 @@ STRATEGIES = Registry(
         "context": "trainkit.train.strategies.context:ContextParallel",
     },
 )
-"""Strategies that `TorchTrainer(strategy=)` takes by name, each built without arguments."""
+"""Strategies that `TorchTrainer(strategy=)` accepts by name, each built without arguments."""
 
 
 def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySpec:
     """Return the strategy for `value`.
 
     Args:
-        value: a strategy, its name, or "auto": single with one worker, data-parallel with several.
+        value: a strategy, its name, or "auto": single with one worker, data-parallel with several workers.
         num_workers: number of workers of the trainer.
 
     Raises:
-        ConfigError: no strategy has this name, or `value` is something else.
+        ConfigError: no strategy has this name, or `value` is neither a name nor a strategy.
     """
     if value == "auto":
         value = "single" if num_workers == 1 else "ddp"

@@ -11,15 +11,15 @@ from torch import nn
 from trainkit.errors import ConfigError
 
 Blocks: TypeAlias = Iterable[type[nn.Module]] | Callable[[str, nn.Module], bool] | None
-"""Classes of blocks, a function of (name, module), or None to find them automatically."""
+"""Classes of blocks, a function of (name, module), or None to find the blocks automatically."""
 
 
 def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
-    """Return the blocks of `model`, inner ones first, without the model itself.
+    """Return the blocks of `model`, inner blocks first, without the model itself.
 
     Args:
-        model: not yet sharded.
-        chosen: classes, or a function of (name, module); None takes the repeated blocks of its stacks.
+        model: a model that is not sharded yet.
+        chosen: classes, or a function of (name, module); None selects the repeated blocks of its stacks.
 
     Raises:
         ConfigError: no block is found, or a block shares a parameter with modules outside of it.
@@ -52,7 +52,7 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
 
 
 def stacked_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the repeated blocks of lists and sequences: several of one class, each with submodules.
+    """Yield the repeated blocks of lists and sequences: several modules of one class, with submodules.
 
     Layers such as nn.Linear are too small to be gathered one by one. Blocks inside of blocks are gathered
     with the outer block.
@@ -75,7 +75,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _shared_outside(model: nn.Module, block: nn.Module) -> str | None:
-    """Return the name of a parameter of `block` that another part of `model` shares; else None."""
+    """Return the name of a parameter of `block` that other modules of `model` share; None without one."""
     inside = {id(module) for module in block.modules()}
     own = {id(parameter): name for name, parameter in block.named_parameters()}
     for module in model.modules():

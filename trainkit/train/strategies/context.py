@@ -44,7 +44,7 @@ _KERNELS = {
 """Attention kernels for which torch's context parallelism can exchange keys and values."""
 
 _UNKNOWN_OPERATION = ("sharding strategy", "mixed torch.Tensor and DTensor")
-"""Parts of torch's messages for an attention that it can't compute in parts."""
+"""Parts of torch's messages about an attention that torch can't compute in parts."""
 
 _NOT_ALONE = (
     "with strategy=ContextParallel() a worker computes its part of each sequence, and knows no other: in "
@@ -58,11 +58,11 @@ class ContextParallel(ModelDegree):
     """Context parallelism: the whole model on every worker, and a part of each sequence.
 
     Args:
-        degree: number of workers that share a sequence; None: all workers. Further workers form further
+        degree: number of workers that share a sequence; None: all workers. Remaining workers form more such
             groups, which share the samples.
         seq_dim: dimension of the sequence in all features, in the target and in the model's output.
         buffers: names of the model's buffers with an entry for each position, such as rotary embeddings, and
-            the dimension of the position. They must be as long as the sequences.
+            the dimension of the position. The buffers must be as long as the sequences.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -160,7 +160,7 @@ class ContextParallelStrategy(Strategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each worker trains its own statistics, such as batch norm's. Worker 0's are used.
+        # Each worker trains its own statistics, such as batch norm's. Worker 0's statistics are used.
         self.group.broadcast_tensors(self._buffers)
         yield
 
@@ -177,9 +177,9 @@ class ContextParallelStrategy(Strategy):
     def _in_parts(
         self, model: nn.Module, features: Sequence[Any], target: Any
     ) -> Iterator[tuple[Sequence[Any], Any]]:
-        """Yield this worker's part of features and target; inside the block attention covers all parts."""
+        """Yield this worker's part of features and target; inside the block, attention covers all parts."""
         self._check_lengths(features, target)
-        # Copied, because they are cut in place and belong to the loader or the user.
+        # Tensors are copied, because they are cut in place and belong to the loader or the user.
         own, wanted = map_tensors(torch.clone, (tuple(features), target))
         inputs, held, places = tensors_in((own, wanted)), dict(model.named_buffers()), self._spec.buffers
         cut = [*inputs, *(held[name] for name in places)]

@@ -1,10 +1,10 @@
 """Data-parallel training: the whole model on every worker, gradients averaged by PyTorch's own DDP.
 
-DDP packs gradients into buckets. In its first step it uses the order of the model's parameters, and from the
-second step on the order in which gradients become ready (`rebuild_buckets` in
+DDP packs gradients into buckets. In its first step it uses the order of the model's parameters. From the
+second step on it uses the order in which gradients become ready (`rebuild_buckets` in
 torch/csrc/distributed/c10d/reducer.cpp). If three or more workers sum a bucket, the order of the terms, and
-so the rounding, depends on the position in the bucket. The order is therefore part of the run's state, so
-that a run resumed in new processes gives bit-identical numbers.
+so the rounding, depends on the position in the bucket. So the order is part of the run's state, and a run
+that resumes in new processes gives bit-identical numbers.
 
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 arXiv:2006.15704.
@@ -38,7 +38,7 @@ def learnt_order(model: DistributedDataParallel) -> list[int]:
 def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
     """Make DDP learn `order` in a step that changes nothing; all workers call it together.
 
-    It has no effect if DDP has already learned an order, or if its buckets never change.
+    This has no effect if DDP has already learned an order, or if its buckets never change.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if model.static_graph or sorted(order) != list(range(len(parameters))):
@@ -47,7 +47,7 @@ def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
     reducer._rebuild_buckets()  # Otherwise DDP would mix its pending order with ours.
     # Backward visits the parameters in reverse order of their use.
     one_each = [parameters[index].flatten()[0] for index in reversed(order)]
-    # Moved to one device, because a model may use several.
+    # The values are moved to one device, because a model may use several devices.
     nothing = torch.stack([value.to(one_each[0].device, torch.float32) * 0 for value in one_each]).sum()
     reducer.prepare_for_forward()
     reducer.prepare_for_backward([])
@@ -88,12 +88,12 @@ class DDPStrategy(Strategy):
         if not self._place.wrap:
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            # DDP refuses a model without trainable parameters, such as a frozen teacher. Equal weights
-            # suffice.
+            # DDP refuses a model without trainable parameters, such as a frozen teacher. For such a model,
+            # equal weights suffice.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             return model
         device = self.devices[0]
-        # A model over several devices moves its activations itself. DDP must get no device_ids then.
+        # A model over several devices moves its activations itself, so DDP must then get no device_ids.
         whole = device.type == "cpu" or len(self.devices) > 1
         arguments = {"device_ids": None if whole else [device], **ddp_args}
         self._wrapped.append(DistributedDataParallel(model, **arguments))
@@ -115,7 +115,7 @@ class DDPStrategy(Strategy):
 
     def leave(self) -> None:
         for model in self._wrapped:
-            # Freeing the reducer and its logger must not free the process group: they are freed while the
+            # Freeing the reducer and its logger must not free the process group. They are freed while the
             # interpreter is locked, and the group waits for its own thread, which may need the interpreter.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
@@ -125,8 +125,8 @@ class DDPStrategy(Strategy):
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         # In forward passes DDP broadcasts buffers (batch norm's statistics) and, with gradients, may agree on
-        # the order of its buckets. Workers may have different numbers of validation batches, so buffers are
-        # broadcast here once, and forward passes in this block must not communicate.
+        # the order of its buckets. Workers may have different numbers of validation batches. So the buffers
+        # are broadcast here once, and forward passes in this block must not communicate.
         quiet = dict.fromkeys(
             ("broadcast_buffers", "require_backward_grad_sync", "require_forward_param_sync"), False
         )

@@ -3,7 +3,7 @@
     block 0 ──all-gather──▶ whole for its forward ──▶ freed     (again for its backward)
     gradients ──reduce-scatter──▶ each worker its part ──▶ its part of the optimizer's step
 
-With replicas, each group of workers holds a copy. Groups exchange only their parts of the gradients:
+With replicas, each group of workers has a copy. Groups exchange only their parts of the gradients:
 
     four workers, replicas=2       part 0   part 1
     replica 0                        0        1        gathered along rows
@@ -55,12 +55,13 @@ class FSDP(StrategySpec):
         shard_blocks: modules whose parameters are gathered together: classes, or a function of (name,
             module). None finds the repeated blocks of stacks, such as a transformer's layers. All parameters
             outside of blocks form one more group.
-        reshard_after_forward: free a block's whole parameters after its forward pass and gather them again
-            for its backward. False keeps them, which takes more memory and less traffic.
-        cpu_offload: keep parameters, gradients and optimizer state in CPU memory, and copy them to the GPU
-            for use.
-        forward_methods: names of other methods of the model that run its layers, such as "generate".
-        replicas: copies of the model; each is sharded equally over `num_workers / replicas` workers.
+        reshard_after_forward: True frees a block's whole parameters after its forward pass and gathers them
+            again for its backward. False keeps them, which needs more memory and less traffic.
+        cpu_offload: True keeps parameters, gradients and optimizer state in CPU memory, and copies them to
+            the GPU when they are used.
+        forward_methods: names of further methods of the model that run its layers, such as "generate".
+        replicas: number of copies of the model; each copy is sharded equally over `num_workers / replicas`
+            workers.
     """
 
     spreads: ClassVar[bool] = True
@@ -127,7 +128,7 @@ class FSDPStrategy(ShardedStrategy):
         }
         keep = not self._spec.reshard_after_forward
         if self._step.compile:
-            # Each block gets its own graph, which lies between gathering and freeing its parameters.
+            # Each block gets its own graph, between the gathering and the freeing of its parameters.
             compile_in_place(*(blocks or [model]))
         for block in blocks:
             fully_shard(block, reshard_after_forward=not keep, mp_policy=self._precision(block), **common)
@@ -142,10 +143,10 @@ class FSDPStrategy(ShardedStrategy):
         self._roots.append(root)
 
     def _precision(self, module: nn.Module) -> MixedPrecisionPolicy:
-        """Return the policy: parameters in 16 bits if the trainer computes in 16, gradient sums in 32."""
+        """Return the policy: if the trainer computes in 16 bits, parameters in 16 and gradient sums in 32."""
         dtype = _PARAMETERS.get(self._step.precision)
         if dtype is None or any(isinstance(part, _BATCH_NORM) for part in _of_one_group(module)):
-            # Batch norm keeps its statistics in 32 bits, and its weights must match. Autocast handles this.
+            # Batch norm keeps its statistics in 32 bits, so its weights need 32 bits. Autocast handles this.
             return MixedPrecisionPolicy()
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
 
@@ -161,7 +162,7 @@ class FSDPStrategy(ShardedStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each worker trains its own batch norm statistics. Worker 0's are used, as with DDP.
+        # Each worker trains its own batch norm statistics. Worker 0's statistics are used, as with DDP.
         for root in self._roots:
             self.group.broadcast_tensors(list(_module(root).buffers()))
         try:
@@ -186,7 +187,7 @@ def _module(root: FSDPModule) -> nn.Module:
 
 
 def _of_one_group(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield `module` and its descendants, except separately sharded ones."""
+    """Yield `module` and its descendants, except separately sharded modules."""
     yield module
     for child in module.children():
         if not isinstance(child, FSDPModule):

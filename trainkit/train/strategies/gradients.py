@@ -1,6 +1,6 @@
-"""Gradients of plain tensors and DTensors in one model: averaged, clipped, scaled.
+"""Averaging, clipping and scaling of gradients in models that mix plain tensors and DTensors.
 
-Optimizers, clipping and the fp16 scaler work on lists of tensors and refuse lists that mix both kinds.
+Optimizers, clipping and the fp16 scaler work on lists of tensors, and refuse lists that mix both kinds.
 DistributedDataParallel refuses DTensors. Here gradients are averaged in any backward pass, so a user's own
 step may call `loss.backward()`.
 """
@@ -21,7 +21,7 @@ from trainkit.train.distributed.tensors import local
 
 
 def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Give each gradient the layout of its parameter; pending sums are carried out.
+    """Give each gradient the layout of its parameter; pending sums are completed.
 
     Returns:
         The parameters that have a gradient.
@@ -40,9 +40,9 @@ def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
-    """Make `optimizer.step()` see one kind of parameters per group, so that it can update many at once.
+    """Split the groups during `optimizer.step()` by the kind of parameter, so that many update at once.
 
-    After the step the optimizer has its original groups again, which the user and schedulers hold.
+    After the step the optimizer has its original groups again, because the user and schedulers refer to them.
     """
     whole: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
 
@@ -82,19 +82,20 @@ def clip(
 ) -> torch.Tensor:
     """Clip like `torch.nn.utils.clip_grad_norm_` over the whole model; each value counts once.
 
-    All workers that hold a part of the model call it. Workers of one stage must pass the same parameters.
+    All workers that hold a part of the model must call this function. Workers of one stage must pass the same
+    parameters.
 
     Args:
         parameters: parameters on this worker, with or without gradients.
         max_norm: largest norm of the whole model's gradient.
-        device: device for the norm.
+        device: device on which the norm is computed.
         stages: group of workers with the other layers of the model; None if this worker has all layers.
 
     Returns:
         The 2-norm before clipping, equal on all workers.
     """
     held = settle_gradients(parameters)
-    # Squares are summed over the mesh dimensions that shard the tensors, so tensors are grouped by these.
+    # Squares are summed over the mesh dimensions that shard a tensor, so tensors are grouped by dimensions.
     spread: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
     groups: dict[str, dist.ProcessGroup] = {}
     for parameter in held:
@@ -113,7 +114,7 @@ def clip(
 
 
 def _squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the sum of all squares, in float64 on `device`, which large gradients can't overflow."""
+    """Return the sum of all squares on `device`, in float64, which large gradients can't overflow."""
     norms = [
         torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype)).to(device)
         for gradient in gradients
@@ -174,14 +175,14 @@ class SharedScaler(torch.amp.GradScaler):
 
 
 BUCKET_BYTES = 25 * 2**20
-"""DDP's bucket size: large enough for a fast network, small enough that copies take little memory."""
+"""DDP's bucket size: large enough for a fast network, small enough that copies need little memory."""
 
 
 class GradientAverage:
     """Hook that averages the gradients of `parameters` over `group` at the end of each backward pass.
 
-    Gradients that were averaged before stay correct when new ones are added: the mean of equal values is that
-    value.
+    Gradients that were already averaged stay correct when new gradients are added, because the mean of equal
+    values is that value.
 
     Args:
         parameters: parameters of a whole model, equal on all workers of the group; frozen ones are ignored.
@@ -226,7 +227,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGro
     settle_gradients(parameters)
     works = []
     for bucket in _buckets(parameters):
-        # A flag for each parameter says if it has a gradient, because only some workers may use it.
+        # A flag for each parameter says whether it has a gradient, because only some workers may use it.
         flat = torch.cat([*map(_values, bucket), _flags(bucket)])
         works.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in works:
@@ -263,7 +264,7 @@ def _write_back(bucket: list[torch.Tensor], flat: torch.Tensor, ways: int) -> No
     *values, flags = torch.split(flat, [*(local(parameter).numel() for parameter in bucket), len(bucket)])
     for index, (parameter, value) in enumerate(zip(bucket, values, strict=True)):
         if parameter.grad is None:
-            # Reading a flag waits for the GPU, so it is only read if this worker has no gradient.
+            # Reading a flag waits for the GPU, so the flag is only read if this worker has no gradient.
             if not bool(flags[index]):
                 continue
             parameter.grad = torch.zeros_like(parameter)

@@ -3,9 +3,9 @@
     devices 0         1
     batch ─▶ conv1 … layer2 ──move──▶ layer3 … fc ─▶ loss
 
-A forward pre-hook on each part moves its inputs from other devices, and autograd moves the gradients back.
-Parameters are moved in place and keep their names, so optimizers and checkpoints are unaffected. Each of
-several workers has a copy on its own devices, and DDP averages their gradients.
+A forward pre-hook on each part of the model moves the part's inputs to its device, and autograd moves the
+gradients back. Parameters are moved in place and keep their names, so optimizers and checkpoints are
+unaffected. With several workers, each has a copy on its own devices, and DDP averages the gradients.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html
 """
@@ -32,13 +32,13 @@ _CHAINS = (nn.Sequential, nn.ModuleList)
 
 @dataclass(frozen=True)
 class Part:
-    """A module that is entirely on one device.
+    """A module of the model that is entirely on one device.
 
     Attributes:
-        name: name in the model.
+        name: name of the module in the model.
         module: the module.
         device: index among the worker's devices.
-        own: True if the part holds only the module's own tensors, and other parts hold its children.
+        own: True if the part is only the module's own tensors, while its children are separate parts.
     """
 
     name: str
@@ -68,7 +68,7 @@ def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
 
 
 def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
-    """Return the parts of `model`; the longest prefix in `devices` gives each device, "" matches all.
+    """Return the parts of `model`; the longest prefix in `devices` decides, and "" matches all modules.
 
     Raises:
         ConfigError: a prefix is not a module's name, no prefix matches a module, or modules that share a
@@ -96,12 +96,12 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
 
 
 def balanced(model: nn.Module, devices: int) -> list[Part]:
-    """Cut `model` so that the fullest of `devices` holds as few bytes as possible; return the parts.
+    """Cut `model` so that the fullest of `devices` has as few bytes as possible; return the parts.
 
     Cuts are only made between the model's children and within chains (`nn.Sequential`, `nn.ModuleList`).
 
     Raises:
-        ConfigError: the model has fewer such parts than devices.
+        ConfigError: the model can be cut into fewer parts than devices.
     """
     units = list(_units(model))
     if sum(size > 0 for _, size in units) < devices:
@@ -123,9 +123,10 @@ def _parts(
 
     Args:
         model: the model to divide.
-        cuts: names of modules; a module that contains one of them is not a single part.
-        device_of: (name, device of the parent module) -> device; called in the order of definition.
-        first: the model's own device.
+        cuts: names of modules; a module that contains one of them is divided further.
+        device_of: function of (name, device of the parent module) that returns the device; called in the
+            order of definition.
+        first: device of the model's own tensors.
     """
     placed: set[nn.Module] = set()
 
@@ -198,14 +199,14 @@ def _refuse_unknown(model: nn.Module, names: set[str]) -> None:
 class Layers(StrategySpec):
     """One model over several devices of each worker: `TorchTrainer(strategy=Layers(), gpus_per_worker=2)`.
 
-    If `setup` put anything on a device other than the worker's first one, the model is left unchanged.
+    If `setup` put anything on a device other than the worker's first device, the model is left unchanged.
 
     Attributes:
         split: names of the modules where the next device begins, in the model's order: `["layer3"]`; or
             device indices by prefix of the names: `{"": 0, "layer3": 1, "layer4": 1, "fc": 1}`. None cuts
-            between the model's children, and within its chains of modules, so that the fullest device holds
-            as little as possible. Only parameters and buffers count, not activations.
-        devices: devices of each worker; default: its GPUs. `["cpu", "cpu"]` tries a placement without GPUs.
+            between the model's children, and within its chains of modules, so that the fullest device has as
+            little as possible. Only parameters and buffers count, not activations.
+        devices: devices of each worker; default: its GPUs. `["cpu", "cpu"]` tests a placement without GPUs.
     """
 
     split: Sequence[str] | Mapping[str, int] | None = None

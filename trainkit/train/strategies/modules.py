@@ -15,10 +15,10 @@ from torch import nn
 def compile_in_place(*modules: nn.Module) -> None:
     """Compile `modules` with `torch.compile`; their parameters and names stay unchanged.
 
-    `module.compile()` works for a user's own class. It compiles nothing of an `nn.Sequential` or another
-    torch class, because torch takes their code for its own. A function of this file around the forward method
-    is traced instead. Equal modules share the compiled code. Different modules have separate functions,
-    because torch limits compilations per function (`torch._dynamo.config.recompile_limit`).
+    `module.compile()` works for a user's own class, but compiles nothing of torch's own classes, such as
+    `nn.Sequential`, because torch treats their code as its own. So a function of this file around the forward
+    method is traced instead. Equal modules share the compiled code. Different modules have separate
+    functions, because torch limits compilations per function (`torch._dynamo.config.recompile_limit`).
     """
     codes: dict[Any, CodeType] = {}
     for module in modules:
@@ -26,7 +26,7 @@ def compile_in_place(*modules: nn.Module) -> None:
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
-    """Return a key that is equal for modules which can share compiled code."""
+    """Return a key that is equal for modules that can share compiled code."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     values = [
         (name, key, value)
@@ -52,9 +52,9 @@ def _compile(module: nn.Module, code: CodeType) -> None:
     def called(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)  # type: ignore[no-untyped-call]
-        # Only forward is compiled, not hooks, such as FSDP2's that gather parameters: they would break the
-        # graph. It is replaced only during the call, so that copies and pickles of the module do not contain
-        # it.
+        # Only the forward method is compiled, not hooks, such as FSDP2's that gather parameters, because
+        # hooks would break the graph. It is replaced only during the call, so that copies and pickles of the
+        # module do not contain the compiled function.
         before = own.get("forward")
         own["forward"] = compiled
         try:
@@ -65,27 +65,27 @@ def _compile(module: nn.Module, code: CodeType) -> None:
             else:
                 own["forward"] = before
 
-    # `Module.compile()` sets this attribute too. No other replaces a module's call without wrapping the
-    # module.
+    # `Module.compile()` sets this attribute too. No other attribute replaces a module's call without wrapping
+    # the module.
     module._compiled_call_impl = called
 
 
 class StrategyHook:
-    """Base of the forward pre-hooks that strategies put on modules. Copies for the user lack them."""
+    """Base of the forward pre-hooks that strategies put on modules. Copies for the user lack these hooks."""
 
 
 def on_cpu(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, without using memory of the device."""
+    """Return a copy of `model` on the CPU, without using memory of its device."""
     return _copied(model, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """Return a copy with parameters on "meta"; buffers keep their values, as some are in no state."""
+    """Return a copy with parameters on "meta"; buffers keep their values, because some are in no state."""
     return _copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 
 def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Fill a `skeleton` with the values of `state`; tie parameters with several names again.
+    """Fill a `skeleton` with the values of `state`; parameters with several names become shared again.
 
     Args:
         model: a skeleton; it is changed in place.
@@ -128,9 +128,9 @@ def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tenso
 
 
 def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
-    """Cut `sizes` into `groups` successive non-empty groups; return the starts of the second and later ones.
+    """Cut `sizes` into `groups` successive non-empty groups; return where the second and later groups start.
 
-    The largest group is as small as possible. Among such cuts a more even one is preferred.
+    The largest group is as small as possible. Among such cuts a more even cut is preferred.
     """
     ends = [0, *itertools.accumulate(sizes)]
     # best[end]: (cost, starts) of the best cut of the sizes before `end` into `round_` groups.
@@ -139,8 +139,8 @@ def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
         longer: dict[int, tuple[tuple[int, int], list[int]]] = {}
         for end in range(round_, len(sizes) - (groups - round_) + 1):
             found: tuple[tuple[int, int], list[int]] | None = None
-            # The latest start comes first and wins ties, so that an activation stays with the layer before
-            # it.
+            # The latest start comes first and wins ties, so that an activation stays with the layer that
+            # precedes it.
             for start in (start for start in reversed(best) if start < end):
                 (largest, squares), starts = best[start]
                 size = ends[end] - ends[start]

@@ -1,6 +1,6 @@
-"""State of models and optimizers whose parameters are spread over workers.
+"""State of models and optimizers whose parameters are sharded over workers.
 
-A user makes optimizers from a model's parameters. Sharding replaces the parameters by other tensors, and a
+A user makes optimizers from a model's parameters. Sharding replaces the parameters by new tensors, and a
 pipeline's stage keeps only some. The indices of an optimizer's state still count the user's parameters.
 """
 
@@ -37,7 +37,7 @@ class ParameterSlots:
 
     Args:
         models: the registered models, before any parameter is replaced.
-        optimizers: optimizers of their parameters.
+        optimizers: the optimizers of the models' parameters.
 
     Raises:
         ConfigError: an optimizer has already made steps.
@@ -51,7 +51,7 @@ class ParameterSlots:
                     f"{type(optimizer).__name__} has made steps before it was registered, and this strategy "
                     f"replaces its parameters: register a new one, and load() a checkpoint into the trainer"
                 )
-        # Per optimizer and group: the key of each slot's parameter (None if no model has it), and the
+        # By optimizer and group: for each slot, the key of its parameter (None if no model has it), and the
         # parameter.
         self._groups: list[list[list[tuple[Name | None, Any]]]] = [
             [[(names.get(id(item)), item) for item in group["params"]] for group in optimizer.param_groups]
@@ -59,7 +59,7 @@ class ParameterSlots:
         ]
 
     def replace(self, optimizers: Optimizers, held: Mapping[Name, torch.Tensor]) -> None:
-        """Replace each optimizer's parameters by those in `held`; remove those that `held` lacks."""
+        """Replace each optimizer's parameters by the parameters in `held`; remove those that `held` lacks."""
         for optimizer, groups in zip(optimizers, self._groups, strict=True):
             for group, slots in zip(optimizer.param_groups, groups, strict=True):
                 slots[:] = [(name, item if name is None else held.get(name)) for name, item in slots]
@@ -132,7 +132,7 @@ def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[s
 
 
 class ShardedStrategy(Strategy):
-    """Base of strategies whose models hold DTensors.
+    """Base of strategies whose models contain DTensors.
 
     `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards.
     """
@@ -167,7 +167,7 @@ class ShardedStrategy(Strategy):
         self._slots.load(optimizers, state["optimizers"])
 
     def skeleton(self, model: nn.Module) -> nn.Module:
-        # A copy, because the caller fills it with values.
+        # The caller fills the skeleton with values, so it gets a copy.
         return copy.deepcopy(self._skeletons[id(model)])
 
 

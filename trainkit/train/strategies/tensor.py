@@ -43,7 +43,7 @@ class TensorParallel(ModelDegree):
     """Tensor parallelism: each copy of the model is split over `degree` workers, layer by layer.
 
     Args:
-        degree: number of workers that hold one copy together; None: all workers. Further workers hold further
+        degree: number of workers that hold one copy together; None: all workers. Remaining workers hold more
             copies, which share the samples.
         plan: how modules are split. A dictionary from names (or patterns such as `layers.*.fc1`) to torch's
             styles, such as `ColwiseParallel()`; or a function of (model, mesh of the `degree` workers) that
@@ -51,7 +51,7 @@ class TensorParallel(ModelDegree):
             plan are whole on each worker. None: pairs of `nn.Linear` in an `nn.Sequential` with element-wise
             modules between them.
         data: how several copies of a model are stored: "replicate" keeps each copy whole and averages
-            gradients; "shard" additionally shards each parameter's part over the copies, with FSDP2.
+            gradients; "shard" also shards each parameter's part over the copies, with FSDP2.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -121,7 +121,7 @@ class TensorParallelStrategy(ShardedStrategy):
         step, trained = self._step, any(parameter.requires_grad for parameter in model.parameters())
         if step.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        # Split on the user's device and moved afterwards, so no device needs memory for the whole model.
+        # The model is split on the user's device and then moved, so no device needs memory for all of it.
         self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
         blocks = chosen_blocks(model, None)
         # A model without trainable parameters, such as a frozen teacher, may stay whole.
@@ -162,7 +162,7 @@ class TensorParallelStrategy(ShardedStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each copy trains its own batch norm statistics. Worker 0's are used, as with DDP.
+        # Each copy trains its own batch norm statistics. Worker 0's statistics are used, as with DDP.
         if self.averages:
             self.group.broadcast_tensors(self._buffers)
         try:

@@ -1,10 +1,10 @@
-"""Plans of tensor parallelism: make, check and apply them.
+"""Plans of tensor parallelism: how they are made, checked and applied.
 
     x ──▶ first (split by columns) ──▶ a part of the units ──▶ last (split by rows) ──▶ sum
 
-The result equals the unsplit model's if each unit between the two layers is computed independently. This
-holds for pairs of `nn.Linear` in an `nn.Sequential` with only element-wise functions between them. For other
-pairs the user must know.
+The result equals that of the unsplit model if each unit between the two layers is computed independently.
+This holds for pairs of `nn.Linear` in an `nn.Sequential` with only element-wise functions between them. For
+other pairs the user must know whether it holds.
 
 Source: Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", arXiv:1909.08053, section 3.
@@ -69,14 +69,14 @@ def default_plan(model: nn.Module, ways: int) -> dict[str, ParallelStyle]:
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Return True if the layer has hooks, which may need all units of its values or gradients."""
+    """Return True if the layer has hooks, which may need the values or gradients of all units."""
     return any(
         (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     )
 
 
 def _shared(model: nn.Module) -> set[nn.Module]:
-    """Return modules that occur twice or share a parameter; splitting one would separate them."""
+    """Return modules that occur twice or share a parameter; splitting such a module would separate them."""
     modules = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     owners = Counter(parameter for module in modules for parameter in module.parameters(recurse=False))
     return {
@@ -93,10 +93,10 @@ def split_model(
 
     Args:
         model: a model with equal values on all workers; it is changed in place.
-        mesh: one-dimensional.
-        plan: None for the default.
+        mesh: one-dimensional mesh of the workers.
+        plan: plan of the split; None: the default plan.
         group: all workers.
-        required: raise an error if nothing is split.
+        required: True raises an error if nothing is split.
 
     Raises:
         ConfigError: the plan does not fit the model, or the default plan is required and splits nothing.
@@ -152,7 +152,7 @@ Owner = tuple[nn.Module, str]
 
 
 def _owners(model: nn.Module) -> list[list[Owner]]:
-    """Return, for each shared parameter, the modules that hold it and its names there."""
+    """Return, for each shared parameter, the modules that have it and its names there."""
     places: dict[int, list[Owner]] = defaultdict(list)
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -162,7 +162,7 @@ def _owners(model: nn.Module) -> list[list[Owner]]:
 
 
 def _tie(model: nn.Module, shared: list[list[Owner]]) -> None:
-    """Tie parameters again that were shared before their modules were split."""
+    """Share again the parameters that were shared before their modules were split."""
     for owners in shared:
         (first, name), *others = owners
         kept: Any = first._parameters[name]
@@ -202,7 +202,7 @@ def _check_shards(model: nn.Module, ways: int, *, required: bool) -> None:
 
 
 def _leave_fast_paths(model: nn.Module) -> None:
-    """Turn off nested tensors in torch's own transformer, as their kernel takes no split weights."""
+    """Turn off nested tensors in torch's own transformer, because their kernel accepts no split weights."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False

@@ -1,4 +1,4 @@
-"""A training function's view of itself: its rank, its trial, its shard of the data."""
+"""What a training function can ask about itself: its rank, its trial, its shard of the data."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class WorkerPosition:
 
     Attributes:
         rank, world_size: the worker's rank, and the number of workers.
-        local_rank, local_world_size: rank and number among the workers of its machine.
-        node_rank: number of its machine, in the order of the ranks.
+        local_rank, local_world_size: the worker's rank on its machine, and the number of workers there.
+        node_rank: number of the machine, in the order of the ranks.
     """
 
     rank: int
@@ -117,7 +117,7 @@ class TrainContext(TuneContext):
 
 
 def train_context() -> TrainContext | None:
-    """Return the context of the training function that runs this code; None outside of one."""
+    """Return the context of the training function that runs this code; None outside of such a function."""
     context = current_session("train_context").context if trial.is_session_enabled() else None
     return context if isinstance(context, TrainContext) else None
 
@@ -141,8 +141,8 @@ def report(
     """Report metrics of a training function or a trial; return after they are committed.
 
     All workers of a trainer must report equally often: each call waits for the other workers. Only worker 0's
-    metrics are used. The workers' checkpoint folders are merged into one. If several hold a file of the same
-    name, the file of the lowest rank is kept.
+    metrics are used. The workers' checkpoint folders are merged into one folder. If several contain a file of
+    the same name, the file of the lowest rank is kept.
 
     Args:
         metrics: names and values.
@@ -150,16 +150,16 @@ def report(
         checkpoint_dir_name: Ray's argument; has no effect, because checkpoints are numbered.
         checkpoint_upload_mode: Ray's argument; has no effect, because the checkpoint is stored before this
             call returns.
-        delete_local_checkpoint_after_upload: remove the folder after it is copied.
-        checkpoint_upload_fn: refused.
-        validation: refused.
+        delete_local_checkpoint_after_upload: True removes the folder after it is copied.
+        checkpoint_upload_fn: not supported.
+        validation: not supported.
         **more: further metrics.
 
     Raises:
         ConfigError: `checkpoint_upload_fn` or `validation` is given.
         MetricError: a value can't be stored; the message names its key.
         CheckpointError: the checkpoint can't be copied.
-        TuneError: called outside a training function and a trial, or from another thread.
+        TuneError: called outside of a training function and a trial, or from a different thread.
     """
     if checkpoint_upload_fn is not None or validation:
         raise ConfigError(
@@ -207,8 +207,8 @@ class ReportedCheckpoint:
     """A checkpoint that a training function has reported.
 
     Attributes:
-        checkpoint: the folder.
-        metrics: the metrics that worker 0 reported with it.
+        checkpoint: folder of the checkpoint.
+        metrics: metrics that worker 0 reported with the checkpoint.
     """
 
     checkpoint: Checkpoint
@@ -218,7 +218,7 @@ class ReportedCheckpoint:
 def get_all_reported_checkpoints(
     consistency_mode: Any = None, timeout_s: float | None = None
 ) -> list[ReportedCheckpoint]:
-    """Return the kept checkpoints of the run, oldest first, including those from before a resume.
+    """Return the kept checkpoints of the run, oldest first, including checkpoints from before a resume.
 
     Args:
         consistency_mode: Ray's argument; has no effect, because checkpoints are stored when `report` returns.
@@ -247,7 +247,7 @@ def broadcast_from_rank_zero(data: T) -> T:
     """Return worker 0's value on all workers; `trainkit.train.collective.broadcast_from_rank_zero`.
 
     Args:
-        data: a value that can be pickled; the values of the other workers are ignored.
+        data: a value that can be pickled; only worker 0's value is used.
 
     Raises:
         TuneError: called outside a training function of a trainer.
@@ -273,7 +273,7 @@ _RETURNED = "return_value"
 
 
 def own_metrics(report: Mapping[str, Any], trial_dir: str) -> dict[str, Any]:
-    """Return the metrics that the function reported itself, without the automatic ones."""
+    """Return the metrics that the function reported itself, without automatic metrics."""
     names = AUTOMATIC - own_names(trial_dir)
     return {name: value for name, value in report.items() if name not in names}
 
@@ -302,7 +302,7 @@ def keep_returned(trial_dir: str, value: Any) -> None:
 
 
 def returned_value(trial_dir: str) -> Any:
-    """Return the value that `keep_returned` wrote; None if it wrote none."""
+    """Return the value that `keep_returned` wrote; None without such a value."""
     folder = Path(trial_dir, _RETURNED)
     return read_dictionary(str(folder))[_RETURNED] if (folder / FILENAME).exists() else None
 

@@ -32,8 +32,8 @@ class TorchConfig:
         backend: backend of `torch.distributed`: "gloo" or "nccl"; None: NCCL if the workers have GPUs, else
             gloo.
         init_method: Ray's argument; has no effect, because the workers use a private rendezvous.
-        timeout_s: seconds that one collective may take; also the longest time between the first and the last
-            worker's report.
+        timeout_s: time limit of each collective, in seconds; also the longest time between the first and the
+            last worker's report.
 
     Raises:
         ConfigError: a value is out of range.
@@ -55,7 +55,7 @@ class LoopOptions:
     """Arguments of the function form of `TorchTrainer`, which documents each of them.
 
     Raises:
-        ConfigError: raised by the constructor if an argument is wrong.
+        ConfigError: an argument is wrong.
     """
 
     train_loop_per_worker: Callable[..., Any]
@@ -109,12 +109,12 @@ class LoopOptions:
 
     @property
     def use_local(self) -> bool:
-        """False: the function always runs in its own processes."""
+        """False, because the function always runs in its own processes."""
         return False
 
     @property
     def meets(self) -> bool:
-        """True: the function always has a process group, even with one worker."""
+        """True, because the function always has a process group, even with one worker."""
         return True
 
     @property
@@ -141,14 +141,14 @@ class LoopOptions:
 
     @property
     def request(self) -> PlacementGroupFactory:
-        """Resources of a trial: `trainer_resources` for the waiting process, then each worker's."""
+        """Resources of a trial: `trainer_resources` for the waiting process, then each worker's resources."""
         scaling = self.scaling_config
         own = normalize(scaling.trainer_resources or {}, what="trainer_resources")
         return PlacementGroupFactory([own, *[self.bundle] * self.num_workers], scaling.placement_strategy)
 
     @property
     def function(self) -> Callable[[dict[str, Any]], Any]:
-        """The training function, wrapped so that it always takes a configuration."""
+        """The training function, wrapped so that it always accepts a configuration."""
         return functools.partial(_call, self.train_loop_per_worker)
 
     @property
@@ -156,10 +156,10 @@ class LoopOptions:
         """The configuration that the experiment stores: plain values, and other values as text.
 
         Raises:
-            ConfigError: the configuration holds a search space.
+            ConfigError: the configuration contains a search space.
         """
         kept = {"train_loop_config": _plain(decode_config(encode_config(dict(self.train_loop_config))))}
-        # Domains computed from other values have no text form, so they are looked for in the given
+        # Domains computed from other values have no text form, so they are looked up in the given
         # configuration.
         given = self.train_loop_config.items()
         computed = [f"train_loop_config/{name}" for name, value in given if holds_leaf(value)]
@@ -174,11 +174,11 @@ class LoopOptions:
         """Return the arguments of a trial.
 
         Args:
-            config: sample of a search space. Its "train_loop_config" is merged over this trainer's; its
-                "scaling_config" replaces this trainer's.
+            config: sample of a search space. Its `train_loop_config` is merged over this trainer's. Its
+                `scaling_config` replaces this trainer's.
 
         Raises:
-            ConfigError: `config` has other keys.
+            ConfigError: `config` has further keys.
         """
         if unknown := sorted(set(config) - {"train_loop_config", "scaling_config"}):
             raise ConfigError(
@@ -199,7 +199,7 @@ class TrialLoop(LoopOptions):
 
     Attributes:
         trial: the trial that the workers form.
-        shards: for each data set the shards of all workers, by rank.
+        shards: shards of each data set for all workers, by rank.
     """
 
     trial: TrialSpec
@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
         return value[OPAQUE]
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
-    # A search space with a tuple of two numbers would cause a warning that it looks like a range.
+    # In a search space, a tuple of two numbers would cause a warning that it looks like a range.
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
@@ -220,10 +220,10 @@ def _call(function: Callable[..., Any], config: dict[str, Any]) -> Any:
 
 
 def takes_config(function: Any) -> bool:
-    """Return True if a training function takes its configuration, False if it takes no argument.
+    """Return True if a training function accepts its configuration, False if it accepts no argument.
 
     Raises:
-        ConfigError: `function` is not a function, or takes more arguments.
+        ConfigError: `function` is not a function, or requires more arguments.
     """
     if not callable(function):
         raise ConfigError(f"TorchTrainer: train_loop_per_worker={function!r}: give a function")

@@ -1,6 +1,6 @@
 """Preparation of models and loaders in a training function, for a worker's device and several workers.
 
-All functions also work outside a trainer, where a plain script is one worker with its own device.
+All functions also work outside of a trainer, where a plain script is a single worker with its own device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def get_devices() -> list[torch.device]:
     """Return the devices of this worker: its GPUs, or the CPU.
 
-    Outside a trainer: the first GPU if this process sees any, else the CPU.
+    Outside of a trainer: the first GPU if this process sees any GPU, otherwise the CPU.
     """
     context = train_context()
     if context is not None:
@@ -54,8 +54,9 @@ def prepare_model(
         model: a whole model, equal on all workers, or made equal by the wrapper.
         move_to_device: True, or the device; False does not move the model.
         parallel_strategy: "ddp": `DistributedDataParallel`; "fsdp": `FullyShardedDataParallel`; "fsdp2": the
-            model itself, with parameters sharded by `fully_shard`; None: unchanged. A single worker never
-            wraps.
+            model itself, with parameters sharded by `fully_shard`; None: no wrapper. With a single worker the
+            model is never wrapped.
+        parallel_strategy_kwargs: further arguments of the wrapper.
         parallel_strategy_kwargs: further arguments of the wrapper.
 
     Raises:
@@ -103,26 +104,26 @@ def prepare_data_loader(
 ) -> DataLoader[Any]:
     """Return a loader of this worker's share of the samples, with batches on its device.
 
-    torch's `DistributedSampler` splits the samples, and shuffles if the loader does. With several workers
-    call `loader.sampler.set_epoch(epoch)` before each epoch.
+    torch's `DistributedSampler` splits the samples, and shuffles them if the loader shuffles. With several
+    workers, call `loader.sampler.set_epoch(epoch)` before each epoch.
 
     Args:
         data_loader: a loader of all samples.
-        add_dist_sampler: share the samples. Ignored with one worker, with an iterable data set, and if the
-            loader already has a `DistributedSampler`, even inside a batch_sampler.
-        move_to_device: move batches to the device.
-        auto_transfer: copy the next batch to a GPU while the current one is used.
+        add_dist_sampler: True shares the samples. It is ignored with one worker, with an iterable data set,
+            and if the loader already has a `DistributedSampler`, even inside a batch_sampler.
+        move_to_device: True moves batches to the device.
+        auto_transfer: True copies the next batch to a GPU while the current batch is used.
 
     Raises:
-        ConfigError: `data_loader` is not a `DataLoader`; or the samples are to be shared, and the loader has
-            the user's own sampler or batch_sampler.
+        ConfigError: `data_loader` is not a `DataLoader`, or it has the user's own sampler or batch_sampler
+            and its samples should be shared.
     """
     if not isinstance(data_loader, DataLoader):
         raise ConfigError(
             f"prepare_data_loader: a {type(data_loader).__name__} is no DataLoader: give a "
             "torch.utils.data.DataLoader(data, batch_size=...)"
         )
-    if isinstance(data_loader, _PreparedLoader):  # Wrapped twice, its batches would count twice.
+    if isinstance(data_loader, _PreparedLoader):  # A loader that is wrapped twice would count batches twice.
         data_loader = data_loader._loader
     streams = isinstance(data_loader.dataset, IterableDataset)
     batches = data_loader.batch_sampler
@@ -147,10 +148,10 @@ def prepare_data_loader(
 class _AutocastForward:
     """Forward method of a model in half precision.
 
-    It has the model as an attribute, so that copies and pickles of the model get their own forward.
+    The model is an attribute of this object, so that copies and pickles of the model get their own forward.
 
     Args:
-        model: the model; its current forward is called.
+        model: the model whose current forward is called.
         device: type of the device.
         dtype: data type of the computation.
     """
@@ -163,7 +164,7 @@ class _AutocastForward:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The forward in full precision; under this name `inspect.signature` finds its arguments."""
+        """The forward in full precision; `inspect.signature` finds its arguments under this name."""
         forward: Callable[..., Any] = self._own or functools.partial(type(self._model).forward, self._model)
         return forward
 
@@ -178,7 +179,7 @@ class _Precision:
     Attributes:
         on: True if prepared models compute in half precision.
         prepared_in: context of the training function that last prepared a model.
-        scaler: scaler of losses in fp16; None without one, as for bf16 on the CPU.
+        scaler: scaler of losses in fp16; None without a scaler, as for bf16 on the CPU.
     """
 
     on = False
@@ -190,7 +191,7 @@ def accelerate(amp: bool = False) -> None:
     """Train with automatic mixed precision; call it before models and optimizers are prepared.
 
     Args:
-        amp: True: forward passes in fp16 with scaled losses on a GPU, in bf16 on the CPU; False: full
+        amp: True: forward passes in fp16 with scaled losses on a GPU, or in bf16 on the CPU. False: full
             precision.
 
     Raises:
@@ -229,7 +230,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
 
 
 def backward(tensor: torch.Tensor) -> None:
-    """Compute the gradients of `tensor`, a loss, which is scaled if `accelerate` asked for it."""
+    """Compute the gradients of the loss `tensor`, which is scaled if `accelerate` requires it."""
     scaler = _Precision.scaler
     scaled = tensor if scaler is None else scaler.scale(tensor)
     scaled.backward()  # type: ignore[no-untyped-call]
@@ -256,14 +257,14 @@ def _world_size() -> int:
 
 
 def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return an equal loader, but of this worker's share."""
+    """Return an equal loader of this worker's share of the samples."""
     if loader.batch_size is None:
         raise ConfigError(
             "prepare_data_loader: this loader has a batch_sampler, or doesn't batch: give it a "
             "DistributedSampler yourself, or pass add_dist_sampler=False"
         )
     sampler = loader.sampler
-    # Samplers that a loader made itself; torchdata's loaders have their own classes of samplers.
+    # A sampler that the loader itself made; torchdata's loaders have their own classes of samplers.
     made = type(sampler).__module__.partition(".")[0] in ("torch", "torchdata") and type(sampler).__name__
     shuffles = made == "RandomSampler" and not sampler.replacement  # type: ignore[attr-defined]
     plain = shuffles or type(sampler) is SequentialSampler
@@ -280,12 +281,12 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 class _PreparedLoader(DataLoader[Any]):
-    """Loader with counted batches on a device.
+    """Loader that counts its batches and can move them to a device.
 
     Args:
         loader: loader of the batches; this object shares its attributes.
         device: a GPU; None does not move batches.
-        ahead: copy the next batch while the current one is used.
+        ahead: True copies the next batch while the current batch is used.
     """
 
     __slots__ = ("_ahead", "_loader", "_prefetcher")  # All other attributes belong to the loader.

@@ -22,7 +22,8 @@ class DataConfig:
     """Settings for sharing a trainer's data sets among its workers.
 
     Args:
-        datasets_to_split: "all", or the names of the data sets to share; each worker gets the others whole.
+        datasets_to_split: "all", or the names of the data sets to share; each worker gets other data sets
+            whole.
         seed: shuffle an indexable data set in each epoch, with this seed plus the epoch's number; None: no
             shuffling. With a `DataLoader` over the shard, call `shard.set_epoch` before each pass.
 
@@ -61,22 +62,22 @@ class Batches:
 
 
 class DatasetShard:
-    """One worker's share of a data set; each pass over it is an epoch.
+    """One worker's share of a data set; each pass over the shard is an epoch.
 
     All shards have equal lengths; surplus samples are left out. For an indexable data set a worker has the
     samples rank, rank + n, rank + 2 n, ... of the epoch's order.
 
-    `iter` always starts a pass at the first sample. An interrupted earlier pass is complete: its epoch is
-    over. Only `load_state_dict` makes a pass start in the middle.
+    `iter` always starts a pass at the first sample. An interrupted pass counts as a complete epoch. Only
+    `load_state_dict` makes a pass start in the middle.
 
     A `DataLoader` reads an indexable shard by index, which is not a pass: the order stays constant until
     `set_epoch` is called. Loader processes with `persistent_workers=True` do not see this call.
 
     Args:
-        data: indexable with a length, or any iterable.
+        data: an indexable data set with a length, or any iterable.
         rank: rank of the worker.
         world_size: number of workers that share the data set.
-        seed: see `DataConfig`.
+        seed: seed of the shuffling; see `DataConfig`.
     """
 
     def __init__(self, data: Any, rank: int, world_size: int, seed: int | None = None) -> None:
@@ -106,11 +107,11 @@ class DatasetShard:
         return self._begin(iter)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the epoch of the next pass; with a seed it determines the order."""
+        """Make `epoch` the epoch of the next pass; with a seed, the epoch determines the order."""
         self.load_state_dict({"epoch": epoch, "taken": 0})
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position of the latest pass: "epoch", and the number of samples "taken".
+        """Return the position of the latest pass: `epoch`, and `taken`, the number of samples taken.
 
         A sample counts when it leaves the shard. Samples that a `DataLoader` reads by index do not count.
         Samples that are prefetched before the training loop needs them count early.
@@ -120,8 +121,8 @@ class DatasetShard:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Make the next pass, and only this pass, continue where `state_dict` was called.
 
-        It continues with equal samples if the same method starts it, with equal `local_shuffle_buffer_size`
-        and `local_shuffle_seed`.
+        The pass continues with the same samples if the same method starts it, with the same
+        `local_shuffle_buffer_size` and `local_shuffle_seed`.
         """
         self._position = self._next = {"epoch": state["epoch"], "taken": state["taken"]}
 
@@ -150,8 +151,8 @@ class DatasetShard:
             device: device for the tensors.
             dtypes: data type of all tensors, or data types by key.
             prefetch_batches: Ray's argument; has no effect.
-            local_shuffle_buffer_size: draw each sample from a buffer of this many next samples; None: no
-                shuffling.
+            local_shuffle_buffer_size: size of a buffer of upcoming samples, from which each sample is drawn;
+                None: no shuffling.
             local_shuffle_seed: seed of these draws, which are equal in each pass.
 
         Raises:
@@ -178,7 +179,7 @@ class DatasetShard:
         return self.iter_torch_batches(**options).map(partial(map_tensors, lambda tensor: tensor.numpy()))
 
     def _begin(self, drawn: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """Start a pass, and return its samples; `drawn` reorders the epoch's order."""
+        """Start a pass and return its samples; `drawn` rearranges the epoch's order."""
         # Each pass has its own position, so that an interrupted pass can't change the next one.
         position = self._position = self._next
         self._next = {"epoch": position["epoch"] + 1, "taken": 0}
@@ -188,7 +189,7 @@ class DatasetShard:
         self, position: dict[str, int], drawn: Callable[[Iterable[Any]], Iterator[Any]]
     ) -> Iterator[Any]:
         indexable = _indexable(self._data)
-        # Starts at the first sample even when resuming, so that earlier draws are repeated.
+        # Starts at the first sample even when resuming, so that earlier random draws are repeated.
         places = drawn(self._order(position["epoch"]) if indexable else self._of_stream())
         for place in itertools.islice(places, position["taken"], None):
             sample = self._data[place] if indexable else place
@@ -211,7 +212,7 @@ class DatasetShard:
         return self._drawn[1]
 
     def _of_stream(self) -> Iterator[Any]:
-        """Yield this worker's sample of each complete round over all workers."""
+        """Yield one sample from each complete round, in which every worker gets a sample."""
         source = iter(self._data)
         while len(several := list(itertools.islice(source, self._world_size))) == self._world_size:
             yield several[self._rank]
@@ -221,21 +222,21 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
     """Return the shards of a data set, by rank.
 
     Args:
-        data: a Ray Dataset; or indexable with a length, such as a torch or Hugging Face data set; or any
-            iterable that can restart and gives equal samples in equal order each time.
+        data: a Ray Dataset; or an indexable data set with a length, such as torch's or Hugging Face's; or any
+            iterable that can restart and gives the same samples in the same order each time.
         workers: number of shards.
-        name: key in `datasets`.
-        config: configuration of the trainer.
+        name: key of the data set in `datasets`.
+        config: the trainer's configuration for data sets.
 
     Raises:
-        ConfigError: `data` has another type, such as a dictionary, a text or a table; or it has fewer samples
-            than workers.
+        ConfigError: `data` has an unsupported type, such as a dictionary, a text or a table, or it has fewer
+            samples than workers.
     """
     shared = config.datasets_to_split == "all" or name in config.datasets_to_split
     if hasattr(data, "streaming_split"):  # A Ray Dataset splits itself.
         shards: Sequence[Any] = data.streaming_split(workers, equal=True) if shared else [data] * workers
         return shards
-    # pandas' frames and series; tables of polars and pyarrow.
+    # Recognizes frames and series of pandas, and tables of polars and pyarrow.
     table = hasattr(data, "iloc") or (hasattr(data, "columns") and hasattr(data, "schema"))
     if table or isinstance(data, Mapping | str | bytes | bytearray):
         raise ConfigError(

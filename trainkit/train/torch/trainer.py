@@ -1,4 +1,4 @@
-"""`TorchTrainer`, which trains an operator or runs a training function, and its form for functions."""
+"""`TorchTrainer`, which trains an operator or runs a training function, and its base class for functions."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ _RESUME = f"go on by TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
 
 
 class _FinishedError(Exception):
-    """The run of this name finished with another configuration, so a new run gets another name."""
+    """The run of this name finished with a different configuration, so a new run gets a new name."""
 
 
 class _OtherFormError(ConfigError, AttributeError):
-    """Use of an attribute of the other form of `TorchTrainer`; an AttributeError, so `hasattr` is False."""
+    """Use of an attribute of the wrong form of `TorchTrainer`; an AttributeError, so `hasattr` is False."""
 
 
 @dataclass(frozen=True, repr=False)
 class _RunResult(Result):
-    """Outcome of a training function's run. Its reports hold only the metrics that the function reported."""
+    """Outcome of a training function's run; its reports contain only metrics that the function reported."""
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
         """Return the checkpoint of the best report by `metric`.
 
         Raises:
-            MetricError: no checkpoint was reported with this metric; the message names metrics that were.
+            MetricError: no checkpoint has this metric; the message names the metrics that checkpoints have.
         """
         reports = [report for _, report in self.best_checkpoints]
         if all(lookup(report, metric) is None for report in reports):
@@ -80,7 +80,7 @@ class DataParallelTrainer:
     Args:
         train_loop_per_worker: the training function.
         datasets: data sets by name.
-        **arguments: the other arguments of the function form; `TorchTrainer` documents each.
+        **arguments: further arguments of the function form; `TorchTrainer` documents each of them.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -120,7 +120,7 @@ class DataParallelTrainer:
 
         If a run with the name `RunConfig(name=...)` exists, the function resumes from its last checkpoint.
         The run's record keeps its original configuration; a warning lists the differences. A run that
-        finished with another configuration is not touched: the new run is stored beside it as "name_2".
+        finished with a different configuration is not touched: the new run is stored beside it as "name_2".
 
         Raises:
             WorkerGroupError: the function raised, or a worker died, more often than
@@ -128,7 +128,7 @@ class DataParallelTrainer:
             ControllerError: the process that waits for the workers failed, for example in a callback.
             InfeasibleError: the machine can never hold the workers.
             SerializationError: the function can't be sent to a worker; the message names the part.
-            KeyboardInterrupt: Ctrl-C; the run can be resumed.
+            KeyboardInterrupt: Ctrl-C ended the run, which can be resumed.
         """
         with named_as(SettingNames(resume=_RESUME, doing="Training", raises=True)):
             grid = self._tuner().fit()
@@ -154,12 +154,12 @@ class DataParallelTrainer:
 
         Args:
             path: the run's folder.
-            train_loop_per_worker: the training function of the run.
+            train_loop_per_worker: the run's training function.
             **arguments: the constructor arguments of the run.
 
         Raises:
-            ConfigError: the function, `scaling_config` or a configuration that the function takes is missing.
-            StoreError: `path` holds no run.
+            ConfigError: the function, `scaling_config` or a configuration that the function needs is missing.
+            StoreError: `path` contains no run.
         """
         needed = {"scaling_config"}
         if train_loop_per_worker is not None and takes_config(train_loop_per_worker):
@@ -175,11 +175,11 @@ class DataParallelTrainer:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
-        """Return True if `path` holds a run that `restore` can resume.
+        """Return True if `path` contains a run that `restore` can resume.
 
         Args:
             path: the run's folder.
-            storage_filesystem: the fsspec file system that holds `path`.
+            storage_filesystem: the fsspec file system of `path`.
         """
         return Tuner.can_restore(path, storage_filesystem)
 
@@ -203,7 +203,7 @@ class DataParallelTrainer:
         )
 
     def _tuner(self) -> Tuner:
-        """Return the tuner of this one run: a new one, or one that resumes an existing run."""
+        """Return the tuner of this run: a new tuner, or a tuner that resumes an existing run."""
         run = self.run_config
         if self._restored_from is not None:
             return self._going_on(self._restored_from, run.storage_filesystem)
@@ -247,17 +247,17 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
     `TorchTrainer(train_fn, scaling_config=ScalingConfig(num_workers=2)).fit()` runs a function, like Ray
     Train. The function calls `trainkit.train.report`, and torch's process group of all workers is already set
     up. `TorchTrainer(training_operator_cls=Operator, num_workers=2)` trains an operator, like RaySGD. The
-    workers start with the trainer, and `train()` is one epoch.
+    workers start with the trainer, and each `train()` is one epoch.
 
     Args, of a function:
         train_loop_per_worker: a function of `train_loop_config`, or one without arguments.
         train_loop_config: argument of the function; default {}.
         torch_config: how the workers communicate.
-        scaling_config: number of workers, and the resources of each.
+        scaling_config: number of workers, and the resources of each worker.
         run_config: where the run is stored, how often it is retried, which checkpoints are kept.
         datasets: data sets by name. `trainkit.train.get_dataset_shard` returns each worker's share. A data
-            set is indexable with a length; or an iterable that gives the same samples in the same order on
-            each pass and on each worker; or, on the Ray engine, a Ray Dataset.
+            set is one of: an indexable object with a length; an iterable that gives the same samples in the
+            same order on each pass and on each worker; on the Ray engine, a Ray Dataset.
         dataset_config: how the data sets are shared.
         resume_from_checkpoint: result of `get_checkpoint` until the function reports its first checkpoint.
         metadata: result of `get_context().get_metadata()`.
@@ -265,36 +265,37 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
     Args, of an operator:
         training_operator_cls: the operator to train: a subclass, not an instance.
         initialization_hook: function without arguments, called in each worker before anything else.
-        config: passed to the operator's `setup`. Its "batch_size" is the size for each worker. Its
-            `BATCH_SIZE` is the size over all workers, and is divided among them.
+        config: passed to the operator's `setup`. Its key "batch_size" is the batch size of each worker. Its
+            key `BATCH_SIZE` is the batch size over all workers, and is divided among them.
         num_workers: number of processes for data-parallel training; either all of them start or none.
         num_cpus_per_worker: CPUs for each worker; they also set its number of threads.
-        use_gpu: True gives each worker a GPU; "auto" does so if this process sees any.
-        backend: "gloo", "nccl", or "auto": NCCL for GPUs, else gloo.
-        wrap_ddp: wrap models in `DistributedDataParallel`; False leaves this to the operator.
-        timeout_s: time limit of one collective operation, in seconds.
+        use_gpu: True gives each worker a GPU; "auto" does so if this process sees a GPU.
+        backend: "gloo", "nccl", or "auto": NCCL for GPUs, otherwise gloo.
+        wrap_ddp: True wraps models in `DistributedDataParallel`; False leaves this to the operator.
+        timeout_s: time limit of each collective operation, in seconds.
         use_fp16: True means `precision="fp16"`.
-        use_tqdm: show a progress bar of worker 0.
-        add_dist_sampler: share each loader's samples among workers; False leaves this to the operator.
+        use_tqdm: True shows a progress bar of worker 0.
+        add_dist_sampler: True shares each loader's samples among workers; False leaves this to the operator.
         scheduler_step_freq: when learning rate schedulers step: after each "batch", each "epoch", or
-            "manual". Required if any are registered.
-        use_local: run worker 0 in this process.
+            "manual". Required if schedulers are registered.
+        use_local: True runs worker 0 in this process.
         strategy: how the model is distributed: "auto" (one worker: on its device; several: data-parallel), a
             name such as "ddp" or "fsdp", or a value such as `trainkit.train.strategies.fsdp.FSDP(...)`.
         precision: "32", "bf16" or "fp16" (with loss scaling), by `torch.autocast`.
         gpus_per_worker: GPUs for each worker; default: one if GPUs are used.
         grad_accumulation_steps: number of batches whose gradients form one optimizer step.
-        max_grad_norm: largest norm of all gradients together; larger ones are clipped. None: no clipping.
-        compile: compile models with `torch.compile`.
-        channels_last: store images and convolutions in the memory format that suits tensor cores.
-        detect_nan: stop with `NonFiniteLossError` at the first loss that is not finite. This waits for the
-            device at each step. Otherwise such a loss is reported at the end of the epoch.
+        max_grad_norm: largest norm of all gradients together; larger gradients are clipped. None: no
+            clipping.
+        compile: True compiles models with `torch.compile`.
+        channels_last: True stores images and convolutions in the memory format that suits tensor cores.
+        detect_nan: True stops with `NonFiniteLossError` at the first loss that is not finite. This waits for
+            the device at each step. Otherwise such a loss is reported at the end of the epoch.
         ema_decay: decay per step of an exponential moving average of all weights. `validate` evaluates the
             averages, and `get_model(ema=True)` returns them. None: no averages.
-        min_workers: fewest workers to continue with after some are lost; default: `num_workers`.
+        min_workers: fewest workers to continue with after workers are lost; default: `num_workers`.
 
     Raises:
-        ConfigError: an argument is wrong, or belongs to the other form.
+        ConfigError: an argument is wrong, or belongs to the other form of the trainer.
         InfeasibleError: the machine can never hold the workers of an operator.
         GangError: a worker of an operator died while it started.
     """
@@ -411,7 +412,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Return the differences between two records of a configuration as text; "" if they are equal.
 
     Args:
-        before: record of the run. It lacks "train_loop_config" if an older version wrote it.
+        before: record of the run. It lacks `train_loop_config` if an older version wrote it.
         after: record of the trainer.
     """
     if "train_loop_config" not in before:

@@ -29,7 +29,7 @@ _Callback: Any = load(
 _utils: Any = load("transformers.trainer_utils", "Transformers trainers", "transformers")
 
 _DEVICES = ("_setup_devices", "_n_gpu", "distributed_state")
-"""Attributes of `TrainingArguments` about this process's devices; a trial determines its own."""
+"""Attributes of `TrainingArguments` about this process's devices; a trial determines its own values."""
 
 BACKEND = "trainkit"
 """Name of the backend of a prepared trainer's `hyperparameter_search`."""
@@ -38,9 +38,9 @@ BACKEND = "trainkit"
 class TransformersReportCallback(_Callback):  # type: ignore[misc]
     """Callback that reports the Trainer's logged metrics with a checkpoint whenever the Trainer saves one.
 
-    The report holds the latest value of each metric. The checkpoint holds Transformers' own checkpoint in its
-    folder `checkpoint`; resume from it with `trainer.train(resume_from_checkpoint=...)`. Metrics must be
-    logged before the save: use equal `eval_strategy` and `save_strategy`.
+    The report contains the latest value of each metric. The checkpoint's folder `checkpoint` contains
+    Transformers' own checkpoint; resume from it with `trainer.train(resume_from_checkpoint=...)`. Metrics
+    must be logged before the save: use equal `eval_strategy` and `save_strategy`.
     """
 
     CHECKPOINT_NAME = "checkpoint"
@@ -51,12 +51,12 @@ class TransformersReportCallback(_Callback):  # type: ignore[misc]
         for entry in state.log_history:
             metrics.update(entry)
         if dist.is_initialized():
-            dist.barrier()  # Afterwards each worker has written its own files.
+            dist.barrier()  # From here on, each worker has written its own files.
         _report_saved(metrics, args, state)
 
 
 def _report_saved(metrics: Mapping[str, Any], args: Any, state: Any) -> None:
-    """Report, with Transformers' latest checkpoint if this worker's machine has it."""
+    """Report metrics, with Transformers' latest checkpoint if this worker's machine has it."""
     source = os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
     if get_context().get_local_rank() != 0 or not os.path.isdir(source):
         report(metrics)
@@ -80,10 +80,9 @@ class _Ready(IterableDataset[Any]):
 def prepare_trainer(trainer: Any) -> Any:
     """Make a Transformers `Trainer` accept batches of `get_dataset_shard(...).iter_torch_batches(...)`.
 
-    They may be its `train_dataset`, its `eval_dataset`, or one of several `eval_dataset`s. Transformers
-    shares other data sets among the workers as usual. The number of batches is unknown, so training on them
-    needs `TrainingArguments(max_steps=...)`.
-
+    The batches may be its `train_dataset`, its `eval_dataset`, or one of several `eval_dataset`s.
+    Transformers shares other data sets among the workers as usual. The number of batches is unknown, so
+    training on them needs `TrainingArguments(max_steps=...)`.
     In your own program, the prepared trainer's `hyperparameter_search` has the backend "trainkit", with the
     further arguments of `search`.
 
@@ -91,7 +90,7 @@ def prepare_trainer(trainer: Any) -> Any:
         trainer: the trainer; it is changed in place and returned.
 
     Raises:
-        ConfigError: a data set is a shard itself, or can be iterated over only once.
+        ConfigError: a data set is itself a shard, or can be iterated over only once.
     """
     evaluated = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
     for data in (trainer.train_dataset, *evaluated.values()):
@@ -133,7 +132,7 @@ def _loader(data: Any) -> DataLoader[Any] | None:
 
 
 class _SearchCallback(_Callback):  # type: ignore[misc]
-    """Callback that reports each evaluation, with a checkpoint if one is saved after it."""
+    """Callback that reports each evaluation, with the checkpoint if one is saved after the evaluation."""
 
     def __init__(self, objective: Callable[[dict[str, float]], float]) -> None:
         self.reports = 0
@@ -141,7 +140,7 @@ class _SearchCallback(_Callback):  # type: ignore[misc]
         self._due: dict[str, Any] | None = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **more: Any) -> None:
-        """Report, or let the following save report."""
+        """Report the evaluation, or leave the report to the save that follows."""
         told = {**metrics, "objective": self._objective(dict(metrics))}
         self.reports += 1
         # With "best", Transformers decides about a save only after this call.
@@ -168,7 +167,7 @@ def search(
     tune_config: TuneConfig | None = None,
     run_config: RunConfig | None = None,
 ) -> Any:
-    """Search the `TrainingArguments` of a Transformers trainer; each trial is a process with a copy of it.
+    """Search the `TrainingArguments` of a Transformers trainer; each trial is a process with its own copy.
 
     Args:
         trainer: a trainer with a `model_init`.
@@ -178,8 +177,9 @@ def search(
             loss, or the sum of the trainer's metrics.
         n_trials: number of samples of the space.
         direction: "minimize" or "maximize" the objective.
-        resources_per_trial: see `tune.with_resources`; None: 1 CPU, and 1 GPU if the trainer has found one.
-        tune_config: scheduler, searcher and more. The other arguments determine metric, mode and number of
+        resources_per_trial: see `tune.with_resources`; None: 1 CPU, and 1 GPU if the trainer has found a GPU.
+        tune_config: scheduler, searcher and more. The function's further arguments set metric, mode and
+            number of samples; the metric is named "objective".
             samples; the metric is named "objective".
         run_config: settings of the run, such as its folder.
 
@@ -206,7 +206,7 @@ def search(
     sent.args = copy.copy(trainer.args)
     for name in _DEVICES:
         vars(sent.args).pop(name, None)
-    # Objects of an earlier training; each trial makes its own.
+    # These objects belong to an earlier training; each trial makes its own.
     sent.model = sent.model_wrapped = sent.optimizer = sent.lr_scheduler = None
     sent.accelerator = sent.gather_function = None
     handler.model = handler.optimizer = handler.lr_scheduler = None

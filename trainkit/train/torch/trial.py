@@ -1,4 +1,4 @@
-"""Training function as a trial: the workers' reports are merged and passed to the tuner."""
+"""A training function as a trial: the workers' reports are merged and passed to the tuner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunContext:
     """Settings of a run, for its callbacks.
 
     Attributes:
-        run_config: its name, place, and settings for failures and checkpoints.
+        run_config: name and storage path of the run, and settings for failures and checkpoints.
         train_loop_config, scaling_config, backend_config, dataset_config: settings of the trainer.
         run_id: id of the run's trial.
     """
@@ -69,7 +69,7 @@ class UserCallback(Callback):
         Args:
             run_context: settings of the run.
             metrics: metrics of each worker, by rank.
-            checkpoint: the checkpoint kept with the report; None if no worker gave a part.
+            checkpoint: the checkpoint kept with the report; None if no worker reported a checkpoint.
         """
 
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
@@ -82,7 +82,7 @@ class UserCallback(Callback):
 
 
 RANK = "worker_rank"
-"""Attribute of an error: rank of the worker that caused it."""
+"""Attribute of an error for the rank of the worker that caused it."""
 
 
 def original(error: BaseException) -> BaseException:
@@ -95,8 +95,8 @@ class LoopTrial:
 
     Args:
         options: options of the trainer.
-        alone: True for the trainer's own run, outside of a search. It uses the trainer's configuration, and
-            the experiment's configuration is only a record.
+        alone: True for the trainer's own run, outside of a search. The run uses the trainer's configuration,
+            and the experiment's configuration is only a record.
     """
 
     def __init__(self, options: LoopOptions, *, alone: bool = False) -> None:
@@ -114,14 +114,14 @@ class LoopTrial:
         return LoopOptions(**self._arguments(config)).request
 
     def __call__(self, config: dict[str, Any], datasets: Mapping[str, Any]) -> None:
-        """Run the function on all workers, and pass on their reports.
+        """Run the function on all workers, and pass their reports to the tuner.
 
         Args:
             config: configuration in the form for `LoopOptions.of_config`.
             datasets: data sets by name.
 
         Raises:
-            TrainingError: the function has ended on some workers, while others reported.
+            TrainingError: the function has ended on some workers while others reported.
             GangError: a worker died.
             Exception: a worker's exception, with its traceback.
         """
@@ -194,7 +194,7 @@ class LoopTrial:
             if any(done):
                 raise TrainingError(uneven_text([reply[0] for reply in replies], done))
             metrics = [dict(reply[1] or {}) for reply in replies]
-            # In a search "done" would end the trial, but a run ends when its workers end.
+            # In a search, the key `done` would end the trial, but a run ends when its workers end.
             left_out = [each.pop("done") for each in metrics if self._alone and "done" in each]
             if left_out and not has_told:
                 has_told = True
@@ -229,7 +229,7 @@ def join_parts(parts: Sequence[str], folder: str) -> None:
         folder: path of an existing folder.
 
     Raises:
-        CheckpointError: a part is missing or can't be moved.
+        CheckpointError: one of the folders is missing or can't be moved.
     """
     try:
         for part in reversed(parts):

@@ -25,7 +25,7 @@ from trainkit.tune.trial.messages import Reply
 PARTS = ".checkpoint_000000000.partial"
 """Folder of a trial with each worker's part of a checkpoint, until the parts are joined.
 
-Its name excludes it from copies of the experiment, and a later attempt removes it.
+Its name excludes it from copies of the experiment. A later attempt removes it.
 """
 
 
@@ -35,10 +35,10 @@ def part_dir(trial_dir: str, rank: int) -> str:
 
 
 def set_library_variables(run: str, locality: LocalRank, device: torch.device) -> None:
-    """Set further variables, beyond `set_torchrun_variables`, that libraries in the function read.
+    """Set variables, in addition to `set_torchrun_variables`, that libraries in the function read.
 
     Args:
-        run: identifier of the workers, by which Lightning knows that a launcher started them.
+        run: identifier of the workers, from which Lightning knows that a launcher started them.
         locality: the worker's position on its machine.
         device: device of the worker.
     """
@@ -51,11 +51,11 @@ def set_library_variables(run: str, locality: LocalRank, device: torch.device) -
 
 
 GPUs = tuple[str, tuple[str, ...]]
-"""A worker's machine, and the names of its GPUs there, in the form for CUDA_VISIBLE_DEVICES."""
+"""A worker's machine, and the names of its GPUs there, as CUDA_VISIBLE_DEVICES expects them."""
 
 
 def shared_gpus(all_gpus: Sequence[GPUs], own: GPUs) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the GPUs of all workers on one worker's machine, and the indices of its own among them.
+    """Return all workers' GPUs on a worker's machine, and the indices of the worker's own GPUs among them.
 
     Args:
         all_gpus: GPUs of all workers, by rank within a machine.
@@ -99,7 +99,7 @@ class LoopWorker(GroupMember):
             set_torchrun_variables(place, spec.rank, options.num_workers, locality)
             set_library_variables(trial.trial_id, locality, devices[0])
             if trial.seed is not None:
-                # Different on each worker, like in unseeded processes, but reproducible.
+                # Seeds differ between workers, like in unseeded processes, but are reproducible.
                 seed_generators(trial.seed + spec.rank)
         self._join(spec, devices)
         check_libraries()

@@ -5,11 +5,12 @@
               ▼
             places that still fit ──▶ new group ──▶ setup, restore the snapshot ──▶ repeat the call
 
-Ctrl-C ends the group in the middle of a call and frees its places; the next call starts with a new group.
+Ctrl-C ends the group in the middle of a call and frees its resources; the next call starts a new group.
 
 A snapshot is the workers' state between two calls. It is stored in shared memory, so it outlives the workers.
 A snapshot is taken at the end of each training epoch. Later calls may change a small part of the state. Then
-either this part is read again, or the call is recorded and repeated. Before the first call, a setup with an
+either this part is read again, or the call is recorded for repetition. Before the first call, a setup with
+the same seed is sufficient.
 equal seed is sufficient.
 """
 
@@ -61,8 +62,8 @@ class Snapshot:
 
     Attributes:
         states: state of each worker; None: the state after setup.
-        small: the part that a validation may change, by rank, read later; None if nothing has changed.
-        repeated: later calls, to be repeated on the restored state.
+        small: the part that a validation may have changed later, by rank; None if nothing has changed.
+        repeated: later calls, which are repeated on the restored state.
     """
 
     states: list[Any] | None = None
@@ -71,10 +72,10 @@ class Snapshot:
 
 
 class ElasticWorkerGroup:
-    """Workers of one trainer, formed again when some are lost.
+    """Workers of one trainer, which are replaced when some are lost.
 
     Args:
-        options: resolved options.
+        options: resolved options of the trainer.
 
     Raises:
         InfeasibleError: the machine can never hold the workers.
@@ -91,7 +92,7 @@ class ElasticWorkerGroup:
         self._placement = WorkerPlacement(options.bundle)
         # A trainer that is dropped without a shutdown must free its CPUs for the next one.
         weakref.finalize(self, self._placement.give_back).atexit = False
-        # Drawn from this process's generator, so that the workers of a seeded script or trial are
+        # The seed is drawn from this process's generator, so that the workers of a seeded script or trial are
         # reproducible. A single worker in this process uses the generator directly.
         self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
         self._snapshot: Snapshot | None = Snapshot()
@@ -103,14 +104,14 @@ class ElasticWorkerGroup:
             raise
 
     def reserved(self) -> Bundle:
-        """Return the machine's resources that the workers hold; {} if their session has ended."""
+        """Return the resources of the machine that the workers reserve; {} if their session has ended."""
         if self._session is None or not self._session.is_current():
             return {}
         return self._placement.reserved()
 
     @property
     def ended(self) -> str | None:
-        """Reason why no further call is possible; None if one is, with these workers or new ones."""
+        """Reason why no further call is possible; None if calls are possible, perhaps with new workers."""
         return self._group.ended if self._snapshot is None else None
 
     @property
@@ -131,7 +132,7 @@ class ElasticWorkerGroup:
 
         Args:
             call: call of a method of all workers.
-            max_retries: how often it is repeated; never without a snapshot.
+            max_retries: how often the call may be repeated; without a snapshot it is never repeated.
 
         Raises:
             GangError: workers were lost, and no retry, no snapshot or no room for new workers is left.
@@ -146,7 +147,7 @@ class ElasticWorkerGroup:
         return self._recovering(once, call.name, max_retries, call.effect)
 
     def epoch(self, call: Call, max_retries: int) -> list[Any]:
-        """Run an epoch; with `max_retries`, start from a snapshot, which is taken if it does not exist.
+        """Run an epoch; with `max_retries` above 0, make sure that a snapshot exists first.
 
         A training epoch ends with the next snapshot, so a worker that dies between two epochs loses nothing.
         """
@@ -178,14 +179,14 @@ class ElasticWorkerGroup:
         """Allow the block to change the workers; afterwards new workers continue from the state before it.
 
         Args:
-            what: the trainer's method, for messages.
+            what: name of the trainer's method, for messages.
 
         Yields:
-            A function that returns the workers, or with a configuration new workers in their places, in the
-            state after setup.
+            A function that returns the workers or, for a configuration, new workers with the same resources;
+            these are in the state after setup.
 
         Raises:
-            ObjectStoreFullError: a snapshot of the state does not fit.
+            ObjectStoreFullError: a snapshot of the state does not fit into the object store.
         """
         self._recovering(lambda: None, what, 0, Effect.NOTHING)  # Forms new workers after Ctrl-C.
         if self._snapshot is None or self._keeps_nothing():
@@ -224,7 +225,7 @@ class ElasticWorkerGroup:
             self._start_again()
 
     def close(self, *, force: bool = False) -> None:
-        """End all workers and free their places; `force` ends them in the middle of a call."""
+        """End all workers and free their resources; `force` ends them in the middle of a call."""
         try:
             if hasattr(self, "_group"):
                 self._group.close(force=force)
@@ -243,7 +244,7 @@ class ElasticWorkerGroup:
         return self.run(Call("snapshot", name="state_dict"))
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; all workers write if no single worker holds the state."""
+        """Write a checkpoint; all workers write if no single worker has the whole state."""
 
         def once() -> list[Any]:
             workers = self._call(Call("own_state"))
@@ -253,11 +254,12 @@ class ElasticWorkerGroup:
         self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
 
     def models(self, *, to_cpu: bool, averaged: bool) -> list[nn.Module]:
-        """Return the user's own modules: copies on the CPU, or the live ones if worker 0 is in this process.
+        """Return the user's own modules: copies on the CPU, or the live modules if worker 0 is in this
+        process.
 
         Args:
-            to_cpu: always return copies.
-            averaged: return copies with the averaged weights.
+            to_cpu: True always returns copies.
+            averaged: True returns copies with the averaged weights.
         """
         spreads = self._options.spec.spreads
         if not spreads and not averaged:
@@ -291,7 +293,7 @@ class ElasticWorkerGroup:
                     raise
                 failures.append(error)
             except BaseException as error:
-                # Surviving workers may have run a part of the call, which the snapshot lacks.
+                # Surviving workers may have run a part of the call, which the snapshot does not include.
                 lives_on = self._group.ended is None
                 if lives_on and effect is not Effect.NOTHING and self._loss(error) is None:
                     self._snapshot = None
@@ -313,15 +315,15 @@ class ElasticWorkerGroup:
         This uses no retry, because no worker has failed.
 
         Args:
-            act: function that runs `what`.
+            act: function that runs the call.
             what: name of the call, for messages.
-            again: run `act` again after new workers are formed; otherwise raise.
+            again: True runs `act` again with new workers; False raises an error.
 
         Raises:
             GangError: no snapshot exists, the node dies repeatedly, or `act` isn't run again.
         """
         if hasattr(self, "_group") and self.ended is not None:
-            return act()  # `act` raises the reason of the end.
+            return act()  # `act` raises an error with the reason of the end.
         losses = 0
         loss: NodeDiedError | None = None
         while True:
@@ -350,12 +352,12 @@ class ElasticWorkerGroup:
                 log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
 
     def _loss(self, error: BaseException) -> NodeDiedError | None:
-        """Return the error of the node's death if it caused `error`, else None."""
+        """Return the error of the node's death if the death caused `error`; otherwise None."""
         return self._session.loss() if self._session is not None and isinstance(error, Exception) else None
 
     @contextmanager
     def _closed_if_ended(self, what: str) -> Iterator[None]:
-        """Free the places of an ended group at the end of the block, for other programs."""
+        """Free the resources of an ended group at the end of the block, for other programs."""
         try:
             yield
         except Exception:
@@ -368,7 +370,7 @@ class ElasticWorkerGroup:
             raise
 
     def _interrupt(self, what: str) -> None:
-        """End the workers in the middle of a call, and keep the snapshot for the next call's workers."""
+        """End the workers in the middle of a call; keep the snapshot for the workers of the next call."""
         self._group.close(force=True, why=f"{what}() was interrupted")
         if self._snapshot is None:
             self._group.ended = f"{self._group.ended}, {recovery.NO_SNAPSHOT}"
@@ -424,7 +426,7 @@ class ElasticWorkerGroup:
             if held is None:
                 return
             if held.states is not None or held.small is not None:
-                # Stored once, not sent to each worker; small states are sent with the call.
+                # The states are stored once, not sent to each worker; small states are sent with the call.
                 states = held.states if self._keeps_nothing() else runtime.put(held.states)
                 self._group.call("restore", states, held.small, in_step=False)
             for call in held.repeated:
@@ -441,7 +443,7 @@ class ElasticWorkerGroup:
         self._retrying(lambda: None, self._group.asked, recovery.RETRIES, Effect.NOTHING)
 
     def _form_elsewhere(self) -> None:
-        """Form workers in a new session after the previous one was lost; do not start them yet."""
+        """Form workers in a new session after the previous session was lost; do not start them yet."""
         if hasattr(self, "_group"):
             self._group.close(force=True)
         self._placement.give_back()
@@ -465,7 +467,7 @@ class ElasticWorkerGroup:
             log.warning("%s", recovery.size_text(before, now, self._options.num_workers))
 
     def _grow(self) -> None:
-        """Add workers if fewer than requested are running and room has become free."""
+        """Add workers if fewer than requested are running and resources have become free."""
         group, full = self._group, self._options.num_workers
         if group.ended is not None or group.world_size == full:
             return
@@ -474,7 +476,7 @@ class ElasticWorkerGroup:
             return
         if self._snapshot is None:
             self._recovering(self._take_snapshot, "train", 0, Effect.NOTHING)
-        # Added to the held places, because released ones could go to other waiting programs.
+        # Resources are added to the reserved ones, because released resources could go to other programs.
         if self._snapshot is None or not self._placement.add(size - group.world_size):
             return
         log.warning("%s", recovery.size_text(group.world_size, size, full))
@@ -489,22 +491,22 @@ class ElasticWorkerGroup:
 
         Args:
             sizes: sizes to try, the largest first.
-            again: True if it replaces a lost group, in the same places if these still exist.
+            again: True if the group replaces a lost group, with the same resources if these still exist.
 
         Raises:
             InfeasibleError: the machine can never hold the smallest size.
-            GangError: there is no room.
+            GangError: too few resources are free.
         """
         if not remote_ranks(self._options):
             return self._group_of(self._options.num_workers)
         timeout_s = self._options.timeout_s
         if again and self._placement.still_there():
             group = self._group_of(len(self._placement))
-            # The places are lost with their machine, which the cluster may not have noticed yet.
+            # Resources are lost with their machine, which the cluster may not have noticed yet.
             if group.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return group
             group.close(force=True)
-        # A first group waits without limit, but not for resources of this program.
+        # A first group waits without limit, but not for resources that this program itself holds.
         last_s = timeout_s if again else None
         if not again and runtime.get_current_placement_group() is None:
             smallest = [self._options.bundle] * sizes[-1]
@@ -528,7 +530,7 @@ class ElasticWorkerGroup:
 
 
 def _is_allowed(options: TrainerOptions, size: int) -> bool:
-    """Return True if `size` workers can divide the model and the batches."""
+    """Return True if the model and the batches can be divided among `size` workers."""
     spec = named_strategy(options.strategy, num_workers=size)
     devices = options.devices_per_worker or 1
     if any(spec.mistakes(num_workers=size, devices_per_worker=devices, step=options.step)):

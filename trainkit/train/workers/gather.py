@@ -1,7 +1,7 @@
 """Results of one call from all workers, and the cause of failures.
 
-If a worker fails in a step, the others wait in a collective, so its failure ends them too. The cause is a
-dead process or an error of the user's code. An error that only reports a lost peer is a symptom
+If a worker fails in a step, the other workers wait in a collective, so its failure ends them too. The cause
+is a dead process or an error of the user's code. An error that only reports a lost peer is a symptom
 (failure_cause.py). If all errors are symptoms, the cause is the worker that does not answer.
 """
 
@@ -24,7 +24,7 @@ GRACE_PERIOD_S = 5.0
 """Seconds to wait for the cause of a symptom, and for workers to end cleanly."""
 
 APART_S = 30.0
-"""Seconds to wait for the others after one worker raised in a call that may communicate but need not."""
+"""Seconds to wait for other workers after a worker raised in a call that may communicate but need not."""
 
 TELL_S = 60.0
 """Seconds after which a warning names the workers for which the others wait."""
@@ -38,18 +38,18 @@ class GatheredResults:
     """Results of one call from all workers.
 
     Attributes:
-        pending: references of the pending calls, each with its rank.
+        pending: references of the pending calls, each with its worker's rank.
         what: name of the call, for messages.
         world_size: number of workers.
         at_once: True if the workers communicate in the call. All workers are then ended at the first failure
-            that is a cause, or if some have answered and the others do not within `timeout_s`.
+            that is a cause, or if some workers have answered and the rest do not within `timeout_s`.
         timeout_s: time limit of a collective, in seconds.
         end_workers: function that ends all workers.
-        is_end: function that returns True for a failure that is the worker's expected end; its result is
-            None.
+        is_end: function that returns True for a failure that is the worker's expected end; the worker's
+            result is then None.
         results: results by rank.
         failures: failures by rank.
-        late: workers without an answer.
+        late: ranks of workers without an answer.
     """
 
     pending: dict[Any, int]
@@ -69,7 +69,7 @@ class GatheredResults:
     _told: bool = field(default=False, init=False)
 
     def collect(self) -> None:
-        """Wait until all workers have answered, or one has failed and the others will not answer."""
+        """Wait until all workers have answered, or until a failure shows that the rest will not answer."""
         while self.pending:
             left = self._time_left()
             if left is not None and left <= 0:
@@ -97,7 +97,7 @@ class GatheredResults:
         try:
             self.results[0] = own_part()
             self._answered_at = SYSTEM.monotonic()
-        except Exception as error:  # Treated as this worker's answer.
+        except Exception as error:  # The error is treated as this worker's answer.
             self._fail(0, error)
             if self.at_once:
                 if self._is_symptom(error):
@@ -115,20 +115,20 @@ class GatheredResults:
         return bool(self.failures or self.late)
 
     def deaths(self) -> list[int]:
-        """Return the workers whose process died, or a process that loads their data."""
+        """Return the ranks of workers whose process, or whose data loading process, died."""
         return [rank for rank, error in self.failures.items() if self._is_death(error)]
 
     def lost(self) -> list[int]:
-        """Return the workers that are gone or do not answer, if the call failed for this reason.
+        """Return the ranks of workers that are gone or do not answer, if this is why the call failed.
 
-        Return all failed workers if no worker knows the cause, and none if the user's code raised.
+        Return all failed workers if no worker knows the cause, and no worker if the user's code raised.
         """
         if self._raised():
             return []
         return self._died() or self.late or sorted(self.failures)
 
     def cause(self) -> int:
-        """Return the worker whose failure caused the others."""
+        """Return the rank of the worker whose failure caused the other failures."""
         raised = [rank for rank, _ in self._raised()]
         return (raised or self.lost())[0]
 
@@ -163,7 +163,7 @@ class GatheredResults:
         return verdict
 
     def _missed(self, waited: list[int], error: BaseException | None) -> str:
-        """Return the message about workers that were missing in a collective of the others."""
+        """Return the message about workers that did not join a collective of the other workers."""
         many = len(self.late) > 1
         late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self.world_size}"
         if error is None:
@@ -214,7 +214,7 @@ class GatheredResults:
         )
 
     def _died(self) -> list[int]:
-        """Return the workers that died on their own, by rank."""
+        """Return the ranks of workers that died on their own, in order."""
         return [
             rank
             for rank in sorted(self.deaths())
@@ -230,7 +230,7 @@ class GatheredResults:
         ]
 
     def _end_all(self) -> None:
-        """End the workers; the death of workers without an answer is not counted as their failure."""
+        """End the workers; workers without an answer count as late, not as failed."""
         self.late = self.late or sorted(self.pending.values())
         self.end_workers()
 
@@ -238,7 +238,7 @@ class GatheredResults:
         rank = self.pending.pop(ref)
         try:
             self.results[rank] = runtime.get(ref)
-        except Exception as error:  # `verdict` decides whether it is raised.
+        except Exception as error:  # `verdict` decides whether the error is raised.
             if not self.is_end(error):
                 self._fail(rank, error)
                 return
@@ -258,7 +258,7 @@ class GatheredResults:
         return self.world_size > 1 and failure_cause.is_symptom(error)
 
     def _is_death(self, error: BaseException) -> bool:
-        # A single worker in this process stays alive with its model, which no snapshot holds.
+        # A single worker in this process stays alive with its model, which no snapshot contains.
         if self._beside and self.world_size == 1:
             return False
         died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)

@@ -61,9 +61,9 @@ class WorkerSpec(Generic[Options]):
     Attributes:
         options: the trainer's resolved options.
         rank: this worker's rank, from 0.
-        locality: its position among the workers of its machine.
+        locality: this worker's position among the workers of its machine.
         rendezvous: the workers' meeting place; None for a single worker.
-        seed: seed of the generators, equal on all workers during setup; None does not seed them.
+        seed: seed of the generators, equal on all workers during setup; None: the generators are not seeded.
     """
 
     options: Options
@@ -79,7 +79,7 @@ T = TypeVar("T")
 class GroupMember:
     """Process of a worker group.
 
-    Its methods are called on all members at the same time, in the same order.
+    The methods are called on all members at the same time, in the same order.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class GroupMember:
         return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)
 
     def _join(self, spec: WorkerSpec[Any], devices: Sequence[torch.device]) -> ProcessGroup:
-        """Join the other workers; make the first device the current one."""
+        """Join the other workers; make the first device the current device."""
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
         if spec.rendezvous is None:
@@ -113,7 +113,7 @@ class GroupMember:
         )
 
     def _metered(self, spec: WorkerSpec[Any], trainer: str) -> RankObserver:
-        """Start and return the meter of this rank; `trainer` is the name of the training."""
+        """Start and return the observer of this rank; `trainer` is the name of the training job."""
         group = "" if spec.rendezvous is None else spec.rendezvous.place
         self._meter = observe_rank(spec.rank, spec.options.num_workers, trainer=trainer, group=group)
         return self._meter

@@ -20,8 +20,8 @@ def allowed_sizes(
     """Return the possible numbers of workers of a group, the largest first.
 
     Args:
-        num_workers: the largest number.
-        min_workers: the smallest number; None: `num_workers`.
+        num_workers: largest number of workers.
+        min_workers: smallest number of workers; None: `num_workers`.
         model_ways: number of workers that hold one copy of the model; all results are multiples of it.
         batch_size: global batch size, divided evenly among the copies of the model; None if each worker has
             its own batch size.
@@ -48,10 +48,10 @@ def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
 
 
 def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float | None) -> float | None:
-    """Return the seconds to wait for room for `size` workers before the next smaller number is tried.
+    """Return the seconds to wait for resources for `size` workers before a smaller number is tried.
 
-    The wait is long for the full number, because room may soon be free again; short for numbers in between;
-    and `last_s` for the smallest number, because no smaller one is left to try.
+    The wait is long for the full number, because resources may soon be free again, and short for numbers in
+    between. For the smallest number it is `last_s`, because no smaller number is left to try.
     """
     if size == min(allowed):
         return last_s
@@ -59,7 +59,7 @@ def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: 
 
 
 class WorkerPlacement:
-    """Places of the workers of one trainer; they are kept while its worker group is formed again.
+    """Resource bundles reserved for a trainer's workers, kept while the worker group is formed again.
 
     Args:
         bundle: resources of each worker.
@@ -75,7 +75,7 @@ class WorkerPlacement:
         return len(self._places)
 
     def reserved(self) -> Bundle:
-        """Return the held resources of the machine; {} if the places belong to a trial."""
+        """Return the reserved resources of the machine; {} if the bundles belong to a trial."""
         return total([self._bundle] * self._own)
 
     def __getitem__(self, rank: int) -> tuple[PlacementGroup, int]:
@@ -83,10 +83,10 @@ class WorkerPlacement:
         return self._places[rank]
 
     def take(self, workers: int, timeout_s: float | None = None) -> bool:
-        """Hold exactly `workers` places; inside a trial, places of the trial.
+        """Reserve exactly `workers` bundles; inside a trial, use bundles of the trial.
 
         Returns:
-            False, with nothing held, if there is no room within `timeout_s`.
+            False, with nothing reserved, if too few resources are free within `timeout_s`.
 
         Raises:
             InfeasibleError: the machine can never hold the workers.
@@ -95,35 +95,35 @@ class WorkerPlacement:
         return self._take_of_trial(workers) or self._reserve(workers, timeout_s)
 
     def add(self, workers: int) -> bool:
-        """Hold `workers` more places if there is room immediately; else change nothing and return False."""
+        """Reserve `workers` more bundles if possible immediately; otherwise change nothing, return False."""
         held = self._take_of_trial(len(self) + workers)
         return self._reserve(workers, AT_ONCE_S) if held is None else held
 
     def more(self) -> int:
-        """Return the number of places that seem to be free in addition to the held ones."""
+        """Return the number of bundles that seem to be free in addition to the reserved ones."""
         if (trial := runtime.get_current_placement_group()) is not None:
             return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - len(self))
         return fitting(runtime.available_resources(), self._bundle)
 
     def still_there(self) -> bool:
-        """Return True if the held places are still usable; otherwise give them back."""
+        """Return True if the reserved bundles are still usable; otherwise release them."""
         try:
             there = all(
                 group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()
             )
-        except ConfigError:  # Another program needed the resources of a group.
+        except ConfigError:  # A different program needed the resources of a group.
             there = False
         if not there:
             self.give_back()
         return bool(self._places)
 
     def give_back(self) -> None:
-        """Free the held places, and end their processes. A trial's places remain the trial's."""
+        """Release the reserved bundles and end their processes. A trial's bundles remain the trial's."""
         self._held.close()
         self._places, self._own = [], 0
 
     def _take_of_trial(self, workers: int) -> bool | None:
-        """Hold `workers` places of the trial if it has them; return None outside of a trial."""
+        """Use `workers` bundles of the trial if it has them; return None outside of a trial."""
         if (trial := runtime.get_current_placement_group()) is None:
             return None
         bundles = bundles_of_trial(trial.bundle_specs, self._bundle, workers)
@@ -152,7 +152,7 @@ def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> li
     """Return the bundles of a trial's placement group for its workers; None if they don't fit.
 
     Args:
-        specs: the trial's bundles; the last ones are used, because the first belongs to the trial itself.
+        specs: the trial's bundles; the last bundles are used, because the first belongs to the trial itself.
         needs: resources of each worker.
         workers: number of workers.
     """

@@ -1,4 +1,4 @@
-"""Rules for lost workers as pure functions, and their messages."""
+"""Rules for lost workers, as functions without side effects, and the messages about them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ RETRIES = 3
 """Default number of retries of a call; RaySGD's `max_retries`."""
 
 REFORM_WAIT_S = 30.0
-"""Seconds to wait for room for the full number of workers before fewer are used."""
+"""Seconds to wait for resources for the full number of workers before fewer workers are used."""
 
 
 class Effect(Enum):
-    """Effect of a call on the workers' state, which decides if a snapshot stays valid."""
+    """Effect of a call on the workers' state, which decides whether a snapshot stays valid."""
 
     NOTHING = "nothing"
     """The call only reads: the snapshot stays valid."""
     SMALL = "small"
-    """The call may change generators, schedulers, rates and the operator's state: they are read again."""
+    """The call may change generators, schedulers, rates and the operator's state, which are read again."""
     REPEATABLE = "repeatable"
-    """The call has an equal effect on the restored state: it is recorded and repeated."""
+    """The call has the same effect on the restored state, so it is recorded and repeated."""
     UNKNOWN = "unknown"
-    """The call may change anything: the snapshot is invalid."""
+    """The call may change anything, so the snapshot is invalid."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Call:
     """A call of a method of the workers.
 
     Attributes:
-        method: method of `Worker`.
+        method: name of the method of `Worker`.
         args: arguments, equal for all workers.
-        effect: effect on the state.
-        first: True for worker 0 alone.
-        in_step: True if the workers communicate in it.
-        alike: True if it changes state that must be equal on all workers.
+        effect: effect of the call on the state.
+        first: True if only worker 0 is called.
+        in_step: True if the workers communicate in the call.
+        alike: True if the call changes state that must be equal on all workers.
         name: name of the trainer's method that makes the call, for messages.
     """
 
@@ -86,7 +86,7 @@ def go_on_text(why: str, method: str) -> str:
 
 
 def no_snapshot_text(lost: str) -> str:
-    """Return the message for workers that were lost together with their training."""
+    """Return the message for workers that were lost together with their training progress."""
     return f"{lost}; no snapshot holds the workers' state: {_NEW}"
 
 
@@ -98,8 +98,8 @@ def lost_session_text(
     Args:
         lost: text about the loss of the session.
         method: name of the running method.
-        ended_by: the user who ended the session with `trainkit stop`; "" if nobody did.
-        in_a_row: how often `method` has lost its session, if this is too often; 4 or more.
+        ended_by: the user who ended the session with `trainkit stop`; "" if no user did.
+        in_a_row: how often `method` has lost its session, if too often; 4 or more.
         has_snapshot: True if the workers' state before the call can be restored.
     """
     if ended_by:

@@ -113,7 +113,8 @@ class Worker(GroupMember):
         self._metered(spec, name).models.update(self._operator._registered.models)
         if self._strategy.data.rank > 0:
             # With equal seeds all workers would drop equal units and use equal augmentations. The first
-            # worker keeps the stream of a plain loop. Workers that hold one model together keep equal seeds.
+            # worker keeps the random numbers of a plain loop. Workers that hold one model together keep equal
+            # seeds.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()
@@ -130,7 +131,7 @@ class Worker(GroupMember):
         Args:
             num_steps: number of batches; None: one pass.
             info: passed to the operator.
-            profile: measure durations.
+            profile: True measures durations.
             dataset: data to train on instead of the registered loader; see `TorchTrainer.train`.
         """
         operator = self._operator
@@ -165,7 +166,7 @@ class Worker(GroupMember):
         return self._reported(result, "validate", {})
 
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
-        """Return for each loader this worker's predictions, on the CPU, and the number of all that count."""
+        """Return, per loader, this worker's predictions on the CPU, and the number of batches that count."""
         operator: Any = self._operator  # The trainer has checked for LightningMethods.
         with self._strategy.evaluation():
             predicted: list[Predicted] = cpu_copy(operator.predict(dataset, num_steps))
@@ -192,7 +193,7 @@ class Worker(GroupMember):
     # -- state ---------------------------------------------------------------------------------
 
     def models(self, to_cpu: bool) -> list[nn.Module]:
-        """Return the user's own modules: copies on the CPU, or the live ones."""
+        """Return the user's own modules: copies on the CPU, or the live modules."""
         live = [self._strategy.unwrap(model) for model in self._operator._registered.models]
         return [on_cpu(model) for model in live] if to_cpu else live
 
@@ -201,7 +202,7 @@ class Worker(GroupMember):
         return [self._strategy.skeleton(model) for model in self._operator._registered.models]
 
     def model_states(self, averaged: bool) -> list[dict[str, Any]]:
-        """Return this worker's part of the models' states, detached; optionally with averaged weights."""
+        """Return this worker's part of the models' states, detached; with averaged weights if requested."""
         registered, average = self._operator._registered, self._operator._stepper.average
         states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
         if averaged:
@@ -237,7 +238,7 @@ class Worker(GroupMember):
         return SmallState(held[0], self.own_state(), *held[1:])
 
     def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
-        """Load a snapshot of this or another worker group.
+        """Load a snapshot of this worker group or of an earlier one.
 
         Args:
             states: parts of all workers, by rank; None keeps the state after setup.
@@ -248,7 +249,7 @@ class Worker(GroupMember):
             since["operator"] = joined([state.operator for state in small])
             since["workers"] = [state.own for state in small]
             since["schedulers"] = small[0].schedulers
-        # Copied, because in the trainer's own process the snapshot shares its memory.
+        # Copied, because in the trainer's own process the state shares memory with the snapshot.
         since = detached(since)
         if states is not None:
             self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
@@ -268,10 +269,11 @@ class Worker(GroupMember):
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a checkpoint; all workers call it if the strategy shards the state, else only the first.
+        """Write a checkpoint; if the strategy shards the state, all workers call it, otherwise only the
+        first.
 
         Args:
-            path: the folder.
+            path: folder of the checkpoint.
             workers: results of `own_state` of all workers, by rank.
         """
         world_size = self._strategy.group.world_size

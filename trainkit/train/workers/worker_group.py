@@ -3,7 +3,8 @@
 TorchTrainer ──▶ ElasticWorkerGroup ──▶ WorkerGroup ──▶ worker 0      an actor, or in this process (use_local)
                                                     ──▶ worker 1 ...  actors, each in its bundle
 
-A worker group never changes. After the loss of a worker it has ended, and the elastic group forms a new one.
+A worker group never changes. After the loss of a worker the group has ended, and the elastic group forms a
+new group.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class WorkerGroup(Generic[M]):
 
     Args:
         options: resolved options, with the `num_workers` of this group.
-        placement: holds a place for each worker.
+        placement: resource bundles, one for each worker.
         label: name of the workers in logs and errors; on one machine the rank is appended.
         member: class of the workers.
 
     Attributes:
         ended: reason why the group can no longer be called; None while it can.
-        failed: the worker that caused the last failure, with its error.
+        failed: error of the worker that caused the last failure, by the worker's rank.
         lost: True if the group ended because workers died or did not answer; a new group may succeed.
         started: True after the workers' setup.
         data: names of the data that the operators registered; known after the start.
@@ -90,7 +91,8 @@ class WorkerGroup(Generic[M]):
         self._held = contextlib.ExitStack()
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
-            # A dropped trainer must not leave this process in its group, because the next one could not join.
+            # A dropped trainer must not leave this process in its group, because the next trainer could not
+            # join.
             self._held.callback(self._local.leave)
         actor = runtime.remote(member)
         more = {name: amount for name, amount in options.bundle.items() if name not in ("CPU", "GPU")}
@@ -119,7 +121,7 @@ class WorkerGroup(Generic[M]):
         """Let the workers join and set up.
 
         Args:
-            seed: seed of their generators; None does not seed them.
+            seed: seed of the workers' generators; None: the generators are not seeded.
 
         Raises:
             GangError: a worker died.
@@ -137,10 +139,10 @@ class WorkerGroup(Generic[M]):
         Args:
             method: name of a method of the workers' class.
             *args: arguments, equal for all workers.
-            in_step: True if the workers communicate in the call; a failure of one then ends all immediately.
+            in_step: True if the workers communicate in the call; a failure then ends all workers immediately.
                 False: the workers stay alive if all have answered.
-            alike: True if the call changes state that must be equal on all workers; after a failure they only
-                stay alive if all failed.
+            alike: True if the call changes state that must be equal on all workers. After a failure the
+                workers then stay alive only if all failed.
 
         Raises:
             GangError: a worker's process died, or the workers lost each other.
@@ -150,14 +152,14 @@ class WorkerGroup(Generic[M]):
         return self._call(method, every, in_step=in_step, alike=alike)
 
     def call_first(self, method: str, *args: Any) -> list[Any]:
-        """Call a method on worker 0 alone."""
+        """Call a method on worker 0 only."""
         return self._call(method, {0: args}, in_step=False)
 
     def close(self, *, force: bool = False, why: str = "it was shut down") -> None:
         """End all workers.
 
         Args:
-            force: end them in the middle of a call.
+            force: True ends the workers in the middle of a call.
             why: the reason, for messages to later callers.
         """
         try:
@@ -229,8 +231,8 @@ class WorkerGroup(Generic[M]):
     def _stop_calls(self, calls: dict[Any, int]) -> None:
         """Interrupt calls; wait until all workers' code has cleaned up and their processes have ended.
 
-        The code of a worker that has answered ends where it waits. Code that waits in a collective for
-        another worker gets an error when that worker's process ends.
+        The code of a worker that has answered ends where it waits. Code that waits in a collective for a
+        different worker gets an error when that worker's process ends.
         """
         for ref in calls:
             runtime.cancel(ref)
@@ -246,8 +248,8 @@ class WorkerGroup(Generic[M]):
             self._local.stop()
         if not self._handles or not runtime.is_initialized():
             return
-        # Ended cleanly, so that the other workers log no errors and the user's code can finish. A worker that
-        # takes too long is killed later.
+        # Workers are ended cleanly, so that other workers log no errors and the user's code can finish. A
+        # worker that takes too long is killed later.
         for handle in self._handles.values():
             handle.stop.remote()
         ends = [handle.exit.remote() for handle in self._handles.values()]
@@ -258,7 +260,7 @@ class WorkerGroup(Generic[M]):
             self.ended = why
         self._kill()
         self._handles = {}
-        # Released now, not with this object, which the caller may hold while it makes a new trainer.
+        # Released now, not with this object, which the caller may keep while it makes a new trainer.
         self._held.close()
 
     def _kill(self) -> None:
@@ -268,5 +270,5 @@ class WorkerGroup(Generic[M]):
 
 
 def remote_ranks(options: GroupOptions) -> range:
-    """Return the ranks of the workers in other processes."""
+    """Return the ranks of the workers in separate processes."""
     return range(1 if options.use_local else 0, options.num_workers)
