@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> argparse.ArgumentParser:
-    """Return the parser of `--help`, `--version` and unknown commands; only foreign commands are imported."""
+    """Return the parser of `--help`, `--version` and unknown commands; imports other packages' commands."""
     parser = argparse.ArgumentParser(
         prog="trainkit",
         description="Look at your experiments and your sessions on this machine, and end them.",

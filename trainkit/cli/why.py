@@ -42,7 +42,7 @@ _ID_OF = {
     "placement_groups": ("placement_group_id", "name"),
     "tasks": ("name",),
 }
-"""Fields that name an item of each list. The first may be given by its beginning, the others in full."""
+"""Fields that name an item of each list. The first field may be shortened to its beginning."""
 
 
 class Why(Command):

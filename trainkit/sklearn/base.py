@@ -239,7 +239,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     @available_if(_refitted_with("partial_fit"))  # type: ignore[untyped-decorator]
     def partial_fit(self, X: Any, y: Any = None, **params: Any) -> Self:
-        """Train the best estimator further on more data, without another search.
+        """Train the best estimator further on more data, without a new search.
 
         This method exists if `fit` has fitted an estimator with `partial_fit`.
 

@@ -182,7 +182,7 @@ def domain_of(name: str, given: Any) -> Domain:
             an Optuna distribution, or a scikit-optimize dimension.
 
     Raises:
-        SpaceError: `given` has another form, or no exact translation.
+        SpaceError: `given` has an unknown form, or no exact translation.
     """
     if isinstance(given, Domain):
         return given

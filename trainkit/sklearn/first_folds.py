@@ -45,7 +45,7 @@ def worth_starting(spent_s: float, folds_done: int, folds_left: int) -> bool:
     """Return True if this process should start workers while it evaluates folds itself.
 
     Args:
-        spent_s: seconds for the finished folds and the current one.
+        spent_s: seconds for the finished folds and the current fold.
         folds_done: number of finished folds, at least 1.
         folds_left: number of remaining folds of the search.
     """

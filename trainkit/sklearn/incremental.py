@@ -2,7 +2,7 @@
 
 The methods are tried in tune-sklearn's order:
 
-    XGBoost, LightGBM, CatBoost     each portion adds trees to the model of the previous ones
+    XGBoost, LightGBM, CatBoost     each portion adds trees to the model of earlier portions
     partial_fit                     each portion is one call: a pass over the data
     warm_start with max_iter        each portion is a fit of some iterations, which continues the last fit
     warm_start with n_estimators    each portion adds members to the ensemble

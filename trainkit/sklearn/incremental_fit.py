@@ -315,7 +315,7 @@ class RepeatedFit:
         return vars(self).copy()
 
     def resume(self, state: Mapping[str, Any], load: Callable[[], Data]) -> None:
-        """Continue from the state of another object."""
+        """Continue from the state of a different object."""
         vars(self).update(state)
 
 
@@ -367,7 +367,7 @@ def _labels(y: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def _without_expected(is_expected: Callable[[warnings.WarningMessage], bool]) -> Iterator[None]:
-    """Withhold warnings until the end of the block; then issue the unexpected ones."""
+    """Withhold warnings until the end of the block; then issue the unexpected warnings."""
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:

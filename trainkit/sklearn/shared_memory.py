@@ -9,7 +9,7 @@ initially empty, for one copy that all workers use:
 
     empty -- a worker that needs the copy locks the file exclusively and writes the copy --> full
     full  -- each user of the copy has a shared lock and its own copy-on-write mapping --> full
-    full  -- no process has a lock, and another copy is to be written --> empty
+    full  -- no process has a lock, and a different copy must be written --> empty
 
 The lock belongs to the worker's own open file, which its mapping keeps open. The lock lasts as long as any
 array of this mapping, even an array that an estimator has kept, and ends when the process is killed. A full

@@ -265,7 +265,7 @@ class FoldTrial(SerializedTrainable):
 
 
 class FoldByFoldTrial(FoldTrial):
-    """Trial that reports each fold, so that another candidate may run next."""
+    """Trial that reports each fold, so that a different candidate may run next."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         super().reset_config(new_config)

@@ -1,6 +1,6 @@
 """Training of PyTorch models: operators, trainers and strategies.
 
-`train.report` and the other names for trials and their settings come from `trainkit.tune`. They are also here
+`train.report` and further names for trials and their settings come from `trainkit.tune`. They are also here
 because scripts for Ray 2.x import them from `train`.
 """
 

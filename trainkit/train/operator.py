@@ -222,7 +222,7 @@ class TrainingOperator:
         """Train on the batches of one epoch. Frozen models keep their current mode.
 
         The last batch may have too few samples for all workers. A worker without a sample then gets a copy of
-        another worker's sample. `backward` gives this copy weight 0; a step that calls `loss.backward()`
+        a different worker's sample. `backward` gives this copy weight 0; a step that calls `loss.backward()`
         counts the sample twice.
 
         Args:

@@ -156,7 +156,7 @@ def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | Non
 
 
 def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimizer], Sequence[Any]]:
-    """Return the optimizers and schedulers in use: the registered ones, or Lightning's."""
+    """Return the optimizers and schedulers in use: those registered, or Lightning's."""
     trainer = getattr(operator, "lightning_trainer", None)
     if trainer is None:
         return operator._registered.optimizers, operator._registered.schedulers

@@ -360,7 +360,7 @@ class Feed:
 
         def take() -> Any:
             nonlocal last, share
-            # Exchanged before the step, because no worker may enter a collective that another never joins.
+            # Exchanged before the step, because no worker may enter a collective that one never joins.
             batch = next(iterator, _END)
             more = [bool(each) for each in self._group.gather_integers(int(batch is not _END))]
             if not any(more) or (not joins and not all(more)):

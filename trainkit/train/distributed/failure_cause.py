@@ -1,4 +1,4 @@
-"""Detection of errors that only show that another worker failed first.
+"""Detection of errors that only show that a different worker failed first.
 
 A worker that waits in a collective for a missing worker fails too: gloo raises an error, and NCCL's watchdog
 aborts the whole process. Neither knows which worker is missing. Only the process that called the workers
@@ -82,7 +82,7 @@ def advice(error: BaseException) -> str | None:
 
 
 def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
-    """Return True if NCCL's watchdog ended the process because another worker was missing.
+    """Return True if NCCL's watchdog ended the process because a worker was missing.
 
     Args:
         exit_code: result of `os.waitstatus_to_exitcode`.

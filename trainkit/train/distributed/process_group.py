@@ -63,7 +63,7 @@ class ProcessGroup:
         return list(values)
 
     def end_sending(self) -> None:
-        """Wait until the others have received this worker's broadcasts."""
+        """Wait until the other workers have received this worker's broadcasts."""
 
     def gather_integers(self, value: int) -> list[int]:
         """Return every worker's `value`, by rank."""

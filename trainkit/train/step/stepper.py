@@ -239,7 +239,7 @@ class Stepper:
     def step(self) -> bool:
         """Step all optimizers if the accumulation is complete; return True if they were stepped.
 
-        With fp16, no worker steps if a gradient overflowed on any worker that shares the scaler.
+        With fp16, no worker steps if a gradient overflowed on any worker.
         """
         self._called = self._ended = True
         weight = self._weight or self._current_weight()

@@ -180,7 +180,7 @@ class DatasetShard:
 
     def _begin(self, drawn: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[Any]:
         """Start a pass and return its samples; `drawn` rearranges the epoch's order."""
-        # Each pass has its own position, so that an interrupted pass can't change the next one.
+        # Each pass has its own position, so that an interrupted pass can't change the next pass.
         position = self._position = self._next
         self._next = {"epoch": position["epoch"] + 1, "taken": 0}
         return self._samples(position, drawn)

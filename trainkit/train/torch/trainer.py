@@ -250,7 +250,7 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
     workers start with the trainer, and each `train()` is one epoch.
 
     Args, of a function:
-        train_loop_per_worker: a function of `train_loop_config`, or one without arguments.
+        train_loop_per_worker: a function of `train_loop_config`, or a function without arguments.
         train_loop_config: argument of the function; default {}.
         torch_config: how the workers communicate.
         scaling_config: number of workers, and the resources of each worker.

@@ -90,7 +90,7 @@ class ElasticWorkerGroup:
         sizes = allowed_sizes(options.num_workers, options.min_workers)
         self._allowed = tuple(size for size in sizes if _is_allowed(options, size))
         self._placement = WorkerPlacement(options.bundle)
-        # A trainer that is dropped without a shutdown must free its CPUs for the next one.
+        # A trainer that is dropped without a shutdown must free its CPUs for the next trainer.
         weakref.finalize(self, self._placement.give_back).atexit = False
         # The seed is drawn from this process's generator, so that the workers of a seeded script or trial are
         # reproducible. A single worker in this process uses the generator directly.

@@ -27,7 +27,7 @@ APART_S = 30.0
 """Seconds to wait for other workers after a worker raised in a call that may communicate but need not."""
 
 TELL_S = 60.0
-"""Seconds after which a warning names the workers for which the others wait."""
+"""Seconds after which a warning names the workers for which the other workers wait."""
 
 LOOK_S = 1.0
 """Seconds between two checks for the answer of a worker in this process."""
@@ -156,7 +156,7 @@ class GatheredResults:
             verdict.__cause__ = error
         else:
             waited = sorted(set(self.failures) - set(self.late))
-            # Without a failure, some workers have answered and the others never did.
+            # Without a failure, some workers have answered and the rest never did.
             symptom = self.failures[waited[0]] if waited else None
             verdict = GangError(self._missed(waited, symptom))
             verdict.__cause__ = symptom

@@ -1,4 +1,4 @@
-"""Member of a worker group: how its process starts, joins the others and ends."""
+"""Member of a worker group: how its process starts, joins the other workers and ends."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class HyperBandScheduler(TrialScheduler):
 
     Levels are max_t / reduction_factor**k, rounded half up. Bracket s, from the largest s down to 0, begins
     s levels below `max_t` with ceil((s_max + 1) / (s + 1) * reduction_factor**s) trials. The defaults give
-    81, 34, 15, 8 and 5 trials, which begin at 1, 3, 9, 27 and 81. When a bracket is full the next one opens;
-    after the last bracket the cycle begins again.
+    81, 34, 15, 8 and 5 trials, which begin at 1, 3, 9, 27 and 81. When a bracket is full, the next
+    bracket opens. After the last bracket the cycle begins again.
 
     A trial pauses at a level until its whole round has reached the level. A round does not wait for trials
     that have ended or will not come. The best max(1, floor(n / reduction_factor)) of the round's n trials
@@ -119,7 +119,7 @@ class HyperBandScheduler(TrialScheduler):
         self._members[trial_id] = _Member(self._joined(trial_id))
 
     def _joined(self, trial_id: str) -> Bracket:
-        """Add the trial to the open bracket, or to the next one; return the bracket."""
+        """Add the trial to the open bracket, or to the next bracket; return the bracket."""
         bracket = self._open
         if bracket is None or not bracket.takes_more:
             plan = self._plans[self._opened % len(self._plans)]
@@ -148,7 +148,7 @@ class HyperBandScheduler(TrialScheduler):
         self._settle(member.bracket)
 
     def _come_back(self, trial_id: str, member: _Member) -> None:
-        """Let an ended trial that a restore runs again join as a new trial, because its bracket moved on."""
+        """Let an ended trial that a restore runs again join as a new trial, because it lost its place."""
         member.ended, member.time = False, -math.inf
         member.bracket = self._joined(trial_id)
         if not self._more_come:

@@ -123,7 +123,7 @@ class Points:
         return len(self.t)
 
     def and_(self, other: Points) -> Points:
-        """Return these points followed by the others."""
+        """Return these points followed by the points of `other`."""
         return Points(
             np.append(self.context, other.context), np.vstack((self.x, other.x)), np.append(self.t, other.t)
         )
@@ -328,7 +328,7 @@ class Acquisition:
         self, kernel: Kernel, known: Points, y: Array, pending: Points, now: float, context: float
     ) -> None:
         self._expected = self._spread = Process(kernel, known, y)
-        if len(pending):  # the sd doesn't depend on observed values, so zeros replace the unknown ones
+        if len(pending):  # the sd doesn't depend on observed values, so zeros replace unknown values
             self._spread = Process(kernel, known.and_(pending), np.append(y, np.zeros(len(pending))))
         self._now, self._context = now, context
         self._weight = math.sqrt(beta(now))

@@ -112,9 +112,9 @@ class Searcher(ABC):
     the properties of this class.
 
     `suggest` must be overridden; `on_trial_result` and `on_trial_complete` may be. A searcher without its own
-    search space receives one by `set_search_properties`. A restore repeats all of these calls. So a searcher
-    resumes unchanged if its suggestions follow only from its arguments, `self.seed` and the results that it
-    received.
+    search space receives a space by `set_search_properties`. A restore repeats all of these calls. So a
+    searcher resumes unchanged if its suggestions follow only from its arguments, `self.seed` and the results
+    that it received.
 
     Args:
         metric: reported value to optimise; None: the TuneConfig's metric.
@@ -458,7 +458,7 @@ def called(searcher: Searcher) -> Searcher:
     "knows replay add_evaluated_point save restore",
 )
 class SearcherWrapper(Searcher):
-    """Base of searchers that wrap another searcher.
+    """Base of searchers that wrap a searcher.
 
     Raises:
         ConfigError: `searcher` is not a searcher.

@@ -113,7 +113,7 @@ class BasicVariantGenerator(Searcher):
         draw = sample if self.constant_grid_search else index
         if draw != self._draw:
             self._draw, self._redraws = draw, 0
-        # With a constant draw, only the first combination draws; the others reuse its values.
+        # With a constant draw, only the first combination draws; later combinations reuse its values.
         self._drawn = not (self.constant_grid_search and combination) and (
             self._leaves_open[sample] if sample < len(self._presets) else bool(self.space.domains)
         )
@@ -163,7 +163,7 @@ class BasicVariantGenerator(Searcher):
             self._ranks = {self._axes_of(self.space.grid_values(rank)): rank for rank in sizes}
         try:
             values = self.space.choices(config)
-        except SpaceError:  # the configuration comes from another space, before a restore
+        except SpaceError:  # the configuration comes from a different space, before a restore
             self._foreign += 1
             return
         named = zip(self.space.by_path, self.space.parameters, strict=True)

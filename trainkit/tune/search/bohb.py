@@ -68,7 +68,7 @@ class Observations:
         """Counter that grows with every change."""
 
     def judge(self, trial_id: str, budget: float, loss: float) -> None:
-        """Record a trial's loss at a budget, unless it already has one there."""
+        """Record a trial's loss at a budget, unless a loss is already recorded there."""
         losses = self._judged.setdefault(budget, {})
         if trial_id not in losses:
             losses[trial_id] = loss

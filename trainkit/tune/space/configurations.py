@@ -1,4 +1,4 @@
-"""Configurations made from choices: single ones, all of a finite space, their count and their equality."""
+"""Configurations made from choices: single, all of a finite space, their count and their equality."""
 
 from __future__ import annotations
 

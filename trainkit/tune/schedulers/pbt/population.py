@@ -156,7 +156,7 @@ class Barrier:
 
     @property
     def all_came(self) -> bool:
-        """True if all members that have not ended wait here, and at least one does."""
+        """True if all members that have not ended wait here, and at least one waits."""
         return bool(self._arrived) and all(each.trial_id in self._arrived for each in self._members.active())
 
     def open(self) -> Iterator[Member]:

@@ -4,7 +4,7 @@ Optuna has no state for a paused trial, and a pruned trial can't run again. So t
 trial as running, and samplers read the storage through `PausedAsPruned`.
 
 Samplers see paused trials as pruned only while few trials are complete. TPE ranks every complete trial before
-every pruned one. So among hundreds of pruned trials, all complete trials would count as good, and TPE would
+every pruned trial. So among hundreds of pruned trials, all complete trials would count as good, and TPE would
 not learn from their differences. With enough complete trials TPE models only these, as BOHB models the
 largest budget with enough observations.
 """
