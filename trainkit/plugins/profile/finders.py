@@ -207,7 +207,7 @@ def lr_find(
     trainer._require("train")
     rates = learning_rates(mode, min_lr, max_lr, num_training)
     with trainer._workers.as_before("lr_find") as workers:
-        losses = workers(None).call("apply", range_test, rates, metric, early_stop_threshold)[0]
+        losses = workers(None).call("apply_worker", range_test, rates, metric, early_stop_threshold)[0]
     return LRFinder(mode, {"lr": rates[: len(losses)], "loss": losses})
 
 
@@ -347,7 +347,7 @@ def _try_sizes(
         size, fitted = search.size, True
         try:
             group = workers({**trainer._options.config, key: size})
-            passes[size] = group.call("apply", try_batches, steps)[0]
+            passes[size] = group.call("apply_worker", try_batches, steps)[0]
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

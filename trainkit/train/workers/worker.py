@@ -177,7 +177,7 @@ class Worker(GroupMember):
         for scheduler in self._operator._registered.schedulers:
             scheduler.step(*metric)
 
-    def apply(self, function: Callable[..., T], *arguments: Any) -> T:
+    def apply_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call `function` with this worker and `arguments`."""
         return function(self, *arguments)
 
