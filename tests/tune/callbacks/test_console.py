@@ -8,10 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import trainkit
 from trainkit import tune
 from trainkit.cli.main import main
 from trainkit.plugins.dashboard.experiments.board import Board
@@ -25,6 +27,9 @@ from trainkit.tune.display import (
     progress_table,
 )
 from trainkit.tune.results.overview import Overview
+
+PACKAGE = f"{Path(trainkit.__file__).parent}/"
+"""Beginning of the path of each of the package's files."""
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -136,7 +141,7 @@ def test_a_failed_trials_line_names_the_place_and_the_traceback_stands_below_onc
     assert len(begins) == 1
     assert lines[begins[0] + 1] == f'    File "{__file__}", line {number}, in fails'
     assert "  ValueError: no luck" in lines and "  and a second line" in lines
-    assert not [line for line in lines if "/trainkit/" in line], "frames of trainkit"
+    assert not [line for line in lines if PACKAGE in line], "frames of trainkit"
     command = shlex.split(lines[-1].partition("traceback of the latest that failed: trainkit ")[2])
     assert main(command) == 0
     assert "and a second line" in capsys.readouterr().out
