@@ -184,6 +184,47 @@ def test_a_killed_template_is_nobody_s_failure(tmp_path: Path, capfd: pytest.Cap
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_templates_that_end_at_once_fail_what_is_asked_of_them_and_nothing_else() -> None:
+    @trainkit.remote(num_cpus=0)
+    class Counter:
+        def add(self) -> int:
+            return 1
+
+    over = threading.Event()
+
+    def kill(node: psutil.Process) -> None:
+        while not over.wait(0.001):
+            for child in node.children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if not child.name().startswith("tk-"):
+                        child.kill()
+
+    def is_told_why() -> bool:
+        try:
+            trainkit.get(Counter.remote().add.remote(), timeout=60)
+        except trainkit.errors.ActorDiedError as error:
+            return "end before they have begun" in str(error)
+        return False
+
+    trainkit.init(num_cpus=1)
+    try:
+        bystander = Counter.remote()
+        assert trainkit.get(bystander.add.remote(), timeout=60) == 1
+        (node,) = trainkit.nodes()
+        killer = threading.Thread(target=kill, args=(psutil.Process(node["pid"]),))
+        killer.start()
+        try:
+            assert eventually(lambda: len(psutil.Process(node["pid"]).children()) <= 1)
+            assert eventually(is_told_why, 180), "a busy machine may let a template live now and then"
+        finally:
+            over.set()
+            killer.join()
+        late = Counter.remote()
+        assert trainkit.get([bystander.add.remote(), late.add.remote()], timeout=60) == [1, 1]
+    finally:
+        trainkit.shutdown()
+
+
 @pytest.fixture(scope="module")
 def trainers() -> Iterator[None]:
     """A session for trainers, on whichever node it has by then."""

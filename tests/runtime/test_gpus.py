@@ -95,10 +95,11 @@ def test_a_fraction_caps_the_memory_of_torch_when_cuda_is_first_used(preload: li
 @pytest.mark.parametrize(
     ("declared", "expected"),
     [
+        ("GPU-a1,GPU-b2,GPU-c3,GPU-d4", ["", "GPU-a1", "GPU-b2", "GPU-c3,GPU-d4"]),
         ("MIG-3/1/0,MIG-3/2/0,MIG-9/1/0,7", ["", "MIG-3/1/0", "MIG-3/2/0", "MIG-9/1/0,7"]),
         ("7,2,5,0", ["", "7", "2", "5,0"]),
     ],
-    ids=["MIG", "in the order given"],
+    ids=["UUIDs", "MIG", "in the order given"],
 )
 @pytest.mark.gang
 def test_names_and_order_are_those_of_the_parent(

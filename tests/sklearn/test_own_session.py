@@ -219,6 +219,37 @@ def test_scores_are_the_same_wherever_folds_run(monkeypatch: pytest.MonkeyPatch,
     assert scores() == in_workers
 
 
+SMALL = """
+    import math, os
+    from sklearn.datasets import load_iris
+    from sklearn.tree import DecisionTreeClassifier
+    from trainkit.sklearn import TuneGridSearchCV, first_folds
+
+    first_folds.START_AFTER_S = math.inf  # on a busy machine too
+    for _ in range(20):
+        search = TuneGridSearchCV(DecisionTreeClassifier(), {"max_depth": [1, 2]}, cv=3)
+        search.fit(*load_iris(return_X_y=True))
+        assert {result.metrics["pid"] for result in search.analysis_.trials} == {os.getpid()}
+"""
+
+
+@pytest.mark.external
+def test_programs_run_small_searches_at_the_same_time_and_leave_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
+    (scratch / "search").touch()  # a program's own, in which no folder can be made
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    programs = Programs(tmp_path)
+    try:
+        for program in [programs.begin(SMALL), programs.begin(SMALL)]:
+            _, err = program.communicate(timeout=300)
+            assert program.returncode == 0, err
+        assert os.listdir(scratch) == ["search"]
+    finally:
+        programs.end()
+
+
 def task_of(estimator: Any, **changes: Any) -> EvaluationTask:
     X, y = IRIS
     splits = list(KFold(2).split(X))

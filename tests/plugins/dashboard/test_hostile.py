@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,8 +80,10 @@ HEADS: list[tuple[str, int, str, dict[str, str], tuple[str, ...]]] = [
     # name, status, line, what differs, further headers
     ("no token", 403, GET, {"token": ""}, ()),
     ("a wrong token", 403, GET, {"token": "x" * 32}, ()),
+    ("a token that is not ASCII", 403, GET, {"token": "\xff\xfe"}, ()),
     ("two tokens, one of them right", 403, GET, {}, ("Authorization: Bearer wrong",)),
     ("a token in the address", 403, "GET /api/experiments?token=TOKEN HTTP/1.1", {"token": ""}, ()),
+    ("a post without a token", 403, POST, {"token": ""}, ("Content-Length: 0",)),
     ("a stream without a token", 403, "GET /api/stream HTTP/1.1", {"token": ""}, ()),
     ("a name that was made to lead here", 403, GET, {"host": "Host: evil.example"}, ()),
     ("a name that ends like ours", 403, GET, {"host": "Host: localhost.evil.example"}, ()),
@@ -89,6 +92,9 @@ HEADS: list[tuple[str, int, str, dict[str, str], tuple[str, ...]]] = [
     ("two names", 400, GET, {}, ("Host: evil.example",)),
     ("another site's page", 403, GET, {}, ("Origin: http://evil.example",)),
     ("another site's post", 403, POST, {}, ("Origin: http://evil.example", "Content-Length: 0")),
+    ("a page without a site", 403, POST, {}, ("Origin: null", "Content-Length: 0")),
+    ("a page of another port", 403, POST, {}, ("Origin: http://127.0.0.1:1", "Content-Length: 0")),
+    ("two sites, one of them right", 403, GET, {}, ("Origin: http://HOST", "Origin: http://evil.example")),
     ("a fetch by another site", 403, GET, {}, ("Sec-Fetch-Site: cross-site",)),
     (
         "what a browser asks first",
@@ -100,6 +106,8 @@ HEADS: list[tuple[str, int, str, dict[str, str], tuple[str, ...]]] = [
     ("a path out of the root", 404, "GET /api/experiments/..%2f..%2fetc HTTP/1.1", {}, ()),
     ("a path out of the static files", 404, "GET /static/..%2f..%2fserver.py HTTP/1.1", {}, ()),
     ("a file above the trial", 404, f"{FILES}/..%2f..%2fexperiment.sqlite HTTP/1.1", {}, ()),
+    ("a file of the system", 404, f"{FILES}/%2fetc%2fpasswd HTTP/1.1", {}, ()),
+    ("two slashes", 404, f"{FILES}//etc/passwd HTTP/1.1", {}, ()),
     ("a link that leads out", 404, f"{FILES}/file-link HTTP/1.1", {}, ()),
     ("a folder that leads out", 404, f"{FILES}/folder-link/secret.txt HTTP/1.1", {}, ()),
     ("a pipe that nobody writes", 404, f"{FILES}/pipe HTTP/1.1", {}, ()),
@@ -119,9 +127,11 @@ HEADS: list[tuple[str, int, str, dict[str, str], tuple[str, ...]]] = [
         {},
         (),
     ),
+    ("an address of another server", 404, "GET http://evil.example/api/experiments HTTP/1.1", {}, ()),
     ("a method that removes", 405, "DELETE /api/experiments/first%20one HTTP/1.1", {}, ()),
     ("headers of 40,000 bytes", 431, GET, {}, (f"X-Long: {'a' * 40_000}",)),
     ("a length that is none", 400, POST, {}, ("Content-Length: \xb2",)),
+    ("two lengths", 400, POST, {}, ("Content-Length: 0", "Content-Length: 5")),
     ("a length of a gigabyte", 413, NOTE, {}, ("Content-Length: 1000000000",)),
     ("a coding that is unknown", 400, NOTE, {}, ("Transfer-Encoding: gzip",)),
 ]
@@ -240,6 +250,37 @@ def test_who_sends_too_slowly_is_cut_off(root: Path, monkeypatch: pytest.MonkeyP
         first = head(ask, "GET /api/status HTTP/1.1", "Connection: keep-alive")
         assert said(ask, first + b"GET /api").count(b"HTTP/1.1 200") == 1
         assert ask.get("/status")
+
+
+def test_who_reads_too_slowly_is_cut_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "READ_S", 0.5)
+    with served(root) as ask, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(ask.address)
+        slow.sendall(head(ask, "GET /static/plotly.min.js HTTP/1.1", "Connection: keep-alive") * 5)
+        time.sleep(3)
+        size = 0
+        with contextlib.suppress(ConnectionResetError):
+            while part := slow.recv(65536):
+                size += len(part)
+        assert 0 < size < 5 * 1_000_000
+        assert ask.get("/status")
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["silent", "without-their-body"])
+def test_slow_connections_keep_nobody_out(root: Path, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    monkeypatch.setattr(security, "REQUEST_S", 600.0)
+    with served(root) as ask, contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(300):
+            each = stack.enter_context(socket.create_connection(ask.address, timeout=60))
+            held.append(each)
+            if begun:
+                with contextlib.suppress(OSError):
+                    each.sendall(head(ask, "GET / HTTP/1.1", "Content-Length: 5"))
+        assert said(ask, head(ask, GET)).startswith(b"HTTP/1.1 200 ")
+        with contextlib.suppress(ConnectionResetError):
+            assert held[0].recv(1) == b"", "the oldest were cut off"
 
 
 def test_it_listens_where_it_was_told(root: Path) -> None:

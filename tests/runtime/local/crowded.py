@@ -61,8 +61,26 @@ class Crowded:
         """Call the actor of that name."""
         return trainkit.get(trainkit.get_actor(name).same.remote(1), timeout=60)
 
+    def call(self, actors: list[Any]) -> Any:
+        return trainkit.get(actors[0].same.remote(1), timeout=60)
+
+    def give(self, what: str) -> list[Any]:
+        if what == "handle":
+            return [trainkit.remote(Crowded).remote() for _ in range(2)]
+        return [trainkit.put(bytes(1 << 20)) for _ in range(2)]
+
+    def run_task(self, cpus: int) -> int:
+        """Return the pid of a task's process."""
+        return int(trainkit.get(trainkit.remote(num_cpus=cpus)(os.getpid).remote(), timeout=60))
+
 
 def occupy(began: str, until: str, dies: bool = False) -> None:
     Crowded().occupy(began, until)
     if dies:
         os._exit(7)
+
+
+def exhaust() -> int:
+    """Leave this process no descriptor."""
+    Crowded().allow(0)
+    return os.getpid()

@@ -44,6 +44,7 @@ def work(value):
 trainkit.init(num_cpus=2)
 print("results", trainkit.get([work.remote(21), work.remote(42)]))
 """
+STEPS = LINES.replace("    more =", "    breakpoint()\n    more =")
 CONTINUE = ["continue", "continue"]
 CONTINUES = ["p doubled + 1000", "continue"] * 2
 
@@ -88,6 +89,13 @@ def test_each_worker_takes_its_commands_from_the_terminal_in_turn(program: str, 
     assert "1042" in shown
     assert "1084" in shown
     assert "results [42, 84]" in shown
+
+
+def test_a_second_stop_has_the_terminal_and_the_other_worker_its_turn(tmp_path: Path) -> None:
+    """A `breakpoint()` that is reached step by step."""
+    commands = ["next", "next", "p tripled", "continue"]
+    shown = run_in_terminal(tmp_path / "program.py", STEPS, [*commands, *commands])
+    assert "results [64, 127]" in shown
 
 
 @pytest.mark.parametrize(

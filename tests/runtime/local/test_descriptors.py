@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +19,9 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import eventually
-from tests.runtime.local.crowded import Crowded, limit_for
+from tests.conftest import SESSION_CPUS, eventually
+from tests.runtime.local.crowded import Crowded, exhaust, limit_for
+from tests.runtime.local.victims import Victim
 from trainkit.errors import ActorDiedError, ObjectLostError
 from trainkit.runtime.session import engine
 
@@ -137,6 +140,30 @@ def test_an_actor_that_lacks_descriptors_for_an_argument_says_so_and_goes_on(
     assert trainkit.get(first, timeout=SOON_S) == 8
 
 
+@pytest.mark.parametrize("what", ["handle", "object"])
+def test_a_program_that_lacks_descriptors_for_a_result_is_told(what: str) -> None:
+    actor = trainkit.remote(Crowded).remote()
+    trainkit.get(actor.pid.remote(), timeout=SOON_S)
+    with limited(os.getpid(), 1):
+        result = actor.give.remote(what)
+        with pytest.raises(ObjectLostError, match="ulimit -n"):
+            trainkit.get(result, timeout=SOON_S)
+        assert trainkit.get(actor.same.remote(1), timeout=SOON_S) == 1
+    assert len(trainkit.get(actor.give.remote(what), timeout=SOON_S)) == 2
+
+
+def test_a_caller_that_an_actor_has_no_descriptor_for_is_told() -> None:
+    actor = trainkit.remote(Crowded).options(name="full").remote()
+    caller, later = (trainkit.remote(Crowded).remote() for _ in range(2))
+    trainkit.get([caller.pid.remote(), later.pid.remote(), actor.allow.remote(0)], timeout=SOON_S)
+    with pytest.raises(ObjectLostError, match=r"full .*lives.*ulimit -n"):
+        trainkit.get(caller.call.remote([actor]), timeout=SOON_S)
+    assert trainkit.get(actor.same.remote(1), timeout=SOON_S) == 1
+    trainkit.get(actor.allow_all.remote(), timeout=SOON_S)
+    assert trainkit.get(later.call.remote([actor]), timeout=SOON_S) == 1
+    trainkit.kill(actor)
+
+
 def test_a_node_without_descriptors_says_so_and_goes_on() -> None:
     named = trainkit.remote(Crowded).options(name="named").remote()
     caller, later = (trainkit.remote(Crowded).remote() for _ in range(2))
@@ -155,6 +182,23 @@ def test_a_node_without_descriptors_says_so_and_goes_on() -> None:
     assert trainkit.get(trainkit.remote(num_cpus=0.5)(os.getpid).remote(), timeout=SOON_S)
     assert trainkit.get(trainkit.remote(Crowded).options(name="another").remote().same.remote(1)) == 1
     trainkit.kill(named)
+
+
+def test_a_node_without_a_descriptor_looks_after_what_an_ended_worker_leaves() -> None:
+    ended, lives = (trainkit.remote(num_cpus=0)(Victim).remote() for _ in range(2))
+    pids = trainkit.get([ended.pid.remote(), lives.pid.remote()], timeout=60)
+    with crowded_node():
+        os.kill(pids[0], signal.SIGKILL)
+        time.sleep(0.5)  # it looks after a twentieth of a second
+    assert trainkit.get(lives.pid.remote(), timeout=60) == pids[1]
+
+
+def test_a_task_given_to_a_process_without_descriptors_runs_in_another() -> None:
+    actor = trainkit.remote(Crowded).remote()
+    trainkit.get(actor.pid.remote(), timeout=SOON_S)
+    full = trainkit.get(trainkit.remote(num_cpus=SESSION_CPUS)(exhaust).remote(), timeout=SOON_S)
+    assert trainkit.get(actor.run_task.remote(SESSION_CPUS), timeout=SOON_S) != full
+    assert trainkit.get(trainkit.remote(num_cpus=SESSION_CPUS)(os.getpid).remote(), timeout=SOON_S) != full
 
 
 @pytest.mark.external

@@ -193,6 +193,17 @@ def test_what_it_starts_is_its_own(programs: Programs) -> None:
     assert programs.nothing_is_left()
 
 
+def test_what_it_holds_stays_held_and_it_sees_its_own_folder(programs: Programs) -> None:
+    programs.run(MAKER)
+    cwd, free = json.loads(
+        programs.run(FINDER + "    import json; print(json.dumps(trainkit.get(counter.place.remote())))")
+    )
+    assert cwd == str(programs.folder)
+    assert free["CPU"] == 1
+    programs.command("stop", "--all", "--yes")
+    assert programs.nothing_is_left()
+
+
 def test_one_that_waits_starts_when_its_program_has_gone(programs: Programs) -> None:
     programs.run(
         """

@@ -415,7 +415,8 @@ def test_a_killed_driver_leaves_nothing(ending: str) -> None:
 
 
 @pytest.mark.external
-def test_sockets_of_a_killed_worker_s_processes_go_with_the_session() -> None:
+@pytest.mark.parametrize("sessions", ["", "longer-than-the-address-of-a-socket-may-be" * 2])
+def test_sockets_of_a_killed_worker_s_processes_go_with_the_session(sessions: str) -> None:
     script = (
         "import multiprocessing.connection, os, signal, trainkit\n"
         "trainkit.init(num_cpus=1)\n"
@@ -428,9 +429,12 @@ def test_sockets_of_a_killed_worker_s_processes_go_with_the_session() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:  # shorter than those of pytest
         environment = {**os.environ, "TMPDIR": folder}
+        if sessions:
+            environment["TRAINKIT_RUNTIME_DIR"] = f"{folder}/{sessions}"
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
         assert done.stdout == "[]\n", done.stderr
+        assert "too long" not in done.stderr, done.stderr
         assert not [*Path(folder).glob("**/*pymp*"), *Path(folder).glob("**/listener*")]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -155,6 +156,21 @@ def test_many_large_puts_leave_nothing_behind(small_store: None) -> None:
         trainkit.put(value)
     assert len(os.listdir("/proc/self/fd")) == files
     assert psutil.Process().memory_info().rss - rss < 10 * MIB
+
+
+def test_no_descriptor_left(small_store: None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = trainkit.put(block(1, 5))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 10, hard))
+    try:
+        with pytest.raises(ObjectStoreFullError, match="file descriptor"):
+            refs = [trainkit.put(block(0.5)) for _ in range(60)]
+        refs = []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refs == []
+    assert trainkit.get(kept)[0] == 5
+    assert trainkit.get(trainkit.put(block(1, 6)))[0] == 6
 
 
 def test_what_a_call_was_given_is_freed_though_nobody_asks_for_its_answer(small_store: None) -> None:

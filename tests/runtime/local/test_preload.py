@@ -34,6 +34,42 @@ def test_modules_can_be_imported_beforehand() -> None:
 
 
 @pytest.mark.external
+def test_a_worker_finalizes_what_it_made_and_not_what_its_template_imported(tmp_path: Path) -> None:
+    (tmp_path / "finalized.py").write_text(
+        "import weakref\nclass Kept: pass\nkept = Kept()\nweakref.finalize(kept, print, 'imported')\n"
+    )
+    script = (
+        "import trainkit; trainkit.init(num_cpus=1, preload=['finalized'], log_to_driver=True)\n"
+        "@trainkit.remote\nclass Maker:\n    def make(self):\n        import finalized, weakref\n"
+        "        self.own = weakref.finalize(Maker, print, 'made')\n"
+        "    def end(self):\n        trainkit.exit_actor()\n"
+        "maker = Maker.remote(); trainkit.get(maker.make.remote())\n"
+        "trainkit.wait([maker.end.remote()]); trainkit.shutdown()"
+    )
+    done = run_beside(tmp_path, script)
+    assert ("made" in done.stdout, "imported" in done.stdout) == (True, False), done.stdout + done.stderr
+
+
+@pytest.mark.external
+def test_a_template_survives_the_end_of_a_process_that_a_module_has_started(tmp_path: Path) -> None:
+    (tmp_path / "starter.py").write_text(
+        "import os, subprocess\n"
+        "child = subprocess.Popen(['true'])\n"
+        "os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)\n"
+    )
+    script = (
+        "import os, trainkit; trainkit.init(num_cpus=1, preload=['starter'])\n"
+        "@trainkit.remote(max_restarts=1, max_task_retries=1)\n"
+        "class Worker:\n    def pids(self):\n        return os.getpid(), os.getppid()\n"
+        "worker = Worker.remote(); pid, template = trainkit.get(worker.pids.remote()); os.kill(pid, 9)\n"
+        "again, other = trainkit.get(worker.pids.remote()); print(again != pid, other == template)"
+    )
+    done = run_beside(tmp_path, script)
+    assert done.stdout == "True True\n", done.stderr
+    assert not done.stderr
+
+
+@pytest.mark.external
 def test_workers_do_without_a_module_that_starts_a_thread(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -107,6 +108,24 @@ def test_a_callback_written_for_ray_is_called_as_there(fit):
     steps = [word for word in heard if word in ("begin", "end")]
     assert steps == ["begin", "end"] * (len(steps) // 2)
     assert [name.rpartition("_")[2] for name in seen.values()] == ["00000", "00001"]
+
+
+@pytest.mark.parametrize("hook", RAYS_HOOKS)
+def test_a_callback_that_raises_in_a_hook_is_told_of_once_and_touches_nothing(fit, caplog, hook):  # row 1.30
+    called = []
+
+    def raises(self, *args, **kwargs):
+        called.append(hook)
+        raise RuntimeError("the service is down")
+
+    broken = type("Broken", (tune.Callback,), {hook: raises})
+    with caplog.at_level(logging.WARNING, "trainkit.tune"):
+        grid = fit(saves, BOTH, run={"callbacks": [broken()], **RETRIED})
+    assert (grid.num_terminated, grid.num_errors) == (1, 1)
+    assert grid[0].metrics["loss"] == 2
+    told = [record for record in caplog.records if f"Broken.{hook}()" in record.getMessage()]
+    assert len(told) == len(called[:1])
+    assert called or hook == "set_state"  # which a restore calls
 
 
 def test_a_logger_written_for_ray_is_called_as_there(fit):

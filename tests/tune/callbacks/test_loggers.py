@@ -76,6 +76,24 @@ def test_a_retry_finds_the_log_written_and_rewrites_it(fit):
     ]
 
 
+def test_a_logger_whose_other_base_calls_no_constructor_of_ours_keeps_results(fit):
+    class Other:
+        def __new__(cls, *args):
+            return object.__new__(cls)
+
+        def __init__(self, name):
+            self.name = name
+
+    class Mine(Other, Bulk):
+        def __init__(self, name):
+            Other.__init__(self, name)
+            self.heard = []
+
+    first, second = Mine("a"), Mine("b")
+    fit(reporting, {"n": 0}, run={"callbacks": [first, second]})
+    assert first.heard == second.heard == [("start", 0), ("results", 0, [1, 2, 3]), ("end", 0, False)]
+
+
 def result_of(trial: Trial, iteration: int) -> ev.ResultAdded:
     return ev.ResultAdded(trial, 0, iteration, 0.0, {}, {"training_iteration": iteration})
 

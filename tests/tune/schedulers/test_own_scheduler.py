@@ -228,6 +228,22 @@ def test_who_is_wrapped_is_named(fit):
         fit(trainable, scheduler=ResourceChangingScheduler(own(decide=nothing)))
 
 
+class Planned(Own):
+    """Refuses another number of trials than it began with."""
+
+    def resize(self, total_samples):
+        raise RuntimeError("planned for another number")
+
+
+def test_a_restore_whose_number_is_refused_leaves_that_of_before(fit, tmp_path):
+    fit(trainable, scheduler=Planned(), metric="loss", num_samples=2)
+    more = tune.TuneConfig(num_samples=4, scheduler=Planned())
+    with pytest.raises(ConfigError, match=r"Planned\.resize\(\) .*planned for another number"):
+        tune.Tuner.restore(tmp_path / "e", trainable, tune_config=more).fit()
+    default = tune.TuneConfig(num_samples=1, scheduler=Planned())  # as it was
+    assert len(tune.Tuner.restore(tmp_path / "e", trainable, tune_config=default).fit()) == 2
+
+
 # --- what a suite finds ---------------------------------------------------------------------------
 
 

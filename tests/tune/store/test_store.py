@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import textwrap
@@ -176,6 +177,15 @@ def test_an_existing_experiment_is_not_overwritten(store):
 
 
 @pytest.mark.external
+def test_other_users_cannot_open_and_so_not_lock_an_experiment(store, tmp_path):
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    ExperimentStore.create(shared, {"seed": 3}).close()
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755, "a folder of the user's stays as it is"
+
+
 def test_a_second_writer_is_refused_by_pid_also_from_another_process(store):
     with pytest.raises(StoreError, match=f"pid {os.getpid()}"):
         ExperimentStore.open(store.folder)
