@@ -237,7 +237,7 @@ class Engine(Protocol):
         """End all processes that this engine started. Repeated calls are allowed."""
 
 
-# Rows of the state listing. All engines use these functions, so that their columns agree.
+# All engines build the rows of the state listing with these functions, so that their columns agree.
 
 LOOPBACK = "127.0.0.1"
 

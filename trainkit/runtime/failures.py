@@ -174,12 +174,12 @@ def pack_failure(error: BaseException, where: str, *, of_constructor: bool = Fal
         where: name of the code that ran, such as "Model.fit (pid 12)".
         of_constructor: True if an actor's constructor raised the exception, so that the actor is unusable.
     """
-    if isinstance(error, TaskError):  # a nested call failed, so its cause is kept and this process is added
+    if isinstance(error, TaskError):  # a nested call failed, so this process is added to the original cause
         text = f"{error.remote_traceback}{_hop(error, where)}"
         return _pack(error.cause or error, text, where, of_constructor)
     if isinstance(error, TrainkitError) and isinstance(
         error.__cause__, RemoteTraceback
-    ):  # made by `raisable`
+    ):  # `raisable` made this error, so the remote traceback is its cause
         return _pack(error, f"{error.__cause__.text}{_hop(error, where)}", where, of_constructor)
     return _pack(error, f"{where}:\n{_format(error)}", where, of_constructor)
 
@@ -195,7 +195,7 @@ def _pack(error: BaseException, text: str, where: str, of_constructor: bool) -> 
         try:
             packed = pack(candidate)
             unpack(packed)
-        except Exception:  # it can't be pickled or rebuilt, so the next, simpler form is tried
+        except Exception:  # this form can't be pickled or rebuilt, so the next, simpler form is tried
             continue
         return packed
     raise SerializationError(f"{where} raised {summary}, which could not be packed even as text")
@@ -252,12 +252,12 @@ def make_task_error(
         "pid": int(place[2]) if place and place[2] else None,
     }
     for name, value in seen.items():
-        # The user's class may have its own attribute of this name, which is not read, as a property may
-        # raise.
+        # The user's class may have its own attribute of this name, which must not be overwritten. The
+        # attribute is not read, as a property may raise.
         if not hasattr(type(failure), name) and name not in vars(failure):
             setattr(failure, name, value)
-    # The text of most errors includes the traceback. Python formats a SyntaxError differently, so its
-    # traceback is shown as the cause.
+    # The text of most errors includes the traceback. Python formats a SyntaxError differently, so for a
+    # SyntaxError the traceback is shown as the cause.
     failure.__cause__ = RemoteTraceback(text) if isinstance(failure, SyntaxError) else None
     return failure
 
@@ -271,7 +271,7 @@ def _combine(
         failure = rebuilt(both, args, attributes)
         str(failure)
         repr(failure)
-    except Exception:  # a final class, incompatible layouts, or a __str__ that raises
+    except Exception:  # the class is final, its layout is incompatible, or its __str__ raises
         return None
     return failure if isinstance(failure, TaskError) else None
 
@@ -311,7 +311,7 @@ def _hop(error: TrainkitError, where: str) -> str:
     """Return the frames and notes that this process adds to the traceback of a received failure."""
     try:
         passed_on = user_frames(error)
-    except Exception:  # extracting frames may raise
+    except Exception:  # extracting the frames may raise for an unusual traceback
         passed_on = True
     if passed_on:
         own = _format(error, chain=False).replace(str(error), message_of(error))

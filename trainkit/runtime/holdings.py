@@ -85,9 +85,11 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     Raises:
         InfeasibleError: the thread would wait for resources that only this thread could free.
     """
-    if engine().name == "ray" or not _in_the_way(bundles, existing):  # a cluster may grow
+    # Ray's cluster may grow, so no error is raised.
+    if engine().name == "ray" or not _in_the_way(bundles, existing):
         return
-    if Ledger.of_machine(existing).take_all(bundles) is None:  # the request can never be met
+    # Frees objects that only reference cycles keep alive.
+    if Ledger.of_machine(existing).take_all(bundles) is None:
         return
     gc.collect()  # drops objects that only reference cycles keep alive
     for holding in _in_the_way(bundles, existing):

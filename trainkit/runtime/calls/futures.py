@@ -63,7 +63,7 @@ class Callbacks:
         with self._changed:
             self._due.append(callback)
             self._try_to_stand_by()
-            if len(self._due) == 1:  # else a thread is already looking at the queue
+            if len(self._due) == 1:  # with more callbacks, a thread is already running them
                 self._changed.notify()
 
     def _forgo(self) -> None:
@@ -83,7 +83,7 @@ class Callbacks:
             raise
 
     def _try_to_stand_by(self) -> None:
-        with contextlib.suppress(RuntimeError):  # running threads will take the due callbacks
+        with contextlib.suppress(RuntimeError):  # if no thread starts, running threads take the callbacks
             self._stand_by()
 
     def _serve(self) -> None:
@@ -120,7 +120,7 @@ class Callbacks:
         self._changed.release()
         try:
             callback()
-        except BaseException:  # report it like any thread's error, then run the next callback
+        except BaseException:  # the error is reported like a thread's, and the next callback runs
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
         finally:
             del callback
@@ -139,7 +139,7 @@ def ref_future(pump: BackgroundThread, callbacks: Callbacks) -> Future[Any]:
 
 @functools.cache
 def _ref_future_class() -> Any:
-    from concurrent.futures import Future  # the import is slow, and few programs need it
+    from concurrent.futures import Future  # imported here because the import is slow and few programs need it
 
     class RefFuture(Future[Any]):
         def __init__(self, pump: BackgroundThread, callbacks: Callbacks) -> None:

@@ -78,13 +78,13 @@ def method(
     Raises:
         ConfigError: the argument is not a method, or `num_returns` is invalid.
     """
-    returns_of(num_returns, generator=False)  # report an error at the decorator
+    returns_of(num_returns, generator=False)  # called only to report an invalid value at the decorator
     kinds = retried(retry_exceptions)
 
     def mark(marked: Any) -> Any:
         if not inspect.isroutine(marked):
             raise ConfigError(f"method() takes a method of a class, not {marked!r}; give options by name")
-        plain = getattr(marked, "__func__", marked)  # a staticmethod or classmethod hides its function
+        plain = getattr(marked, "__func__", marked)  # a staticmethod or classmethod object wraps the function
         setattr(plain, _MARK, (num_returns, concurrency_group, max_task_retries, kinds))
         return marked
 

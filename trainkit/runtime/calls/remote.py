@@ -165,7 +165,8 @@ class ActorHandle:
         self._interface = interface
 
     def __getattr__(self, name: str) -> ActorMethod:
-        # Python calls this only for names missing in `__dict__`, so each ActorMethod is made once.
+        # Python calls this method only for names missing in `__dict__`, so each ActorMethod is made only
+        # once.
         interface = self.__dict__.get("_interface")
         spec = None if interface is None else interface.methods.get(name) or BUILT_IN.get(name)
         if spec is None:
@@ -185,7 +186,7 @@ class ActorHandle:
     _ray_actor_id = _actor_id
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
-        return GenericAlias(cls, item)  # only for annotations, such as ActorHandle[Counter]
+        return GenericAlias(cls, item)  # serves only annotations, such as ActorHandle[Counter]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and self._actor == other._actor
@@ -207,7 +208,7 @@ class ActorClass(Generic[T]):
         self._cls = cls
         self._options = options
         label = options.label or options.name or cls.__name__
-        # Inspecting a class is slow, and options change only the name in the result.
+        # Inspecting a class is slow. Options change only the name in the result, so a known result is reused.
         if known is None:
             self._interface = interface_of(cls, label)
             self._arity = arity_of(cls.__init__, bound=True)
@@ -303,14 +304,14 @@ def remote(target: Any = None, /, **options: Any) -> Any:
     Raises:
         ConfigError: an option is unknown or has an invalid value.
     """
-    Options().updated(options)  # report an error at the decorator, before the target is known
+    Options().updated(options)  # reports an invalid option at the decorator, before the target is known
     if target is None:
         return functools.partial(_make_remote, options=options)
     return _make_remote(target, options=options)
 
 
 def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
-    if inspect.isclass(get_origin(target)):  # such as Box[int], whose parameter is for type checkers only
+    if inspect.isclass(get_origin(target)):  # Box[int], for example, has a parameter for type checkers only
         target = get_origin(target)
     if inspect.isclass(target):
         return ActorClass(target, Options().updated(options, foreign=TASKS_ONLY))

@@ -56,7 +56,7 @@ def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
             yield item
     finally:
         close = getattr(items, "close", None)
-        if close is not None:  # run its `finally` blocks now
+        if close is not None:  # closing the generator here runs its `finally` blocks now
             close()
 
 

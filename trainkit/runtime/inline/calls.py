@@ -112,7 +112,7 @@ class InlineCallRunner:
     def entered(self, frame: CallFrame) -> Iterator[None]:
         """Run the code of the `with` block in `frame`, with the frame's environment and folder."""
         outer: tuple[CallFrame, ...] = running_frames()
-        # Inner calls inherit the environment of outer calls, as a worker's own workers do.
+        # Inner calls inherit the environment of outer calls, as the workers that a worker starts do.
         variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
         folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
         changed = _changed(variables, folder) if variables or folder else nullcontext()
@@ -255,7 +255,8 @@ class InlineActor(Uncopied):
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
         """Run an actor's call in the `with` block, after the running calls of other threads."""
-        # A call further up the same stack can't end first, so waiting for that call would never end.
+        # A call of this actor further up the same stack can't end first, so waiting for that call would never
+        # end.
         within = any(frame.actor is self for frame in running_frames())
         with nullcontext() if within else self.lock, self._counted():
             yield
@@ -283,7 +284,8 @@ class InlineActor(Uncopied):
     def _let_go(self) -> None:
         """Drop the instance of an ended actor, after its last call."""
         if self.over is not None and self.calls == 0:
-            # The user's cleanup code, such as `__del__`, runs in a frame too.
+            # The user's cleanup code, such as `__del__`, runs in a call frame too, so a frame is entered for
+            # it.
             with self._caller.entered(self.frame(self.name, "")):
                 self._loop.close()
                 self.instance = None

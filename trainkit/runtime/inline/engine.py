@@ -82,25 +82,23 @@ class InlineEngine:
         self._groups: dict[int, InlinePlacementGroup] = {}
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
-        self._naming = threading.RLock()  # one of two threads makes an actor, the other finds it
+        self._naming = threading.RLock()  # a thread may look up an actor while another makes it
         self._kinds: dict[str, Callable[[], list[Row]]] = {
             "nodes": self._nodes,
             "actors": self._actors.rows,
             "tasks": self._tasks,
             "workers": self._workers,
-            "logs": list,  # the output goes to the program's own output
+            "logs": list,  # the program's output goes to its own streams, so no logs exist
             "objects": self._objects,
             "placement_groups": self._group_rows,
-            "requests": list,  # requests never wait
+            "requests": list,  # requests never wait in this engine
         }
 
     def require_usable(self) -> None:
-        return  # all state is in this process, and a fork has a copy
+        return  # a fork has a copy of all state, as the state is in this process
 
     def require_node(self) -> None:
-        return  # this engine has no node
-
-    # calls
+        return  # this engine has no node that could have ended
 
     def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
         frame = calls.CallFrame(spec.name, spec.name, spec.placement, PrivateLoop(), next(self._ids))
@@ -133,14 +131,14 @@ class InlineEngine:
                 caller=self._caller,
                 ended=self._actors.ended,
             )
-            actor.lock.acquire()  # calls of other threads wait for the constructor
+            actor.lock.acquire()  # the lock makes calls of other threads wait for the constructor
             self._actors.add(actor)
         try:
             if self._has_group_of(spec.placement):
                 actor.make(packed, self._resolve)
             else:
                 actor.end("its placement group was removed")
-        except BaseException:  # Ctrl-C
+        except BaseException:  # Ctrl-C, for example, interrupts the constructor.
             actor.end("its constructor was interrupted")
             raise
         finally:
@@ -249,10 +247,11 @@ class InlineEngine:
 
         while True:
             outcome = self._caller.outcome(frame, work)
-            # A stream that fails later is not retried, because its reader already has the first values.
+            # A streaming call that fails later is not retried, because its reader already has the first
+            # values.
             if retries == 0 or not (outcome.exited or retries_on(outcome.error, spec.retry_exceptions)):
                 return outcome
-            retries -= 1  # a negative number, which means no limit, never reaches 0
+            retries -= 1  # a negative number means no limit, and never reaches 0
 
     def _results(
         self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int
@@ -272,7 +271,8 @@ class InlineEngine:
         if num_returns == specs.STREAMING:
             stream = InlineStream(next(self._ids), frame, outcome, step, new_ref)
             self._streams.add(stream)
-            # The protocol allows a generator of references in the place of a single reference.
+            # The protocol allows a generator of references in place of a single reference, so the type is
+            # cast.
             return [cast("ObjectRef[Any]", stream)]
         frame.leave()
         if num_returns == 0:
@@ -290,8 +290,6 @@ class InlineEngine:
     def _resolve(self, value: Any) -> Any:
         return _own(value).value() if isinstance(value, ObjectRef) else value
 
-    # ends of actors and calls
-
     def kill(self, actor: calls.InlineActor, no_restart: bool) -> None:
         actor.end("it was killed by trainkit.kill()")
         if calls.current_actor() is actor:
@@ -306,7 +304,7 @@ class InlineEngine:
             raise ConfigError(
                 "cancel(force=True) ends a process, and an actor is not to end for a call: use kill()"
             )
-        if isinstance(ref, InlineStream):  # other calls have ended already
+        if isinstance(ref, InlineStream):  # calls without a stream have ended already, so they need no cancel
             ref.cancel()
 
     def exit_actor(self) -> NoReturn:
@@ -317,8 +315,6 @@ class InlineEngine:
             )
         frame.actor.end(f"exit_actor() was called in {frame.name}")
         raise calls.InlineActorExit
-
-    # objects
 
     def put(self, value: Any) -> ObjectRef[Any]:
         return self._ref(pack(value).owned(), False)
@@ -334,8 +330,6 @@ class InlineEngine:
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         own: list[ObjectRef[Any]] = [_own(ref) for ref in refs]
         return own[:num_returns], own[num_returns:]
-
-    # placement groups
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
         require_one_node(bundles, strategy)
@@ -389,8 +383,6 @@ class InlineEngine:
             return None
         return group, list(self._groups[group.group].bundles)
 
-    # facts
-
     def where_am_i(self) -> specs.WhereAmI:
         frame, actor = calls.current_frame(), calls.current_actor()
         return specs.WhereAmI(
@@ -406,7 +398,7 @@ class InlineEngine:
         )
 
     def is_cancelled(self) -> bool:
-        return False  # every call has ended before its reference exists
+        return False  # every call has ended before its reference exists, so none can be cancelled
 
     def current_actor(self) -> tuple[calls.InlineActor, specs.Interface] | None:
         actor = calls.current_actor()
@@ -419,7 +411,7 @@ class InlineEngine:
         return dict(self._totals)
 
     def available_resources(self) -> Bundle:
-        return dict(self._totals)  # calls run one at a time, and each can use all resources
+        return dict(self._totals)  # calls run one at a time, so each call can use all resources
 
     def gpu_ids(self) -> list[int | str]:
         frame = calls.current_frame()

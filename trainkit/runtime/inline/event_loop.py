@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class _Stack(threading.local):
-    # A context variable would not work, as a greenlet's code belongs to the call that switches to it.
+    # A context variable would not work, as a greenlet has its own context, although its code belongs to the
+    # call that switches to it.
     frames: tuple[Any, ...] = ()
 
 
@@ -89,7 +90,7 @@ class PrivateLoop:
         """
         if self._task is not None:
             if hasattr(awaitable, "close"):
-                awaitable.close()  # avoids the warning that it was never awaited
+                awaitable.close()  # closing the coroutine avoids the warning that it was never awaited
             raise ConfigError(
                 f"{where} was called while another async call of the same actor runs, and the inline engine "
                 "runs one at a time; engine='local' runs them side by side"
@@ -112,7 +113,7 @@ class PrivateLoop:
             _open.discard(runner)
 
     def _run(self, awaitable: Awaitable[T], where: str) -> T:
-        import asyncio  # the import takes a tenth of a second, so only async calls do it
+        import asyncio  # imported here, as it takes a tenth of a second
 
         if self._runner is None or self._selector is None:
             self._selector = _Selector()
@@ -129,7 +130,7 @@ class PrivateLoop:
             return self._runner.run(main(), context=contextvars.copy_context())
         except _Stuck:
             if self._task is not None:
-                self._task.cancel()  # so that the task's `finally` blocks run now
+                self._task.cancel()  # the cancelled task's `finally` blocks run now
                 with contextlib.suppress(_Stuck, asyncio.CancelledError):
                     self._runner.get_loop().run_until_complete(self._task)
             raise ConfigError(
@@ -164,7 +165,7 @@ def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
         try:
             with standing_in(inside):
                 done.set_result(work())
-        except BaseException as error:  # passed to the waiting thread, whatever its type
+        except BaseException as error:  # errors of every type are passed to the waiting thread
             done.set_exception(error)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="trainkit-inline-loop")

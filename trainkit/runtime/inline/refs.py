@@ -50,7 +50,7 @@ class InlineRef(ObjectRef[Any]):
         return future
 
     def __reduce__(self) -> Any:
-        return session.put_again, (self.value(),)  # pickled by hand, so the value is included
+        return session.put_again, (self.value(),)  # the user's own pickle must contain the value
 
 
 class InlineStream(ObjectRefGenerator[Any]):
@@ -98,7 +98,7 @@ class InlineStream(ObjectRefGenerator[Any]):
             raise StopAsyncIteration from None
 
     def upcoming(self) -> ObjectRef[Any]:
-        return self._new_ref(_NONE, False)  # reading the reference's value runs a step
+        return self._new_ref(_NONE, False)  # a step runs only when this reference's value is read
 
     def completed(self) -> ObjectRef[None]:
         while not self._over:
@@ -133,7 +133,7 @@ class InlineStream(ObjectRefGenerator[Any]):
         return item if item is _END else pack(item, f"a value that {self._frame.name} yielded").owned()
 
     def _close(self) -> None:
-        if hasattr(self._generator, "close"):  # a plain iterator needs no cleanup
+        if hasattr(self._generator, "close"):  # a plain iterator has no `close` and needs no cleanup
             self._generator.close()
 
     def _end(self, outcome: Outcome) -> None:
@@ -164,5 +164,5 @@ def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
         frame.run(generator.aclose())
 
 
-# A reference is passed as the same object. Each reader unpacks its own copy of the value.
+# The runtime passes on a reference as the same object. Each reader unpacks its own copy of the value.
 serialize.register(InlineRef, serialize.attached)

@@ -135,7 +135,8 @@ class ActorLookup:
             try:
                 answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
             except (KeyboardInterrupt, SystemExit):
-                # The actor may be registered already, and would wait forever for its first frame.
+                # The actor may be registered already, and would wait forever for its first frame, so the node
+                # kills it.
                 self._node.tell(messages.Kill(request.worker_id, "who asked for it was interrupted"))
                 raise
         if answer is None:
@@ -197,7 +198,7 @@ class ActorLookup:
             try:
                 with sessions.connect(session.folder) as node:
                     found = self._ask_for(home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
-            except ObjectLostError:  # no descriptor was left, so the session may have this actor
+            except ObjectLostError:  # this process had no descriptor left, so the session may have this actor
                 raise
             except TrainkitError as error:  # the session has ended or hangs: reported if no actor is found
                 looked_at[-1] += f", which could not be asked: {error}"
@@ -232,7 +233,7 @@ class ActorClient:
         with descriptors_explained:
             if wanted is None or not wanted.get_if_exists:
                 return self._start(spec)
-            with making:  # so that concurrent threads start one actor with one connection
+            with making:  # the lock makes concurrent threads start one actor with one connection
                 return self._lookup.existing(wanted) or self._start(spec)
 
     def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
@@ -265,17 +266,17 @@ class ActorClient:
         try:
             if spec.registration is not None:
                 existing = self._lookup.register(request, peer, [first, *kept.handles], kept.buffers)
-                if isinstance(existing, messages.NotFound):  # the actor with this name has ended meanwhile
+                if isinstance(existing, messages.NotFound):  # this name's actor has ended since the lookup
                     return self._start(spec)
                 if existing is not None:
                     return existing[0]
-            # The class and the constructor's arguments are sent to the new process directly, before it has
-            # started.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # calls report a refusal
+            # The new process receives the class and the constructor's arguments directly, even before it
+            # starts.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # later calls report a refusal
                 peer.send(INIT, 0, body)
             if spec.registration is None:
                 self._node.tell(request, [first, *kept.handles], kept.buffers)
-        finally:  # also after Ctrl-C, or the actor would keep its name and never start
+        finally:  # runs after Ctrl-C too, as the actor would otherwise keep its name and never start
             if waits_for:
                 tell = functools.partial(self._node.tell, messages.ArgumentsThere(request.worker_id))
                 parts = self._parts
@@ -295,7 +296,7 @@ class ActorClient:
         if peer.takes_small_calls and spec.is_plain:
             arguments = lasting(args, kwargs)
             if arguments is not None:
-                # The code is inlined here for speed, as this is the most frequent kind of call.
+                # The code is inlined here for speed, as plain small calls are the most frequent calls.
                 results = self._results
                 ref = LocalRef(results.new_id(), peer)
                 ref.body = method  # set before sending, as the answer replaces it

@@ -139,8 +139,8 @@ class ActorConnection(CallConnection):
         super().__init__(sock, name, worker_id)
         self.in_order = True
         self.endpoints = 0
-        # This lock is held while calls are sent, so that they are sent in the order in which they were
-        # registered. It is never held while user code runs or while this process waits.
+        # A thread holds this lock while it sends calls, so that calls are sent in the order in which they
+        # were registered. No thread holds the lock while it runs user code or waits.
         self._order = threading.RLock()
         self._lanes: dict[Hashable, deque[CallAwaitingArguments]] = {}
         self._retriable: dict[int, SentCall] = {}
@@ -168,14 +168,14 @@ class ActorConnection(CallConnection):
             call.actor, call.body, call.kept = actor, body.owned(), refs
             call.kinds = spec.retry_exceptions
             parts: ClientParts = current_client().parts
-            # The background thread reads the answers, as no other thread may be reading this connection.
-            # Watching starts before sending because the references have no connection between a failure and
+            # The background thread reads the answers, as possibly no other thread is reading this connection.
+            # Watching starts before sending, because the references have no connection between a failure and
             # the retry.
             for ref in refs:
                 parts.waiter.watch(ref)
             try:
                 self._send_retriable(call, call.body)
-            except BaseException:  # the caller gets the error
+            except BaseException:  # the caller gets the error, so the call needs no watching
                 for ref in refs:
                     parts.background.unwatch(self, ref)
                 raise
@@ -206,16 +206,16 @@ class ActorConnection(CallConnection):
         super().on_frame(frame)
 
     def _failed(self, call: SentCall, frame: Frame) -> None:
-        *others, last = call.refs  # all results fail together, so the last one decides
+        *others, last = call.refs  # all results fail together, so the last result's failure decides
         if frame.call_id != last:
             return
         if call.may_be_made_again:
-            for ref in call.kept:  # they stay in `_retriable` until the retry is decided
+            for ref in call.kept:  # the references stay in `_retriable` until the retry is decided
                 ref.body = call
             decide(self, frame.body, call.kept, functools.partial(self._made_again, call))
             return
         for ref_id in [*others, last]:
-            if self._retriable.pop(ref_id, None) is not None:  # otherwise the reference has a value
+            if self._retriable.pop(ref_id, None) is not None:  # other references have a value
                 super().on_frame(Frame(FAILURE, ref_id, frame.body))
 
     def _made_again(self, call: SentCall, error: TaskError) -> bool:
@@ -226,7 +226,7 @@ class ActorConnection(CallConnection):
         for ref in call.kept:
             ref.attach(self)
             ref.body = None
-        if call.cancelled:  # checked last, as a cancellation after this point is sent to the actor's process
+        if call.cancelled:  # checked last, as a later cancellation is sent to the actor's process
             self.forget(call.refs)
             reason = f"a call of {self.name} raised, and was cancelled before it was made again"
             fail(call.kept, TaskCancelledError, reason)
@@ -256,14 +256,14 @@ class ActorConnection(CallConnection):
         """Send `call` once `waits_for` are completed and the earlier calls of its queue are sent."""
         for ref in call.refs:
             ref.body = call
-        with InterruptGuard():  # Ctrl-C must not leave a call behind that is never sent
+        with InterruptGuard():  # Ctrl-C must not leave behind a call that is never sent.
             with self._order:
                 if not self._lanes and not self.is_watched:
-                    call.parts.background.watch(self, END)  # to fail the call if the connection ends
+                    call.parts.background.watch(self, END)  # fails the call if the connection ends
                 self._lanes.setdefault(call.lane, deque()).append(call)
                 if self.in_order:
                     self.takes_small_calls = False
-            if self.closed:  # the end was noticed before the call was added
+            if self.closed:  # the connection ended before the call was added
                 self.fail_held(self.lost)
             elif call.ready:
                 self._advance(call.lane)
@@ -283,7 +283,7 @@ class ActorConnection(CallConnection):
                 call = calls[0]
                 try:
                     self._send_held(call)
-                finally:  # dropped only after sending, or a call made meanwhile would be sent first
+                finally:  # dropped only after sending, as a call made meanwhile would otherwise be sent first
                     self._drop(lane, call)
 
     def _drop(self, lane: Hashable, call: CallAwaitingArguments) -> None:
@@ -305,10 +305,10 @@ class ActorConnection(CallConnection):
             ref.attach(self)
         try:
             self.call(call.actor, call.body, call.refs, call.spec)
-        except Exception as error:  # no descriptor is left for the call's handles, or no memory
+        except Exception as error:  # no descriptor is left for the call's handles, or memory is full
             reason = f"the call of {call.name}() could not be sent once its arguments were there: {error!r}"
             fail(call.refs, ObjectLostError, reason)
-        for ref in call.refs:  # a thread may be waiting for the reference without a connection to read
+        for ref in call.refs:  # a thread may wait for the reference without reading the connection
             if not ref.done():
                 call.parts.waiter.watch(ref)
 
@@ -386,7 +386,7 @@ class ActorEndpoint(Uncopied):
         with sharing:
             self.peer.endpoints -= 1
             is_last = not self.peer.endpoints
-        if is_last:  # only sending ends: answers to earlier calls may still arrive
+        if is_last:  # this ends only sending, as answers to earlier calls may still arrive
             self.peer.finish_sending()
 
 

@@ -42,7 +42,7 @@ class BackgroundThread:
     """Thread that reads and flushes connections. It starts at its first use."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, as garbage collection may call methods here
+        self._lock = threading.RLock()  # the lock is reentrant, as garbage collection may call methods here
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
         self._watched: dict[Watched, set[Hashable]] = {}
@@ -103,7 +103,7 @@ class BackgroundThread:
                 with self._lock:
                     del self._ticking[conn]
                     conn.ticking = False
-                _guarded(conn.flush_if_open)  # sends entries that were posted since the last flush
+                _guarded(conn.flush_if_open)  # the flush sends entries that were posted since the last flush
                 if _guarded(conn.on_tick):  # more entries were posted while `ticking` was still True
                     self.tick(conn)
 
@@ -117,7 +117,7 @@ class BackgroundThread:
                 self._wake()
                 if threading.current_thread() is self._thread:
                     # Garbage collection may have called this method after the loop took the jobs of this
-                    # turn.
+                    # turn. The loop is woken again, so that it also runs this job.
                     os.eventfd_write(self._wake_fd, 1)
             self._jobs.append(job)
 
@@ -140,7 +140,7 @@ class BackgroundThread:
                 poll, by_fd = self._registered(contested)
             if jobs:
                 _run_all(jobs)
-                by_fd.clear()  # cleared here, as connections that it frees may add jobs for the next turn
+                by_fd.clear()  # cleared here, as connections that this frees may add jobs for the next turn
                 continue
             hurry = _CONTESTED_S if contested else _TICK_S if self._ticking else None
             events = poll.poll(None if hurry is None else hurry * 1000)
@@ -150,7 +150,7 @@ class BackgroundThread:
             by_fd.clear()
             self._forget_finished()
 
-    # These are separate methods, so that their local variables are released before the thread sleeps. A
+    # These steps are separate methods, so that their local variables are released before the thread sleeps. A
     # sleeping thread must not keep a connection alive.
 
     def _registered(self, contested: set[Watched]) -> tuple[select.poll, dict[int, Watched]]:
@@ -161,8 +161,8 @@ class BackgroundThread:
             fd = conn.fileno()
             if fd < 0:
                 continue
-            # A connection that another thread is reading stays readable meanwhile. To avoid spinning, it is
-            # polled again a moment later.
+            # A connection that a different thread is reading stays readable meanwhile. To avoid spinning,
+            # this thread leaves the connection out and polls it again a moment later.
             silent = conn in contested or conn.ended
             only_end = self._watched.get(conn) == _END_ALONE
             mask = 0 if silent or only_end else select.POLLIN

@@ -111,7 +111,7 @@ class CallCodec:
         if known is not None and known[0]() is target:
             return known[1]
         definition = self.put_packed(VALUE, pack(target, name))
-        with contextlib.suppress(TypeError):  # callables without weak references are pickled each time
+        with contextlib.suppress(TypeError):  # a callable without weak references is pickled each time
             forget = functools.partial(self._definitions.pop, id(target), None)
             self._definitions[id(target)] = (weakref.ref(target, lambda _: forget()), definition)
         return definition
@@ -161,7 +161,7 @@ def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made
         try:
             if made_again(unpack_failure(opened(failure))):
                 return
-        except BaseException as error:  # the user's code may even try to end the process
+        except BaseException as error:  # the user's code may raise any error, even SystemExit
             _fail(peer, refs, error)
             return
         peer.forget([ref.id for ref in refs])
@@ -171,7 +171,7 @@ def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made
 
     try:
         threading.Thread(target=work, name="trainkit-retry", daemon=True).start()
-    except RuntimeError as error:  # the machine has no thread left
+    except RuntimeError as error:  # the machine can start no further thread
         _fail(peer, refs, error)
 
 

@@ -208,7 +208,8 @@ class LocalEngine:
     def notified(self, message: Any, body: Packed) -> None:
         """Act on a notice from the node."""
         if isinstance(message, messages.Reclaim):
-            # Runs in the background thread, as a task pool may be locked where the notice is read.
+            # The background thread runs this job, as the thread that reads the notice may hold a task pool's
+            # lock.
             self.background.run(functools.partial(self._return_idle, message.number))
         elif isinstance(message, messages.CountCalls):
             self.background.run(self._count_calls)
@@ -224,7 +225,7 @@ class LocalEngine:
         calls = {}
         for peer in actor_peers():
             if peer.worker_id is not None and peer.home in (None, self.mark):
-                peer.try_read()  # answers that no thread waited for may have arrived
+                peer.try_read()  # reads answers that arrived although no thread waited for them
                 calls[peer.worker_id] = peer.calls_in_flight(self._call_of)
         self.node.tell(messages.CallsCounted(calls))
 
@@ -235,8 +236,6 @@ class LocalEngine:
             *(ref for conn in actor_peers() for ref in conn.unfinished()),
         ]
         return self.owed.outstanding(unfinished)
-
-    # this process
 
     def exit_actor(self) -> NoReturn:
         if self.context.actor_id is None:
@@ -254,10 +253,8 @@ class LocalEngine:
 
     def scratch_dir(self) -> Path:
         path = Path(self.mark)
-        path.mkdir(mode=0o700, exist_ok=True)  # the node may not have made it yet
+        path.mkdir(mode=0o700, exist_ok=True)  # the folder is made here, as the node may not have made it yet
         return path
-
-    # requests to the node
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
         return self.node.ask(messages.AwaitGroup(group))
@@ -274,7 +271,7 @@ class LocalEngine:
         group = self.node.new_id()
         try:
             self.node.demand(messages.Reserve(group, list(bundles), strategy, name, detached))
-        except (KeyboardInterrupt, SystemExit):  # without this, the group would stay without a handle to it
+        except (KeyboardInterrupt, SystemExit):  # otherwise the group would stay without a handle to it
             self.node.tell(messages.Release(group))
             raise
         return group
@@ -296,13 +293,13 @@ class LocalEngine:
         return dict(self._totals)
 
     def available_resources(self) -> Bundle:
-        self._tasks.reclaim()  # idle leases count as free
+        self._tasks.reclaim()  # returns idle leases, so that they count as free
         amounts: Bundle = self.node.demand(messages.Available())
         return amounts
 
     def state(self, kind: str) -> list[dict[str, Any]]:
         if kind == "nodes":
-            self._tasks.reclaim()  # idle leases count as free
+            self._tasks.reclaim()  # returns idle leases, so that they count as free
         rows: list[dict[str, Any]] = self.node.demand(messages.State(kind))
         if kind == "tasks":  # only this process knows the tasks in its own queue
             pids = {row["worker_id"]: row["pid"] for row in rows}
@@ -312,11 +309,9 @@ class LocalEngine:
     def gpu_ids(self) -> list[int | str]:
         return gpu_ids(self._gpus)
 
-    # the end
-
     def close(self) -> None:
         if self._node_process is None or self.node.closing or self.pid != os.getpid():
-            return  # a worker's engine ends with its process
+            return  # a worker's engine ends with its process, so it is not closed here
         self.node.closing = True
         try:
             self._read_out()
@@ -324,7 +319,7 @@ class LocalEngine:
                 self._node_process.let_stay()
             else:
                 self._node_process.join()
-        finally:  # also after Ctrl-C: the node then notices that its driver has ended
+        finally:  # runs after Ctrl-C too, so that the node notices that its driver has ended
             with InterruptGuard():
                 self._let_go()
 
@@ -337,7 +332,7 @@ class LocalEngine:
 
     def _let_go(self) -> None:
         """Release this process's threads, connections and memory of the ended session."""
-        self.node.try_read()  # reads the last output of the workers
+        self.node.try_read()  # the read shows the last output of the workers
         self.background.stop()
         self.owed.close()
         self.unread.finish()

@@ -246,7 +246,7 @@ class LocalStream(ObjectRefGenerator[Any]):
         """Return the next value's reference; None after the last value."""
         try:
             front = self.call.items[0]
-        except IndexError:  # the failure that ended the stream was taken
+        except IndexError:  # the failure that ended the stream was already taken
             return None
         return None if front.kind == ENDED else front
 
@@ -293,7 +293,7 @@ class CallControl:
         if not isinstance(call, LocalRef):
             raise ObjectLostError(f"{ref!r} belongs to another engine or session")
         self._stop(call, force, recursive)
-        asked_for([call])  # a failure of a cancelled call is not reported as unhandled
+        asked_for([call])  # marks the call's failure as read, so that it is not reported as unhandled
 
     def _stop(self, call: LocalRef, force: bool, recursive: bool) -> None:
         held = call.body
@@ -307,11 +307,11 @@ class CallControl:
         if isinstance(owed_by, SentCall):  # the call raised, and its retry is being decided
             self._refuse_force(force)
             owed_by.cancelled = True
-        peer = peer or call.peer  # the call may have been retried just now
+        peer = peer or call.peer  # the call may have been retried just now, and then has a connection again
         if call.done():
             return
         if isinstance(owed_by, Task):
-            with InterruptGuard():  # Ctrl-C must not leave a task that is neither queued nor completed
+            with InterruptGuard():  # Ctrl-C must not leave a task that is neither queued nor completed.
                 owed_by.pool.cancel(owed_by, force, recursive)
         elif isinstance(peer, PromiseReceiver):
             self._refuse_force(force and not peer.owed_by_task)

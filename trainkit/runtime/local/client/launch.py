@@ -124,7 +124,7 @@ def _program() -> str:
     """Return the name and the working folder of this program, such as 'train.py in /data'."""
     script = Path(str((sys.argv or [""])[0]))
     name = script.parent.name if script.name == "__main__.py" else script.name
-    # The link also works for a removed folder, for which os.getcwd() raises.
+    # The link can be read even for a removed folder, for which os.getcwd() raises.
     return f"{'python' if name in ('', '-c') else name} in {os.readlink('/proc/self/cwd')}"
 
 
@@ -153,7 +153,7 @@ def _remove_abandoned(parent: Path) -> None:
     """End the remaining processes of sessions whose nodes were killed, and remove their folders."""
     for folder in sessions.folders(parent):
         session = sessions.session_at(folder)
-        if session is None:  # the session is starting or ending, or was killed during one of these
+        if session is None:  # the session is starting or ending, or was killed while doing so
             if not process.marked(str(folder)):
                 process.remove_folder(folder)
         elif not session.alive:

@@ -157,7 +157,7 @@ class WorkerLease(CallConnection):
             self.retiring = retiring
             raise
         for task in tasks:
-            if task.cancelled:  # cancelled while it was sent
+            if task.cancelled:  # the task was cancelled while it was sent
                 self.pool.stop(self, task, task.forced, recursive=True)
 
     def _send_tasks(self, tasks: Sequence[Task]) -> None:

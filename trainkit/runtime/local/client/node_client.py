@@ -111,14 +111,12 @@ class NodeClient(CallConnection):
 
     def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
         """Send a message that has no answer."""
-        with contextlib.suppress(OSError):  # the node has ended; the closed connections report this
+        with contextlib.suppress(OSError):  # the node has ended, which its closed connections report
             self.send(NOTICE, 0, packed(message, handles, buffers))
-
-    # ends
 
     def close(self) -> None:
         super().close()
-        self._fail_pending()  # needed if this end closes first, so that no thread keeps waiting
+        self._fail_pending()  # if this end closes first, threads would otherwise wait forever
 
     def on_close(self) -> None:
         if self._node is not None and not self.closing:

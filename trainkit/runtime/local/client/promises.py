@@ -132,7 +132,7 @@ class OwedResult(CallConnection):
         self._owed.promise(self._ref, self._is_due)
 
     def _is_due(self) -> None:
-        # The background thread sends the result: a lost result needs a request to the node, and the thread
+        # The background thread sends the result. A lost result needs a request to the node, and the thread
         # that reads the answer may be reading the node's connection.
         self._owed.run_soon(self.pay)
 

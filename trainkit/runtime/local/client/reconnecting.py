@@ -47,7 +47,7 @@ class ReconnectingConnection(ActorConnection):
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
-        self._calls: dict[int, SentCall] = {}  # in the order made, by the id of each call's last reference
+        self._calls: dict[int, SentCall] = {}  # calls by the id of their last reference, in the order made
         self._parts: ClientParts | None = None
         self._owner = False
         self._let_go = False
@@ -67,8 +67,6 @@ class ReconnectingConnection(ActorConnection):
         if self._parts is None:
             self._life, self._owner, self._parts = life, owner, parts
             parts.background.watch(self, END)
-
-    # calls
 
     def unfinished(self) -> list[LocalRef]:
         with self._order:
@@ -123,7 +121,8 @@ class ReconnectingConnection(ActorConnection):
         try:
             self.send(channel.CALL, call.refs[0], body)
         except (BrokenPipeError, ConnectionResetError):
-            # The process has ended. The thread that reads this connection will notice the end.
+            # The process has ended, so the call is kept unsent until the thread that reads this connection
+            # notices.
             call.sent, call.body = False, body.owned()
 
     def _send_small(self, call: SentCall) -> None:
@@ -161,8 +160,6 @@ class ReconnectingConnection(ActorConnection):
         for call_id, _ in pickled:
             self._calls.pop(call_id, None)
         super().on_answers(ids, values, pickled, spent_s)
-
-    # ends
 
     def on_end(self) -> None:
         parts = self._parts
@@ -210,7 +207,7 @@ class ReconnectingConnection(ActorConnection):
         try:
             with sessions.connect(Path(self.home or "")) as node:
                 reply = node.ask(message, [end], None)
-        except ObjectLostError as error:  # no descriptor was left, so the actor may be alive
+        except ObjectLostError as error:  # this process had no descriptor left, so the actor may be alive
             why = error
             self._end(lambda: why)
             return
@@ -238,7 +235,7 @@ class ReconnectingConnection(ActorConnection):
         with self._order:
             other_end, self._other_end = self._other_end, None
         if other_end is not None:
-            other_end.close()  # the thread that reads this connection now finds its end
+            other_end.close()  # closing lets the thread that reads this connection find its end
 
     def _resume(self, reply: Reconnected) -> None:
         """Resume calls over the connection to the actor's new process."""
@@ -296,7 +293,7 @@ class ReconnectingConnection(ActorConnection):
 
     def finish_sending(self) -> None:
         """Release the actor after its last handle is gone."""
-        # Garbage collection may call this, so the background thread does the rest.
+        # Garbage collection may call this method, so the background thread does the rest.
         if self._pid != os.getpid():
             return
         parts = self._parts
@@ -314,7 +311,7 @@ class ReconnectingConnection(ActorConnection):
             actor = ActorEndpoint(self)
             for call in again:
                 call.actor = actor
-            parts.background.watch(self, ReconnectingConnection)  # as no other thread may read the answers
+            parts.background.watch(self, ReconnectingConnection)  # possibly no other thread reads the answers
             return
         parts.background.unwatch(self, ReconnectingConnection)
         parts.background.unwatch(self, END)

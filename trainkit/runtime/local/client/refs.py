@@ -86,7 +86,7 @@ class UnreadFailures:
 
     def dropped(self, failure: Packed) -> None:
         """Record a failure that was dropped unread. `show` runs later, as any `__del__` may call this."""
-        is_copy = self._pid != os.getpid()  # in a forked child: the parent shows the failure
+        is_copy = self._pid != os.getpid()  # a forked child shows nothing, as the parent shows the failure
         if self._is_over or is_copy or sys.is_finalizing() or not settings.tells_unhandled_errors():
             return
         with self._lock:
@@ -133,7 +133,7 @@ def _text_of(failure: Packed) -> str | None:
     """Return the traceback of a failure; None if the call was cancelled or its actor has died."""
     try:
         error = unpack_failure(opened(failure))
-    except Exception as problem:  # unpickling the user's exceptions may raise anything
+    except Exception as problem:  # unpickling the user's exceptions may raise any error
         return f"a call raised, and its exception cannot be rebuilt here: {problem}"
     if isinstance(error, ActorDiedError) or isinstance(error.cause, (ActorDiedError, TaskCancelledError)):
         return None
@@ -146,7 +146,7 @@ def is_own(cls: type) -> bool:
 
 
 PENDING = 0
-LOST = -1  # the answer will never arrive; the body is a function that returns the error
+LOST = -1  # the answer will never arrive, and the body is a function that returns the error
 ATOM = -2  # the body is the value itself, which is immutable
 
 _MOST_CHUNKS = 64
@@ -186,7 +186,7 @@ class LocalRef(ObjectRef[Any]):
         self._callbacks: list[Callable[[], None]] | None = None
 
     def __reduce__(self) -> Any:
-        return session.put_again, (current_client().get([self], None)[0],)  # user pickles contain the value
+        return session.put_again, (current_client().get([self], None)[0],)  # a user's pickle needs the value
 
     def attach(self, peer: CallConnection | None) -> None:
         """Set the connection over which the answer will arrive, before the call is sent or retried."""
@@ -221,7 +221,8 @@ class LocalRef(ObjectRef[Any]):
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
-        # If the answer arrived in between, the thread that pops the callback first runs it, so it runs once.
+        # If the answer arrived meanwhile, two threads may get here. Only the thread that pops the callback
+        # runs it.
         if self.kind != PENDING:
             self._run_callbacks()
 
@@ -268,7 +269,7 @@ class CallConnection(channel.Connection):
         self.worker_id = worker_id
         self.home: str | None = None
         """Folder of the other process's session; None for this process's own session."""
-        # Weak references let unused references be collected, although a pending reference refers to its peer.
+        # Weak references let unused references be collected. A pending reference itself keeps its peer alive.
         self.pending: dict[int, weakref.ref[LocalRef]] = {}
         self._asked_for: set[int] = set()
 
@@ -280,8 +281,8 @@ class CallConnection(channel.Connection):
         try:
             self.send(kind, refs[0].id, body)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the other end has closed; a thread that waits for the answer notices this when it reads
-        except BaseException:  # the caller gets the error
+            pass  # the other end has closed, which a thread that waits for the answer notices
+        except BaseException:  # the call was not sent, and the caller gets the error
             self.forget([ref.id for ref in refs])
             raise
         if self.closed:  # the connection closed before these references were added
@@ -326,7 +327,8 @@ class CallConnection(channel.Connection):
         ref = None if waiting is None else waiting()
         body = frame.body
         if frame.kind == channel.FAILURE and waiting is not None and frame.call_id not in self._asked_for:
-            body = self.failure(frame)  # if the reference is gone, `body` is dropped unread here and reported
+            # A failure whose reference is gone is dropped unread here, and so reported.
+            body = self.failure(frame)
         self._asked_for.discard(frame.call_id)
         if ref is not None and ref.kind == PENDING:  # some results of a retried call are complete already
             ref.complete(frame.kind, body)
@@ -339,7 +341,8 @@ class CallConnection(channel.Connection):
 
     def asked_for(self, ref: LocalRef) -> None:
         """Suppress the report of an unhandled failure of `ref`, which is pending."""
-        self._asked_for.add(ref.id)  # even if it is not in `pending`, as another thread may be completing it
+        # Added even if `pending` lacks it, as another thread may be completing it.
+        self._asked_for.add(ref.id)
 
     def not_again(self, ref: LocalRef) -> None:
         """Exclude a cancelled call from the retries after the death of the process at the other end."""
