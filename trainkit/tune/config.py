@@ -43,7 +43,7 @@ DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
 class TuneConfig(Settings):
     """Settings of the search: metric, searcher, scheduler, number of trials.
 
@@ -114,7 +114,7 @@ class TuneConfig(Settings):
         require_whole("seed", self.seed, 0, optional=True)
         for name in ("reuse_actors", "allow_duplicates", "strict_metric_checking"):
             require_one_of(name, getattr(self, name), (True, False, None))
-        for name in ("num_samples", "max_concurrent_trials", "seed"):  # NumPy integers become int
+        for name in ("num_samples", "max_concurrent_trials", "seed"):  # A NumPy integer becomes an int here.
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
         if isinstance(self.search_alg, str):
@@ -146,7 +146,7 @@ class TuneConfig(Settings):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
 class RunConfig(Settings):
     """Settings of a run: storage folder, stop rules, checkpoints, loggers and callbacks.
 

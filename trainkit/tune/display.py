@@ -36,7 +36,7 @@ WIDEST = 100_000
 """Line width, in characters, at which no line is folded or cut."""
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- short texts ----------------------------------------------------------------------------------
 
 
 def value_text(value: Any, limit: int | None = None, digits: int = 6) -> str:
@@ -95,7 +95,8 @@ def duration(seconds: float) -> str:
 
 
 _SHORTER = (
-    # The status column already says that the trial stopped; the rest implies that the scheduler did it.
+    # The status column already says that the trial stopped. A rung or max_t implies that the scheduler
+    # stopped it.
     (re.compile(r"^(?:stopped|paused) by [^:]+: (?=rung |reached max_t)"), ""),
     (re.compile(r"(rung \S+) of bracket \d+"), r"\1"),
     (re.compile(r"(rank \d+) of (\d+)"), r"\1/\2"),
@@ -141,7 +142,7 @@ class Table:
         from rich.text import Text
 
         def cell(text: str) -> Text:
-            # rich drops columns with wrapped text instead of narrowing them.
+            # A cell must not wrap, because rich drops columns with wrapped text instead of narrowing them.
             return Text(one_line(text), no_wrap=True, overflow="ellipsis")
 
         parts: list[RenderableType] = [
@@ -259,7 +260,7 @@ class NotebookDisplay:
 
 def notebook_display() -> Callable[..., Any] | None:
     """Return IPython's `display` in a notebook; None elsewhere, including IPython in a terminal."""
-    ipython = sys.modules.get("IPython")  # in a notebook, the kernel has already imported it
+    ipython = sys.modules.get("IPython")  # in a notebook, the kernel has already imported IPython
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None or not hasattr(shell, "kernel"):
         return None
@@ -350,7 +351,8 @@ class ExperimentProgress:
 
     def _scored(self, trials: Sequence[Trial]) -> list[tuple[float, int, Trial]]:
         """Return negative score, index and trial of each trial whose last report has a finite metric."""
-        if self.metric is None or self.mode is None:  # without a mode, no value is better than another
+        # Without a mode, no value is better than a different value.
+        if self.metric is None or self.mode is None:
             return []
         found = []
         for trial in trials:

@@ -73,7 +73,7 @@ class MetricWatch(Callback):
         judged_by = () if self._judged_by is None else (self._judged_by,)
         for metric in dict.fromkeys((*self._metrics, *judged_by)):
             if metric in self._metrics and misspelt(metric, result) is not None:
-                continue  # the experiment ends with an error about the spelling
+                continue  # a misspelt metric needs no warning, because it ends the experiment with an error
             if lookup(result, metric) is None:
                 logger.warning(
                     "the first report has no %r, which is the metric: %s %s",
@@ -106,7 +106,7 @@ class MetricWatch(Callback):
         if first is None or not all(trial.status.is_finished for trial in trials):
             return
         times = [time for trial in trials if is_finite(time := lookup(trial.last_result, name))]
-        if times and max(times) < first * (1 - 1e-9):  # without times, a warning was printed earlier
+        if times and max(times) < first * (1 - 1e-9):  # if no report has a time, an earlier warning said so
             logger.warning(
                 "%s has judged no trial: none came to %s=%g, the furthest to %.4g. Give a time_attr that "
                 "counts otherwise, such as 'training_iteration', or let it judge earlier",
@@ -280,7 +280,7 @@ class ConsoleCallback(Callback):
     def _traceback(self, trial: Trial) -> None:
         """Print the traceback of a failed trial, once for each kind of error and place in the code."""
         failure = trial.failure
-        # The last output of a process that died has already been printed.
+        # Without a Python traceback, the process died, and its last output has already been printed.
         if failure is None or "Traceback (" not in failure.traceback or len(self._told) >= MAX_TRACEBACKS:
             return
         if (kind := (failure.kind, failure.where)) not in self._told:

@@ -32,8 +32,8 @@ class LoggerCallback(Callback):
     calls about the trial's end. To receive each report at once, override `log_trial_result`.
     """
 
-    # Mangled names, because a subclass's constructor need not call this class's, as in Ray, and may set any
-    # name.
+    # The double underscore mangles these names, so they can't collide with attributes of a subclass. They are
+    # class attributes, because a subclass need not call this constructor (as in Ray).
     __count = 0
     __due: float | None = None
 
@@ -158,7 +158,7 @@ class FileLoggerCallback(LoggerCallback):
 
     def setup(self, *given: Any, **info: Any) -> None:
         self.folder = Path(info["experiment_path"])
-        # A kill may have happened between a commit and its log entry.
+        # A kill between a commit and its log entry leaves the file incomplete, so the file is written again.
         for trial, results in info["past"]():
             if self.length(trial) != len(results):
                 self._rewrite_log(trial, results)
@@ -219,7 +219,8 @@ class CSVLoggerCallback(FileLoggerCallback):
                 csv.writer(file).writerows([columns, *lines] if more else lines)
         if late:
             _widen(path, columns, rows)
-        self._columns[trial.trial_id] = columns  # set last, so that the header is read again after an error
+        # The columns are set last, so that an error makes the next call read the header again.
+        self._columns[trial.trial_id] = columns
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         self._columns.pop(trial.trial_id, None)
@@ -236,7 +237,7 @@ class CSVLoggerCallback(FileLoggerCallback):
 def _further_keys(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys of `rows` that are not in `columns`, in order of appearance."""
     known = set(columns)
-    # A list, because it is faster than a generator.
+    # The list comprehension is faster here than a generator.
     return list(
         dict.fromkeys([key for row in rows if not row.keys() <= known for key in row if key not in known])
     )
@@ -329,7 +330,8 @@ def _lines(results: Sequence[Mapping[str, Any]]) -> str:
     for result in results:
         metrics = dict(result)
         own = metrics.pop("config")
-        if own is not config or not lines:  # reports of an attempt share the configuration object
+        # Reports of an attempt share one configuration object, so its text is reused.
+        if own is not config or not lines:
             config, text = own, encode_config(own)
         lines.append(f'{encode(metrics)[:-1]},"config":{text}}}\n')
     return "".join(lines)

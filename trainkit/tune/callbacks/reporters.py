@@ -104,7 +104,8 @@ class TableReporter(ProgressReporter):
         words = "seconds between two reports"
         require_number("max_report_frequency", self.max_report_frequency, words, least=0)
         require_mode(self.mode)
-        self._asked = copy.copy(self)  # a subclass may set attributes of these names
+        # The copy keeps the user's arguments, because a subclass may change the attributes.
+        self._asked = copy.copy(self)
         self._infer = self.metric_columns is None
         self._metric_columns = _as_columns(DEFAULT_COLUMNS if self._infer else self.metric_columns or {})
         self._parameter_columns = _as_columns(self.parameter_columns or {})
@@ -188,7 +189,7 @@ class TableReporter(ProgressReporter):
         }
         rows = [
             self._row(
-                trial.name,  # never cut, because it identifies the trial
+                trial.name,  # the name is never cut, because it identifies the trial
                 str(trial.status),
                 *(_cell(_parameter(trial.config, name)) for name in parameters),
                 *(_cell(lookup(trial.last_result, name)) for name in metrics),
@@ -283,7 +284,7 @@ class JupyterNotebookReporter(TableReporter):
                 importlib.import_module("IPython.display").clear_output(wait=True)
             self._output = NotebookDisplay(display)
         self._output.show(*tables)
-        if done:  # the next experiment needs a new output in its own cell
+        if done:  # the output is dropped, because the next experiment prints in a different cell
             self._output = None
 
 

@@ -71,7 +71,7 @@ def hyperparameters(
     )
 
 
-@lru_cache(maxsize=256)  # the same arguments recur for many trials
+@lru_cache(maxsize=256)  # the cache helps because the same arguments recur for many trials
 def _there_is(wall_time: float, kinds: tuple[tuple[str, int], ...], metrics: tuple[str, ...]) -> bytes:
     infos = [_message(4, _text(1, name) + _whole(4, kind)) for name, kind in kinds]
     infos += [_message(5, _message(1, _text(2, tag))) for tag in metrics]
@@ -130,7 +130,7 @@ def _whole(number: int, value: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1  # negative values as 64 bits
+    value &= (1 << 64) - 1  # protocol buffers encode a negative number as its 64-bit two's complement
     if value < 128:
         return bytes([value])
     out = bytearray()
@@ -166,7 +166,7 @@ def events_of(data: bytes) -> list[bytes]:
 
 def is_summary(event: bytes) -> bool:
     """Return True for an event of `scalars` or `hyperparameters`."""
-    at = 9  # position after the time
+    at = 9  # the first value is at byte 9, after the time
     if event[at : at + 1] == _HEAD_OF_STEP:
         at += 1
         while event[at] & 128:
@@ -214,10 +214,11 @@ def crc32c(texts: Sequence[bytes]) -> list[int]:
     """Return the CRC-32C of each of several texts. Source: RFC 3720, appendix B.4."""
     if len(texts) < _FEW:
         return [_crc32c(text) for text in texts]
-    import numpy as np  # imported late, as programs that only restore or read an experiment don't need it
+    # NumPy is imported here, because programs that only restore or read an experiment don't need it.
+    import numpy as np
 
     table = np.array(_TABLE, dtype=np.uint32)
-    # The texts are columns, the longest first, so the finished texts are always at the end.
+    # The columns are sorted by length, longest first, so that the finished texts are always at the end.
     order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
     lengths = np.array([len(texts[place]) for place in order])
     longest = int(lengths[0])
@@ -255,7 +256,7 @@ def _numbers(result: Mapping[str, Any]) -> list[tuple[str, float]]:
     for name, value in result.items():
         if name not in _NO_SCALARS:
             kind = type(value)
-            if (kind is float or kind is int) and type(name) is str:  # fast path for most values
+            if (kind is float or kind is int) and type(name) is str:  # this fast path handles most values
                 values.append((name, value))
             elif kind not in PLAIN_TYPES or type(name) is not str:
                 values += [(tag, each) for tag, each in flatten({name: value}).items() if is_number(each)]
@@ -288,7 +289,7 @@ class TBXLoggerCallback(FileLoggerCallback):
             path = self._paths[trial.trial_id] = self._new_path(trial)
             parts = [same_record(file_version(self._begun))]
         parts += self._records(trial, results)
-        if trial.status.is_finished:  # no more reports will follow
+        if trial.status.is_finished:  # a finished trial reports no more, so its state is released
             parts += self._last_records(trial)
         with open(path, "ab") as file:
             file.write(b"".join(parts))
@@ -334,7 +335,7 @@ class TBXLoggerCallback(FileLoggerCallback):
     def _own_files(self, trial: Trial) -> list[str]:
         try:
             names = os.listdir(f"{self.folder}/{trial.dirname}")
-        except FileNotFoundError:  # the trial never ran
+        except FileNotFoundError:  # the file is missing if the trial never ran
             return []
         return [name for name in names if name.endswith(OWN_SUFFIX)]
 

@@ -59,7 +59,7 @@ def full_result(metrics: Mapping[str, Any], origin: Origin, *, done: bool) -> di
     return {
         "trial_id": origin.trial_id,
         "experiment_tag": origin.experiment_tag,
-        "date": None,  # placeholder: the trial's meter sets it in the metrics
+        "date": None,  # the trial's meter replaces this placeholder
         "pid": origin.pid,
         "hostname": origin.hostname,
         "node_ip": origin.node_ip,

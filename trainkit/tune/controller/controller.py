@@ -120,11 +120,13 @@ class Controller:
         state.step.records.append(ev.Noted(time, ev.BEGAN))
         guarded(state, time, state.scheduler.on_begin)
         guarded(state, time, self._tell_total, time)
-        for trial in self.trials:  # a kill may have prevented the clean-up after a trial's end
+        # A kill may have prevented the clean-up after a trial's end, so it is repeated here.
+        for trial in self.trials:
             if trial.status.is_finished:
                 drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
         end_if_due(state, time)
-        heed_scheduler(state, time)  # verdicts caused by trials that the restore has ended
+        # The restore may have ended trials, to which the scheduler responds with verdicts.
+        heed_scheduler(state, time)
         guarded(state, time, take_up_owed, state, self._owed, time)
         _fill(state, time)
         return state.step.take()
@@ -250,12 +252,12 @@ def _start_next(state: ControllerState, time: float) -> bool:
         return True
     if trial.status is TrialStatus.PAUSED and trial.alone and state.active:
         paused.resume(state, trial, time)
-        state.waiting.add(trial)  # the trial must wait until nothing else runs
+        state.waiting.add(trial)  # the trial runs alone, so it waits until all other trials have ended
         heed_scheduler(state, time)
         return True
     if not state.ledger.reserve(trial.trial_id, trial.request):
         (state.paused if trial.status is TrialStatus.PAUSED else state.waiting).add(trial)
-        if not state.active:  # no running trial will free the missing resources
+        if not state.active:  # no running trial exists that could free the missing resources
             state.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
             raise RuntimeError(f"trial {trial.name} does not fit, though nothing else runs")
         return False
@@ -296,7 +298,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
         state.scheduler.on_no_more_trials()
         heed_scheduler(state, time)
         return True
-    if idle and state.paused:  # the scheduler will not choose these trials any more
+    if idle and state.paused:  # the scheduler will not choose the paused trials any more, so they end now
         _let_paused_go(state, time, NOT_PROMOTED)
         return True
     if idle and not exhausted:
@@ -309,7 +311,8 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
 
 def _let_paused_go(state: ControllerState, time: float, reason: str) -> None:
     for trial in [trial for trial in state.trials if trial.status is TrialStatus.PAUSED]:
-        if paused.forget_pause(state, trial):  # False if the end of another trial has ended this one
+        # The call returns False if the end of an earlier trial in this loop has already ended this trial.
+        if paused.forget_pause(state, trial):
             words = guarded(state, time, paused.why_not_chosen, state, trial)
             end_trial(state, trial, time, f"{reason}: {words}" if words else reason)
 
@@ -332,7 +335,7 @@ def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
         end_experiment(state, Ending(f"stopped by {event.by}", resumable=True), event.time)
     in_a_row = state.losses.count(state.trials)
     lifecycle.lose_all(state, event.time)
-    # The lost processes can carry out no actions.
+    # Lost processes can't carry out actions, so only the actions on files are kept.
     state.step.actions[:] = [each for each in state.step.actions if isinstance(each, ev.FILES_ONLY)]
     if in_a_row > MOST_LOSSES:
         break_off(state, NodeDiedError(too_many_losses(in_a_row, event.problem)), event.time)

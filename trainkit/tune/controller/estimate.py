@@ -64,7 +64,8 @@ def remaining_s(
     free_at = [at + skipped_s for at in free_at]
     heapq.heapify(free_at)
     for number in range(laid_out):
-        # Multiples of the golden ratio modulo 1 are evenly spread and in no order.
+        # Multiples of the golden ratio modulo 1 are evenly spread but unordered, so they serve as random
+        # numbers.
         heapq.heapreplace(free_at, free_at[0] + lengths.quantile((number + 0.5) * _GOLDEN % 1.0))
     return max(free_at)
 
@@ -82,7 +83,7 @@ class _Lengths:
                 survival *= 1 - 1 / at_risk
                 self._steps.append((length, survival))
             at_risk -= 1
-        if survival > 1e-9:  # the longest trial still runs, so its end is a guess
+        if survival > 1e-9:  # the longest trial still runs, so its end is only a guess
             last = max([*finished, *elapsed])
             end = max(last, median_high(full)) if full else last + (self._area(last) if self._steps else last)
             self._steps.append((end, 0.0))

@@ -19,12 +19,12 @@ TIMEOUT = "TrialTimeoutError"
 _CLASSES = frozenset({"MemoryError", "OutOfMemoryError"})
 """Class names of out-of-memory errors in torch, NumPy, CuPy and Ray; base classes are also compared."""
 _WORDS = (
-    "memory limit exceeded",  # the runtime's message for a worker that exceeds its request
-    "oom killer",  # the kernel's message
-    "out of memory",  # CUDA's message, which some libraries raise as a RuntimeError
-    "can't allocate memory",  # message of torch's CPU allocator
+    "memory limit exceeded",  # the runtime reports this when a worker exceeds its memory request
+    "oom killer",  # the kernel's out-of-memory killer writes this
+    "out of memory",  # CUDA reports this, and some libraries raise it as a RuntimeError.
+    "can't allocate memory",  # torch's CPU allocator reports this
     "not enough memory",
-    "running low on memory",  # message of Ray's memory monitor
+    "running low on memory",  # Ray's memory monitor reports this
 )
 _SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
 """Errors whose text is searched for _WORDS; other errors, such as ValueError, may contain a user's words."""
@@ -35,7 +35,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if _CLASSES & {cls.__name__ for cls in type(error).__mro__}:
         return True
     text = str(error).lower()
-    speaks = isinstance(error, _SPEAKING) and not isinstance(error, TuneError)  # a TuneError quotes others
+    # A TuneError is excluded, because its message quotes other errors.
+    speaks = isinstance(error, _SPEAKING) and not isinstance(error, TuneError)
     return speaks and any(words in text for words in _WORDS)
 
 
@@ -192,7 +193,8 @@ def grouped(failed: Iterable[tuple[str, Failure]]) -> str:
     groups: dict[tuple[str, ...], list[tuple[str, Failure]]] = {}
     for trial_id, failure in failed:
         groups.setdefault(_place(failure), []).append((trial_id, failure))
-    ordered = sorted(groups.values(), key=len, reverse=True)  # stable sort: equal groups keep their order
+    # The sort is stable, so groups of equal size keep their order.
+    ordered = sorted(groups.values(), key=len, reverse=True)
     return "\n".join(_group_words(group) for group in ordered)
 
 

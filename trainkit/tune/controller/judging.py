@@ -21,7 +21,8 @@ from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import BY_COMMAND, Decision, Verdict, words_for
 
-# Module constants, as each report checks them and reading an attribute of an enumeration is slow.
+# These module constants save time: every report checks them, and reading an attribute of an enumeration is
+# slow.
 PAUSED, TERMINATED, ERROR = TrialStatus.PAUSED, TrialStatus.TERMINATED, TrialStatus.ERROR
 
 
@@ -29,7 +30,7 @@ def judge(state: ControllerState, active: ActiveAttempt, result: dict[str, Any],
     """Judge a report: set the outcome of its trial, and end the experiment if a rule requires it."""
     if state.source.hears_results:
         guarded(state, event.time, state.source.on_trial_result, active.trial.trial_id, result)
-    # The decision on this report takes precedence over an end of the whole experiment.
+    # The trial is judged first, because this decision takes precedence over an end of the whole experiment.
     guarded(state, event.time, _decide, state, active, result, event)
     if not state.has_reports:
         guarded(state, event.time, _require_metric, state, result)
@@ -54,8 +55,9 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
     Values that a stop rule adds to `result` are copied to the event's metrics, so that they are stored.
     """
     trial_id, metrics = event.trial_id, event.metrics
-    says_done = not event.done and bool(metrics.get("done"))  # the user's function has not returned yet
-    # The scheduler comes first, even for a bad report, because a replay also gives it every report.
+    # The user's function has not returned, but its report contains `done`.
+    says_done = not event.done and bool(metrics.get("done"))
+    # The scheduler receives every report first, even an invalid one, because a replay does the same.
     decision = state.scheduler.on_result(trial_id, result)
     if decision.reason and state.source.hears_decisions:
         state.source.on_trial_decision(trial_id, result, decision)
@@ -66,13 +68,13 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
         keep_added(metrics, result, known, state.left_out)
     except MetricError as error:
         return Failure("MetricError", str(error), retry=False)
-    except Exception as error:  # raised by the user's stop function or stopper
+    except Exception as error:  # the user's stop function or stopper raised this error
         message = f"{message_of(error)} (raised by what {setting('stop', 'RunConfig')} was given)"
         return Failure.raised(error, message)
     if reached is None and says_done:
         reached = {"stop": "reported done=True"}
     if reached is not None:
-        # A stop overrides the decision. An exchange then does not happen, so its facts are left out.
+        # A stop overrides the decision. An exchange is then cancelled, so its facts are left out.
         facts = {"instead_of": decision.reason} if decision.donors else decision.reason
         return Decision(Verdict.STOP, {**facts, **reached})
     return decision
@@ -94,7 +96,7 @@ def judge_end(state: ControllerState, trial: Trial) -> Failure | None:
     if not state.plan.metrics or trial.trial_id in state.with_metric or not trial.last_result:
         return None
     lacking = [metric for metric in state.plan.metrics if lookup(trial.last_result, metric) is None]
-    if not lacking:  # the last report has all metrics, so the error message would be wrong
+    if not lacking:  # the last report has all metrics, so an error about a missing metric would be wrong
         return None
     metric = lacking[0]
     text = f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [trial.last_result])}"
@@ -153,7 +155,7 @@ def _runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool
         to_come = state.plan.saves or any(one is not None and one.is_saving for one in among)
         if to_come or paused.may_pause(state, trial, decision):
             return False
-        # No donor has a checkpoint, and a restart would gain nothing.
+        # The trial continues, because no donor has a checkpoint and a restart would gain nothing.
         paused.note_no_exchange(state, trial, decision, time)
         paused.resumed(state, trial)
         return True
@@ -250,7 +252,8 @@ def end_trial(
     if trial.checkpoints:
         drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
     trial_id, result, failed = trial.trial_id, trial.last_result or None, failure is not None
-    # The searcher comes first: the scheduler may end other trials now, and a replay needs a fixed order.
+    # The searcher is notified first, because the scheduler may end other trials now and a replay needs a
+    # fixed order.
     guarded(state, time, state.source.on_trial_complete, trial_id, result, failed)
     scheduler = state.scheduler
     guarded(state, time, scheduler.on_trial_error if failed else scheduler.on_trial_complete, trial_id)

@@ -22,7 +22,8 @@ from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict
 
-# Module constants, as each report checks a dozen and reading an attribute of an enumeration is slow.
+# These module constants save time: every report checks a dozen, and reading an attribute of an enumeration is
+# slow.
 PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.PAUSED
 TERMINATED, ERROR = TrialStatus.TERMINATED, TrialStatus.ERROR
 
@@ -50,7 +51,8 @@ def _on_placed(state: ControllerState, active: ActiveAttempt, event: ev.Placed |
 
 def _on_started(state: ControllerState, active: ActiveAttempt, event: ev.Started) -> None:
     if state.plan.trial_timeout_s is not None:
-        _on_placed(state, active, event)  # for executors that send no Placed event
+        # Some executors send no Placed event, so Started does its work.
+        _on_placed(state, active, event)
     trial = active.trial
     place = (event.pid, event.hostname, event.node_ip)
     active.origin = attempt.Origin(trial.trial_id, trial.tag, trial.config, *place)
@@ -99,7 +101,8 @@ def _on_finished(state: ControllerState, active: ActiveAttempt, event: ev.Finish
 
 
 def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) -> None:
-    if state.ending is BY_SIGTERM and active.excused:  # SIGTERM may also have ended its subprocesses
+    # The SIGTERM that ends the experiment may also have killed the trial's subprocesses.
+    if state.ending is BY_SIGTERM and active.excused:
         state.step.records.append(
             ev.Noted(event.time, "cleanup", event.failure.message, active.trial.trial_id)
         )
@@ -145,7 +148,7 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
     state.failed += 1
     limit = state.plan.failure.max_failed_trials
     endless = state.source.num_samples == -1 and math.isinf(state.budget_ends)
-    # The running trials count too, as some of them may only be slow to report.
+    # Running trials extend the limit, because some of them may only be slow to report.
     first = state.trials[: HOPELESS + len(state.active)]
     if limit is None and endless and not state.has_reports and all(each.status is ERROR for each in first):
         limit = HOPELESS

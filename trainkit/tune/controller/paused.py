@@ -35,7 +35,7 @@ def between_lines(state: ControllerState) -> int:
     return len(state.awaiting_donor) + len(state.adopting)
 
 
-# --- into the pause ---------------------------------------------------------------------------
+# --- entering a pause -------------------------------------------------------------------------
 
 
 def line_up(state: ControllerState, trial: Trial, time: float) -> None:
@@ -58,16 +58,18 @@ def begin_pause(
 ) -> Failure | None:
     """Pause a trial whose process has ended; return the failure if pausing is impossible."""
     if not may_pause(state, trial, decision):
-        if trial.trial_id in state.steering.pulled:  # paused by a user: it waits for a restart instead
+        # A user paused this trial, so it waits for a restart instead of failing.
+        if trial.trial_id in state.steering.pulled:
             words = f"{reason}, and left no checkpoint to go on from: {problem}"
             wait_again(state.step, trial, time, words[:200])
             line_up(state, trial, time)
             return None
-        if problem:  # for example a kill while saving: a retry may succeed
+        if problem:  # a kill while saving is a possible cause, so a retry may succeed
             text = f"{state.scheduler.label} paused the trial, which left no checkpoint to go on from: "
             return Failure("CheckpointError", text + problem)
         by = state.scheduler.label if decision.request is None else "a change of resources"
-        if trial.iteration <= state.begun_anew.get(trial.trial_id, -1):  # restarts without progress never end
+        # Without progress since the last restart, the trial would restart forever.
+        if trial.iteration <= state.begun_anew.get(trial.trial_id, -1):
             text = f"{by} paused the trial again, no further than before, and it has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
         if not state.begun_anew:
@@ -131,7 +133,7 @@ def retry_exchanges(state: ControllerState, time: float) -> None:
 def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
     """Finish the copy of a donor's checkpoint; return the trial if its configuration changed."""
     donor, iteration = state.adopting.pop(event.trial_id, (None, 0))
-    if donor is None:  # the trial was stopped meanwhile
+    if donor is None:  # the trial was stopped in the meantime
         return None
     trial = state.by_id[event.trial_id]
     if event.checkpoint is None:
@@ -150,7 +152,7 @@ def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
     return trial
 
 
-# --- out of it --------------------------------------------------------------------------------
+# --- leaving a pause --------------------------------------------------------------------------
 
 
 def resume(state: ControllerState, trial: Trial, time: float) -> None:

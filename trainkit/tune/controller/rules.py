@@ -120,7 +120,7 @@ class StopRules:
             MetricError: a rule names a value that the result lacks.
         """
         found = None
-        for judge in self._judges:  # no early exit, because every stopper must see every report
+        for judge in self._judges:  # the loop has no early exit, because every stopper must see every report
             reason = judge(trial_id, result)
             found = reason if found is None else found
         return found
@@ -129,7 +129,7 @@ class StopRules:
         """Replay a report that was made before a restore."""
         try:
             self.on_report(trial_id, result)
-        except Exception:  # the same error has already failed that trial and is recorded
+        except Exception:  # the same error has already failed this trial and is recorded
             return
 
     def end(self, elapsed_s: float) -> str:
@@ -183,7 +183,7 @@ def _facts(stopper: Stopper) -> dict[str, Any]:
 
 def _reached(bounds: Mapping[str, float], trial_id: str, result: Mapping[str, Any]) -> dict[str, Any] | None:
     for name, bound in bounds.items():
-        if name == DONE:  # this key ends a trial even without a rule
+        if name == DONE:  # the key `done` ends a trial even without a rule
             continue
         value = number_of(result, name)
         if value is None and lookup(result, name) is None:

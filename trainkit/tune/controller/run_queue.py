@@ -27,7 +27,8 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
         has_room: True if resources for another trial may be free, so that a trial may be suggested or
             resumed.
     """
-    if len(state.active) == 1 and next(iter(state.active.values())).trial.alone:  # nothing may run beside it
+    # The running trial runs alone, so no trial may start.
+    if len(state.active) == 1 and next(iter(state.active.values())).trial.alone:
         return None
     for trial_id in reversed(state.steering.first):
         if (trial := _out_of_turn(state, trial_id, has_room=has_room)) is not None:
@@ -35,7 +36,8 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
     if not state.waiting and not state.paused:
         return state.source.next_trial() if has_room else None
     alone = state.waiting.first_alone
-    # An experiment without a limit never becomes idle, so the trial runs as soon as possible there.
+    # An experiment with an unlimited number of trials never becomes idle, so the trial that runs alone is
+    # started as soon as possible.
     if alone is None or state.source.to_come is not None:
         trial = _sharing(state, has_room=has_room)
         if trial is not None:
@@ -73,7 +75,8 @@ def _sharing(state: ControllerState, *, has_room: bool) -> Trial | None:
     if chosen is None and new:
         if (trial := state.source.next_trial()) is not None:
             return trial
-        chosen = _chosen(state, paused, new=False)  # the searcher has no new trial for now
+        # The searcher has no new trial now, so a paused trial may run.
+        chosen = _chosen(state, paused, new=False)
     if chosen is None:
         return None
     return state.paused.take(chosen) if chosen in state.paused.sharing else state.waiting.take(chosen)

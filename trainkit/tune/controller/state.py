@@ -99,7 +99,8 @@ class WaitingTrials:
         return True
 
     def _line_of(self, trial: Trial) -> Line:
-        # The scheduler alone chooses among paused trials. Running alone matters only once a trial is pending.
+        # Only pending trials wait in the line for running alone. The scheduler chooses among all paused
+        # trials together.
         return self._alone if trial.alone and self._parts else self.sharing
 
     @property

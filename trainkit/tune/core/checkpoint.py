@@ -33,7 +33,7 @@ def _sizes(folder: str) -> Iterator[int]:
         for name in files:
             try:
                 yield os.lstat(os.path.join(top, name)).st_blocks * 512
-            except FileNotFoundError:  # a running trial may remove files during the walk
+            except FileNotFoundError:  # a running trial may remove files while this loop reads them
                 continue
 
 
@@ -41,7 +41,7 @@ def is_full(error: BaseException) -> bool:
     """Return True if `error` says that the disk or its quota is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    if isinstance(error, shutil.Error):  # copytree raises only texts, one for each file
+    if isinstance(error, shutil.Error):  # shutil.copytree raises one text per file instead of exceptions
         return os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
@@ -53,7 +53,7 @@ def advice(folder: Path, error: BaseException) -> str:
     try:
         free = shutil.disk_usage(folder).free
         largest = [f"{path} ({megabytes(size)})" for path, size in largest_folders(folder) if size]
-    except OSError:  # the message is about `error`; a failure here must not replace it
+    except OSError:  # a failure here must not replace `error`, which the message describes
         return ""
     text = f" The disk is full: {megabytes(free)} are free."
     if largest:
@@ -147,7 +147,8 @@ CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial"
 def temporary_folder(prefix: str) -> Iterator[str]:
     """Yield a temporary folder; if the calling actor is killed, the session's cleanup removes the folder."""
     engine = runtime.session.running()
-    # The session's own folder may lie in a small RAM disk, and checkpoints are large.
+    # The session's own folder may be on a small RAM disk, and checkpoints are large, so the default folder is
+    # used.
     made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     is_of_actor = engine is not None and engine.current_actor() is not None
     with runtime.session.linked(Path(made.name)) if is_of_actor else nullcontext(), made:
@@ -309,9 +310,9 @@ def remove_checkpoint(trial_dir: str, dirname: str) -> None:
     path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
     try:
         os.rename(path, aside)
-    except FileNotFoundError:  # already removed
+    except FileNotFoundError:  # the folder was already removed
         return
-    except OSError:  # the folder can't be renamed; the next restore tries to remove it again
+    except OSError:  # the folder can't be renamed, so the next restore tries to remove it again
         aside = path
     shutil.rmtree(aside, ignore_errors=True)
 
@@ -339,7 +340,8 @@ def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
         shutil.copytree(checkpoint.path, partial)
         commit_directory(partial, os.path.join(trial_dir, dirname))
     except OSError as error:
-        more = advice(Path(trial_dir).parent, error)  # measured before the partial copy is removed
+        # The free space is measured before the partial copy is removed.
+        more = advice(Path(trial_dir).parent, error)
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}.{more}") from error
     return dirname

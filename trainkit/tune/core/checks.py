@@ -165,7 +165,7 @@ def is_whole(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Return True for int and float, NaN included, but not for True and False."""
-    # The common types come first, as each report checks dozens of metrics.
+    # The common types are checked first, because each report checks dozens of metrics.
     return type(value) in (float, int) or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 

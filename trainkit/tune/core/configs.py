@@ -29,12 +29,13 @@ class Settings:
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = {each.name for each in fields(self)}
-        if not own <= vars(self).keys():  # the constructor is still running
+        if not own <= vars(self).keys():  # the constructor has not set all attributes yet
             object.__setattr__(self, name, value)
             return
         known = self.__dataclass_fields__
         settings = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
-        if type(self) is not settings and name not in known:  # an attribute of a user's subclass
+        # The user's subclass may have attributes of its own.
+        if type(self) is not settings and name not in known:
             object.__setattr__(self, name, value)
             return
         if name not in known:
@@ -42,11 +43,12 @@ class Settings:
                 f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, list(known))}"
             )
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        vars(self).update(vars(settings(**{**given, name: value})))  # a subclass's constructor may differ
+        # The base class is constructed, because a subclass's constructor may have different parameters.
+        vars(self).update(vars(settings(**{**given, name: value})))
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
 class FailureConfig(Settings):
     """Policy for trials that fail.
 
@@ -86,7 +88,7 @@ class FailureConfig(Settings):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
 class CheckpointConfig(Settings):
     """Rules for saving and keeping checkpoints.
 
@@ -151,7 +153,7 @@ class Syncer(ABC):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
 class SyncConfig(Settings):
     """Settings for copying an experiment to a `storage_path` that is not a local folder.
 
@@ -185,7 +187,7 @@ class Resume(StrEnum):
 
 
 @named_settings
-@dataclass(unsafe_hash=True)  # users use settings as dictionary keys and as defaults
+@dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
 class ResumeConfig(Settings):
     """Policy of a restore for the trials of the experiment.
 

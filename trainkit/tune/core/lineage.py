@@ -81,7 +81,8 @@ def lineage(
         if end > first:
             stretches.append(Stretch(whose, config, first, end, before))
             before += end - first
-    # No report since the last exchange: an empty stretch gives the configuration of the next training.
+    # The trial has not reported since its last exchange, so an empty stretch supplies the configuration of
+    # the next training.
     whose, config, first, end = found[0]
     if end == first:
         stretches.append(Stretch(whose, config, first, end, before))

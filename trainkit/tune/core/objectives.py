@@ -82,7 +82,7 @@ def front_of(points: Sequence[Point]) -> list[int]:
     order = sorted(range(len(points)), key=lambda place: [-value for value in points[place]])
     front: list[int] = []
     for place in order:
-        # In this order, a later point never dominates an earlier point.
+        # The sort guarantees that a later point never dominates an earlier point.
         if not any(dominates(points[other], points[place]) for other in front):
             front.append(place)
     return sorted(front)
@@ -108,7 +108,8 @@ class ParetoRanking:
         """Add a point and return its rank among all points so far; the best rank is 1."""
         place, points = len(self._points), self._points
         points.append(point)
-        # If a point of a front dominates the new point, every earlier front also has such a point.
+        # Domination is monotone over fronts: if a front has a point that dominates the new point, so has
+        # every earlier front. Bisection therefore finds the first front that does not.
         own = bisect_left(self._fronts, True, key=lambda front: not self._dominated(point, front))
         moving, number = [place], own
         while number < len(self._fronts):  # points that are now dominated move to the next front

@@ -177,7 +177,7 @@ class Bound:
         if self.label:
             return self.label
         inner = self.trainable
-        while hasattr(inner, "func"):  # unwraps functools.partial
+        while hasattr(inner, "func"):  # the loop unwraps each functools.partial
             inner = inner.func
         return str(getattr(inner, "__name__", type(inner).__name__))
 
@@ -194,7 +194,7 @@ class Bound:
             try:
                 resources = resources(config)
             except ConfigError:
-                raise  # its message already explains what to do
+                raise  # the message of this error already explains what to do
             except Exception as error:
                 raise TuneArgumentError(
                     f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "

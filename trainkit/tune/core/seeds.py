@@ -22,7 +22,8 @@ def fresh_seed() -> int:
     Python's. The seed is therefore reproducible if the program seeds one of the two.
     """
     numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:  # seed(n) was called
+    # The generator has no seed sequence, so `numpy.random.seed(n)` was called.
+    if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:
         return int(numpy_random.randint(0, 2**32, dtype="uint32"))
     return random.getrandbits(32)
 
@@ -49,7 +50,8 @@ def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
 
     entropy: Any = (seed, index, redraw) if redraw else (seed, index)
     if seed <= _MOST and index <= _MOST:
-        entropy = numpy.array(entropy, numpy.uint32)  # NumPy would convert it to the same array, more slowly
+        # NumPy would make the same array from the list, more slowly.
+        entropy = numpy.array(entropy, numpy.uint32)
     return numpy.random.SeedSequence(entropy)
 
 
@@ -87,7 +89,7 @@ def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
 
     words = SeedSequence(seed, spawn_key=(_OF_SIMULATIONS["measurements"],)).generate_state(2, numpy.uint64)
     bits = Philox(key=words)
-    # NumPy reads a Python list in a third of the time of an array.
+    # A Python list is used, because NumPy reads it in a third of the time of an array.
     counter = [0, 0, 0, 0]
     state: Any = {**bits.state, "buffer": [0, 0, 0, 0]}
     state["state"] = {"counter": counter, "key": words.tolist()}

@@ -101,7 +101,8 @@ def _is_slip_of_word(word: str, other: str) -> bool:
         return False
     if len(short) + 1 == len(long):
         if long[:-1] == short:
-            return len(long) >= LONG or long[-1] == short[-1]  # 'los' for 'loss', not 'map' for 'mape'
+            # This accepts 'los' as a misspelling of 'loss', but keeps 'map' and 'mape' apart.
+            return len(long) >= LONG or long[-1] == short[-1]
         return len(short) >= LONG and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
     wrong = [at for at in range(len(long)) if len(short) == len(long) and short[at] != long[at]]
     match wrong:
@@ -240,7 +241,8 @@ class TrialPlateauStopper(Stopper):
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         value = reported(self, self.metric, result)
         iteration = reported(self, "training_iteration", result)
-        # A retry repeats the reports after its checkpoint, but each iteration must count only once.
+        # A retry repeats the reports after its checkpoint, so the earlier entries of those iterations are
+        # dropped.
         before = [entry for entry in self._windows.get(trial_id, []) if entry[0] < iteration]
         window = self._windows[trial_id] = [*before, (iteration, value)][-self.num_results :]
         if iteration < self.grace_period or len(window) < self.num_results or self._is_bad(value):
@@ -292,7 +294,7 @@ class ExperimentPlateauStopper(Stopper):
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         value = reported(self, self.metric, result)
-        if math.isfinite(value):  # NaN and infinities can't rank among the best
+        if math.isfinite(value):  # NaN and infinities can't rank among the best values.
             self._best = sorted([*self._best, value], reverse=self.mode == "max")[: self.top]
         self._at_rest = self._at_rest + 1 if self._has_plateaued() else 0
         return self.stop_all()
@@ -336,7 +338,7 @@ class TimeoutStopper(Stopper):
         self._told, self._elapsed_s = True, elapsed_s
 
     def stop_all(self) -> bool:
-        if not self._told:  # used without an experiment: time counts from the first call
+        if not self._told:  # the stopper is used outside an experiment, so its time starts at the first call
             now = SYSTEM.monotonic()
             self._since = now if self._since is None else self._since
             self._elapsed_s = now - self._since

@@ -31,7 +31,7 @@ class TrialStatus(StrEnum):
         return self in _FINISHED
 
 
-# A tuple, because a set needs the hash of the status, which an enumeration recomputes each time.
+# A tuple is used, because a set would need the hash of the status, which an enumeration recomputes each time.
 _FINISHED = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
 STATES = ("interrupted", "pending", "running", "paused", "finished", "stopped", "failed")
@@ -357,7 +357,7 @@ class Namer:
 
     def reserve(self, dirnames: Iterable[str]) -> None:
         """Reserve these folder names, so that no further trial gets them."""
-        # Some file systems ignore case, so names are compared without regard to case.
+        # Some file systems ignore case, so the names are stored in one case.
         self._taken |= {name.casefold() for name in dirnames}
 
     def name(self, trial: Trial) -> None:

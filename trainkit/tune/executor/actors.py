@@ -186,7 +186,7 @@ class ActorExecutor(Executor):
     ) -> None:
         super().__init__(now, session.SessionWatch())
         self._timed = timed
-        # The trainable is pickled once for all processes.
+        # All processes share one pickle of the trainable.
         self._trainable = put_named(f"the trainable {bound.name}", bound.trainable)
         self._name = bound.name
         self._parameters = {
@@ -240,13 +240,14 @@ class ActorExecutor(Executor):
         for ref in ready:
             running = by_id[ref.id]
             trial_id = running.start.trial.trial_id
-            if self._lost:  # the loss of the session discards unread replies; the trials will repeat them
+            # After the loss of the session, unread replies are discarded. The trials will repeat them.
+            if self._lost:
                 break
-            # The trial moves to the end, so that trials in one process take turns.
+            # The trial moves to the end of the dictionary, so that trials take turns.
             self._running[trial_id] = self._running.pop(trial_id)
             if (event := self._event(running)) is not None:
                 news.append(event)
-        # The event of the loss comes last, after all reports from before the loss.
+        # The event of the loss comes last, because the reports are older.
         return news + self._taken() if self._lost else news
 
     @property
@@ -256,7 +257,8 @@ class ActorExecutor(Executor):
     def waits(self) -> str:
         pending = (each for each in self._running.values() if each.start.trial.status is TrialStatus.PENDING)
         first, engine = next(pending, None), session.running()
-        if first is None or engine is None or engine.name != "local":  # Ray gives no reasons for waiting
+        # Only the local engine gives reasons for waiting; Ray does not.
+        if first is None or engine is None or engine.name != "local":
             return ""
         trial, actor = first.start.trial.trial_id, first.process.actor._actor_id.hex()
         try:
@@ -264,7 +266,7 @@ class ActorExecutor(Executor):
                 if request["id"] == actor:
                     return f"{trial} waits for {describe(request['asked'])}: {'; '.join(request['reasons'])}"
             row = next((row for row in engine.state("actors") if row["actor_id"] == actor), None)
-        except NodeDiedError:  # the loss is handled with the trial's events
+        except NodeDiedError:  # the trial's own events report the loss of the node
             return ""
         if row is None or row["pid"] is None:
             imports = ", ".join(sorted(session.wanted() & {"torch", "pandas", "sklearn"}))
@@ -301,7 +303,8 @@ class ActorExecutor(Executor):
 
     def _begin_again(self) -> None:
         self._pool = self._new_pool()
-        for trial in self._cut_off:  # by now, all reports of these trials are committed
+        # All reports of these trials are committed by now, so their files can be tidied.
+        for trial in self._cut_off:
             self._tidy(trial)
         self._cut_off.clear()
 
@@ -309,7 +312,7 @@ class ActorExecutor(Executor):
         """Return a pool without idle processes; the pool stays empty if processes are not reused."""
         return ProcessPool(session.engine().cluster_resources() if self._reuse else {})
 
-    # --- calls out --------------------------------------------------------------------------------
+    # --- requests to processes --------------------------------------------------------------------
 
     def start(self, action: ev.Start, *, fresh: bool = False) -> None:
         """Begin an attempt; with `fresh`, in a new process even if an idle process exists."""
@@ -401,7 +404,8 @@ class ActorExecutor(Executor):
         try:
             folder, durable = f"{self._folder}/{trial.dirname}", self._specs.durable
             dirname = link_checkpoint(source, folder, action.dirname, durable=durable)
-        except OSError as error:  # the trial can resume from its own checkpoint
+        # Without the copy, the trial can still resume from its own checkpoint.
+        except OSError as error:
             problem = f"{source} cannot be copied: {type(error).__name__}: {error}"
         self._at_once.append(ev.Adopted(trial.trial_id, trial.attempt, time, dirname, problem))
 
@@ -413,7 +417,7 @@ class ActorExecutor(Executor):
         self._pool.forget(process.name)
         self._departures.let_leave(process.actor, process.group)
 
-    # --- answers in -------------------------------------------------------------------------------
+    # --- replies from processes -------------------------------------------------------------------
 
     def _event(self, running: _Running) -> ev.Event | None:
         start, time = running.start, self._now()
@@ -429,11 +433,12 @@ class ActorExecutor(Executor):
             running.sound = False
             died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)
             if running.phase == "begin" and died:
-                # The process died while idle, so the trial did not cause its end.
+                # The process died while idle, so the trial starts in a new process without a failure.
                 self._let_leave(self._running.pop(trial_id).process)
                 self.start(start, fresh=True)
                 return None
-            if running.phase == "stop":  # the trial's outcome is decided; the error is only reported
+            # The trial's outcome is already decided, so the error is only reported.
+            if running.phase == "stop":
                 return ev.Finished(trial_id, attempt, time, running.iteration, problem=message_of(error))
             self.errors[trial_id, attempt] = remembered(error)
             return ev.Failed(trial_id, attempt, time, failure_of(error))

@@ -99,7 +99,8 @@ class ProcessPool(Generic[P]):
     @property
     def deadline(self) -> float:
         """Time at which the next process has been idle for IDLE_S; infinity without an idle process."""
-        first = next(iter(self._idle.values()), None)  # the dictionary's order is the order of time
+        # The dictionary is ordered by time, so its first process became idle first.
+        first = next(iter(self._idle.values()), None)
         return math.inf if first is None else first.since + IDLE_S
 
     def _forget_all(self, names: list[str]) -> list[P]:
@@ -122,8 +123,8 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
             return ev.Saved(trial_id, attempt, time, iteration, checkpoint)
         if metrics is None:
             return ev.Finished(trial_id, attempt, time, iteration, checkpoint, problem)
-        # Interning shares the names between reports. Otherwise each trial's last report would keep its own
-        # copies.
+        # Interning shares the metric names between reports. Otherwise each trial's last report would keep its
+        # own copies.
         metrics = {intern(name): value for name, value in metrics.items()}
         return ev.Reported(trial_id, attempt, time, iteration, metrics, checkpoint, done, problem)
     if type(answer) is dict:
@@ -256,7 +257,7 @@ class Executor(ABC):
         """
         for action in actions:
             if self._lost and not isinstance(action, _AFTER_A_LOSS):
-                continue  # the process has ended; the next events report the loss
+                continue  # the process has ended, and the next events report the loss
             try:
                 ev.carry_out(self, action)
             except NodeDiedError as error:
@@ -266,7 +267,7 @@ class Executor(ABC):
         """Do nothing if trials can't be interrupted; the later Kill ends the trial."""
 
     def renew(self, action: ev.Renew) -> None:
-        self._lost = False  # cleared first, so that the loss of the next session is reported too
+        self._lost = False  # the flag is cleared first, so that the loss of the next session is reported too
         if self._session is not None:
             self._session.renew()
         self._begin_again()

@@ -99,7 +99,7 @@ class _StepExecutor(Executor):
         self._at_once.append(ev.Finished(action.trial_id, at.attempt, self._now(), at.spec.iteration))
 
     def release(self, action: ev.Release) -> None:
-        self._running.pop(action.trial_id, None)  # running tasks are not cancelled, as they end soon
+        self._running.pop(action.trial_id, None)  # running tasks are not cancelled, because they end soon
 
     def kill(self, action: ev.Kill) -> None:
         if action.trial_id in self._running:
@@ -124,7 +124,7 @@ class _StepExecutor(Executor):
         return ran
 
     def _begin_again(self) -> None:
-        return  # this process keeps the shared arguments, not the lost session
+        return  # the shared arguments are in this process, so the lost session did not affect them
 
     def _end(self, running: _RunningTask) -> None:
         """Cancel the running tasks of the current step."""
@@ -192,12 +192,12 @@ class TaskExecutor(_StepExecutor):
         out = self._out()
         if out:
             ready, _ = api.wait(list(out), num_returns=len(out), timeout=0)
-            # At most one task of each trial, because the controller answers each report.
+            # At most one task per trial is handled, because the controller must answer each report first.
             for running, ref in {id(out[ref]): (out[ref], ref) for ref in ready}.values():
                 event = None if self._lost else self._event(running, ref)
                 if event is not None:
                     news.append(event)
-        # The event of the loss comes last, after all reports from before the loss.
+        # The event of the loss comes last, because the reports are older.
         return news + self._taken() if self._lost else news
 
     def dismiss(self) -> None:
@@ -266,7 +266,7 @@ class ProgramExecutor(_StepExecutor):
         self._at_once.append(self._told(at, answer))
 
     def wait(self, timeout_s: float | None) -> None:
-        return  # events are already available
+        return  # the events are already available
 
     def collect(self) -> list[ev.Event]:
         return self._taken()

@@ -78,7 +78,7 @@ class ExperimentLoop:
             while not self._executor.gone and not interrupts.news():
                 interrupts.end_wait(self._executor.wait_gone)
         finally:
-            with interrupts.held():  # an interrupted close would leave trials running
+            with interrupts.held():  # an interrupt during the close would leave trials running
                 self._executor.close()
 
     def _callback_news(self) -> list[ev.Event]:
@@ -95,10 +95,10 @@ class ExperimentLoop:
         wait(max(0.0, min(limits)))
 
     def _apply(self, step: ev.Step) -> None:
-        # The commit comes first, so that a trial only receives what is already stored.
+        # Records are committed before trials are instructed, so that no trial depends on unsaved data.
         self._store.commit(step.records)
         self._executor.carry_out(step.actions)
-        # Callbacks come last, so that the trials run while callbacks write.
+        # The callbacks are called last, so that the trials run while the callbacks write.
         self._hub.step(step.records, time=self._now(), **self.info())
 
     def info(self) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def make_watch(
     metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
 ) -> Callback:
     """Return a callback that warns of missing values that the metric, scheduler or ranking needs."""
-    deciding, told = scheduler.deciding, _never_perturbed(tune, run)  # a warning was given at the start
+    # The user was warned at the start if no perturbation can happen.
+    deciding, told = scheduler.deciding, _never_perturbed(tune, run)
     first = None if told else deciding.first_judgement
     judged_by = deciding.metric if deciding.needs_metric else None
     ranked_by = run.checkpoint_config.checkpoint_score_attribute

@@ -89,9 +89,9 @@ class ExperimentRun:
             running.require_kept(resume, in_memory=in_memory)
         self._bound = bound
         self._space = space
-        # Copies, because later assignments to the user's objects must not affect this experiment.
+        # The settings are copied, because the user may change the originals later.
         self._tune = copy.copy(tune)
-        self._run = copy.copy(run)  # not by the constructor, which a subclass may have changed
+        self._run = copy.copy(run)  # copy.copy avoids the constructor, which a subclass may have changed
         for part in ("failure_config", "checkpoint_config", "sync_config"):
             vars(self._run)[part] = copy.copy(getattr(run, part))
         if self._run.checkpoint_config.checkpoint_at_end is None:
@@ -106,7 +106,8 @@ class ExperimentRun:
         """Reason for an early end, set once `fit` has returned or raised; None without an early end."""
         self._facts = dict(facts or new_facts(bound.name, space, tune, self._run, address, clock.now()))
         start, zero = max(clock.now(), not_before), clock.monotonic()
-        # Dates start at the wall clock but never decrease, as the controller and deadlines require.
+        # Dates start at the wall clock but follow the monotonic clock, because the controller and deadlines
+        # need times that never decrease.
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
         self._seed: int = self._facts["seed"]
         self._take_parts()
@@ -203,7 +204,7 @@ class ExperimentRun:
             limit = self._run.failure_config.max_failed_trials
             raise TuneError(running.too_many_failed(controller.trials, str(self.folder), limit))
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
-            # The display has already shown the reason. Without a display, the warning includes the reason.
+            # The display has already shown the reason. Only without a display does the warning include it.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning("%sAll that was reported is kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
@@ -211,8 +212,8 @@ class ExperimentRun:
             grid: running.ResultGrid = running.MemoryGrid(store, self.metric, self.mode, executor.errors)
         else:
             configs = {trial.trial_id: trial.config for trial in controller.trials}
-            # The results are read from the file. These objects are freed first, to avoid holding thousands of
-            # trials twice.
+            # The results are read from the file. These objects are freed first, so that memory does not hold
+            # thousands of trials twice.
             del controller, self._searcher, self._source, self._scheduler
             grid = running.ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
         if self.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
@@ -258,7 +259,7 @@ class ExperimentRun:
             except (ConfigError, StoreError):
                 if self._in_memory or not running.is_taken(self.folder, None):
                     raise
-                return self._run_once(opened)  # another program took the name
+                return self._run_once(opened)  # another program took the name, so a different name is tried
         with store.reader() as reader, running.InterruptHandler() as interrupts:
             controller = self._run_loop(ledger, executor, store, reader, interrupts, mirror, since)
         return controller, executor, store
@@ -271,7 +272,8 @@ class ExperimentRun:
             try:
                 running.parts.require_startable(self._bound, config, ledger)
             except BaseException:
-                self._source.on_trial_complete(trial_id, error=True)  # lets the searcher clean up
+                # The searcher is notified, so that it can clean up.
+                self._source.on_trial_complete(trial_id, error=True)
                 raise
 
     def _take_settings(self, store: running.ExperimentStore | running.MemoryStore) -> None:
@@ -319,10 +321,12 @@ class ExperimentRun:
             StoreError: the file is missing, damaged or not from trainkit.
         """
         grid = running.ResultGrid.load(self.folder, **self._goal)
-        if any(holds_opaque(result.config) for result in grid):  # replaying the searcher restores the objects
+        # The stored text lacks these objects, so the searcher's replay restores them.
+        if any(holds_opaque(result.config) for result in grid):
             with running.ExperimentReader(self.folder) as reader:
                 log = list(reader.log())
-                trials = reader.trials()  # read after the log, so that it contains all trials of the log
+                # The trials are read after the log, so that they include every trial of the log.
+                trials = reader.trials()
             self._take_parts(rehearsal=True)
             running.replay(log, trials, self._source, self._scheduler, space_since=self._space_since)
             configs = {trial.trial_id: trial.config for trial in trials}
@@ -389,7 +393,7 @@ class ExperimentRun:
             resources=ledger.existing,
             past=functools.cache(lambda: [(by_id[name], each) for name, each in reader.past().items()]),
         )
-        # These facts are for readers of the file: a searcher or scheduler may have changed the total.
+        # These facts are for readers of the file, because a searcher or scheduler may have changed the total.
         store.set_fact("total_samples", controller.total_samples)
         first = self._facts.setdefault("first_total_samples", controller.total_samples)
         store.set_fact("first_total_samples", first)
@@ -413,10 +417,10 @@ class ExperimentRun:
                     ending = controller.ending or ("" if controller.done else "cut short")
                     end |= {"ending": ending, "in_order": controller.done, **loop.info()}
                     end["why_fewer"] = controller.why_fewer
-                    if controller.refused_total:  # the next restore must use the earlier number
+                    if controller.refused_total:  # the next restore must use the earlier number of trials
                         store.set_fact("tune_config", {**self._facts["tune_config"], **before})
                     hub.experiment_end(self._now, **end)
-                    interrupts.give_back()  # from now on, a Ctrl-C ends the wait for the copy
+                    interrupts.give_back()  # from here on, a Ctrl-C only ends the wait for the copy
         finally:
             hub.display_end(time=self._now(), **end)
         if hub.raised is not None:
@@ -472,7 +476,7 @@ class ExperimentRun:
         if self._changes:
             self._facts |= {"space_since": len(restored.trials), "containers": self._space.containers}
             restored.records.append(running.Noted(now, "space changed", "; ".join(self._changes)))
-            self._changes = ()  # a second `fit` must not record the changes again
+            self._changes = ()  # the changes are cleared, so that a second `fit` does not record them again
         for trial in restored.trials:
             trial.trainable_name, trial.experiment_path = self._bound.name, str(self.folder)
             trial.evaluated_params = evaluated_of(trial.config, self._space.varied)
@@ -490,7 +494,7 @@ class ExperimentRun:
         facts |= describe_address(self._address) | describe_settings(self._tune, self._run)
         self._facts["tune_config"] = facts["tune_config"]
         for key, value in facts.items():
-            store.set_fact(key, value)  # the next restore uses the settings given to this restore
+            store.set_fact(key, value)  # the next restore uses the settings that this restore received
         return restored
 
     # --- parts ------------------------------------------------------------------------------------
@@ -512,7 +516,7 @@ class ExperimentRun:
             trainable_name=self._bound.name,
             request_of=self._bound.request,
         )
-        # The scheduler starts with the original number of trials; a replay notifies it of later changes.
+        # The scheduler starts with the original number of trials, and a replay notifies it of later changes.
         total = self._facts.get("first_total_samples", self._source.total)
         self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher, total)
         self._stop = StopRules.of(self._run.stop)

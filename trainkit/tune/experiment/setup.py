@@ -90,7 +90,7 @@ def _require_callable_with(bound: Bound, function: Callable[..., Any]) -> None:
         )
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin without a readable signature
+    except ValueError:  # the function is a builtin without a readable signature
         return
     needed = [
         name
@@ -189,8 +189,8 @@ def make_scheduler(
     """
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    # FIFOScheduler needs no random numbers. It thus avoids the import of NumPy, nearly as slow as the
-    # tuner's.
+    # FIFOScheduler needs no random numbers. Leaving them out saves the import of NumPy, which takes almost as
+    # long as the tuner's.
     rng: Any = None if type(scheduler) is FIFOScheduler else scheduler_generator(seed)
     CheckedScheduler(scheduler).begin(
         space,
@@ -277,7 +277,7 @@ _POLICIES: dict[str, Callable[..., Any]] = {
     "sync_config": SyncConfig,
 }
 
-# Only these objects are created from the file. The user must give all other objects again.
+# A restore creates only these objects from the file. The user must pass all other objects again.
 _MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
     "scheduler": described_scheduler,
     "search_alg": described_searcher,
