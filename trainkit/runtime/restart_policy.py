@@ -1,4 +1,4 @@
-"""Pure functions that decide about retries and restarts after a process's end, and texts for messages."""
+"""Pure functions that decide about retries and restarts after a process has ended, and make the messages."""
 
 from __future__ import annotations
 

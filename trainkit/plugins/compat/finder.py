@@ -5,8 +5,8 @@ Rows of `ray.txt` and `moved.txt`, with module paths relative to `trainkit.`:
     old.module new.module                   every name of the new module
     old.module:Name new.module:NewName      one name
     old.package:name new.module             one module
-    old.module:Name - reason                a name that is no more
-    old.module - reason                     a module that is no more, or not here: its import gives the reason
+    old.module:Name - reason                a name that no longer exists
+    old.module - reason                     a module that does not exist here: its import gives the reason
     old.module !Class                       a searcher that is not here: its import says what to use instead
     old.module =module                      a module outside trainkit
 

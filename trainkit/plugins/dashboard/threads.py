@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 MAX_READERS = 8
 """Maximum number of concurrent requests that read one experiment; all requests share 40 threads."""
 MAX_BESIDE = 8
-"""Maximum number of concurrent traces, and of concurrent commands; sessions' questions are separate."""
+"""Maximum number of concurrent traces, and of concurrent commands; requests to sessions are separate."""
 NICE = 10
 """Nice value of background threads, so that running programs take precedence."""
 
@@ -31,7 +31,7 @@ class BusyError(Exception):
 class Threads:
     """Threads of one server. Each kind of work has its own threads, so that no kind blocks another.
 
-    A session is asked one question at a time. The next question waits for the previous answer, without
+    A session receives one request at a time. The next request waits for the previous answer, without
     occupying a thread. Traces and commands may take long, so up to MAX_BESIDE of each run concurrently.
     """
 
@@ -77,7 +77,7 @@ class Threads:
             return await asyncio.get_running_loop().run_in_executor(self._looking, function)
 
     async def ask(self, function: Callable[[], T], session: str) -> T:
-        """Run a function that asks a session, after all earlier questions to the session."""
+        """Run a function that sends a request to a session, after all earlier requests to the session."""
         async with self._limit(f"ask {session}", 1):
             return await asyncio.get_running_loop().run_in_executor(self._waiting, function)
 

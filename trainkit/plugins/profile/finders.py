@@ -377,6 +377,6 @@ def try_batches(worker: Worker, num_steps: int) -> int | None:
 
 
 def _refuse(method: str, rules: Iterable[tuple[str, bool]]) -> None:
-    """Raise ConfigError with the texts of all broken rules."""
+    """Raise one ConfigError that lists all broken rules."""
     if wrong := [text for text, right in rules if not right]:
         raise ConfigError(f"{method}: " + "; ".join(wrong))

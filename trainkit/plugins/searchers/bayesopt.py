@@ -174,8 +174,8 @@ class BayesOptSearch(RefittedSearcher[Box]):
     model as logarithms. Whole numbers and steps are rounded. A choice has a coordinate for each value, and
     the value with the largest coordinate is chosen. Suggestion n uses a random generator made from the seed
     and n, and a model of all results known at that time. Running trials count as the worst result so far.
-    NaN, infinite and failed results are left out. A trial that a scheduler stopped or paused counts by its
-    last report.
+    NaN, infinite and failed results are left out. The result of a trial that a scheduler stopped or
+    paused is its last report.
 
     Args:
         space: bounds by name, as {"net/width": (0, 20)}, or domains as in `param_space`. None: `param_space`.

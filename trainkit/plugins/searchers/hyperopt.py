@@ -255,8 +255,8 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
     2011), section 4.
 
     Suggestion n uses a random generator made from the seed and n. Running trials count as worse than all
-    others, as do trials whose last report of the metric is NaN or infinite. Failed trials are left out. A
-    trial that a scheduler stopped or paused counts by its last report.
+    others, as do trials whose last report of the metric is NaN or infinite. Failed trials are left out. The
+    result of a trial that a scheduler stopped or paused is its last report.
 
     Args:
         space: domains as in `param_space`, or a hyperopt space, with `hp.choice` and similar expressions.

@@ -108,9 +108,9 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     """Base of searchers that get suggestions from another package; a subclass calls the package.
 
     The package receives quantized values as rounded encodings. For an inactive parameter it receives 0.5, or
-    index 0 of a list. NaN, infinite and failed results are left out. A trial that a scheduler stopped or
-    paused counts by its last report. Suggestion n depends on the seed, n and the results known at that time.
-    A suggestion that repeats a configuration is replaced by a random one.
+    index 0 of a list. NaN, infinite and failed results are left out. The result of a trial that a
+    scheduler stopped or paused is its last report. Suggestion n depends on the seed, n and the results known
+    at that time. A suggestion that repeats a configuration is replaced by a random configuration.
 
     Args:
         space: domains as in `param_space`. None: `param_space`. If given, `param_space` may only contain

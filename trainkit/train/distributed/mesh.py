@@ -25,15 +25,15 @@ from trainkit.errors import ConfigError
 from trainkit.train.distributed.process_group import ProcessGroup
 
 DATA = "data"
-"""Dimension of copies of a model, each with its own samples."""
+"""Mesh dimension whose workers have copies of a model, each with its own samples (data parallelism)."""
 STAGE = "stage"
-"""Dimension of the stages of a pipeline, one after another."""
+"""Mesh dimension whose workers have consecutive stages of a pipeline (pipeline parallelism)."""
 MODEL = "model"
-"""Dimension of parts of the same layers."""
+"""Mesh dimension whose workers have parts of the same layers (tensor parallelism)."""
 CONTEXT = "context"
-"""Dimension of parts of the same sequences."""
+"""Mesh dimension whose workers have parts of the same sequences (context parallelism)."""
 REPLICA = "replica"
-"""Dimension of copies of a model, each sharded over its own workers."""
+"""Mesh dimension whose workers belong to different copies of a model; each copy is sharded (FSDP)."""
 
 
 @dataclass(frozen=True)

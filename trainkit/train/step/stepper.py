@@ -233,7 +233,7 @@ class Stepper:
         return weighted if self._scaler is None else self._scaler.scale(weighted)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss`, a mean over the batch."""
+        """Scale `loss`, a mean over the batch, and add its gradients to those of the parameters."""
         self._strategy.backward(self.scaled(loss))
 
     def step(self) -> bool:

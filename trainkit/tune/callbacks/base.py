@@ -93,7 +93,7 @@ class Callback:
         """Called when a trial continues with another configuration.
 
         `info` holds `donor` (the trial whose state was copied, or None) and `donor_iteration` (the donor's
-        last report before the exchange).
+        last report before its state was copied).
         """
 
     def on_checkpoint(
@@ -116,9 +116,10 @@ class Callback:
         """
 
     def get_state(self) -> dict[str, Any] | None:
-        """Return the callback's state for a restored experiment as JSON data; None: no state.
+        """Return the state that a restored experiment passes to `set_state`, as JSON data; None: no state.
 
-        Called every few seconds and at the end; the state is stored in the experiment's file.
+        This method is called every few seconds and at the end of the experiment, and the returned state is
+        stored in the experiment's file.
         """
         return None
 

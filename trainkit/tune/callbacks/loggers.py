@@ -194,7 +194,7 @@ class FileLoggerCallback(LoggerCallback):
 
 FILENAME = "progress.csv"
 _LONGEST = 2**31 - 1
-"""Maximum length of a cell to read back; the csv module's default limit is too small for some texts."""
+"""Maximum length of a cell to read back; the csv module's default limit is too small for some values."""
 _AS_TEXT: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": "backslashreplace"}
 
 
@@ -338,7 +338,7 @@ def _lines(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 class PolicyFiles(Callback):
-    """Callback that writes `pbt_global.txt`, and `pbt_policy_<trial id>.txt` for each trial with an exchange.
+    """Callback that writes `pbt_global.txt`, and `pbt_policy_<trial id>.txt` for each trial that exploited.
 
     A restore rewrites the files from the experiment's file, so no line is lost after a kill.
     """

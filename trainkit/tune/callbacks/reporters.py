@@ -66,7 +66,7 @@ class TableReporter(ProgressReporter):
         total_samples: total number of trials; None: from TuneConfig.
         max_progress_rows: maximum number of trials in the table.
         max_error_rows: maximum number of failed trials in the table of errors.
-        max_column_length: maximum characters of a heading or a cell; longer texts are cut.
+        max_column_length: maximum number of characters of a heading or a cell; longer strings are cut.
         max_report_frequency: minimum seconds between two reports.
         infer_limit: maximum number of automatically found metrics if metric_columns is None.
         print_intermediate_tables: False: print the table only at the end; earlier reports contain only the

@@ -56,7 +56,7 @@ def hyperparameters(
     Args:
         wall_time: time in seconds since 1970. With the same time for all runs, the first and the last event
             are equal for runs with equal names, types and status.
-        config: flat hyperparameters. Values other than numbers, truth values and texts become texts; None is
+        config: flat hyperparameters. Values other than numbers, booleans and strings become strings; None is
             left out.
         metrics: tags of the scalars to show beside the hyperparameters.
         failed: True if the run failed.
@@ -201,24 +201,24 @@ def _next_state(byte: int) -> int:
 _TABLE = [_next_state(byte) for byte in range(256)]
 """CRC-32C table: next state for each byte; the reflected polynomial is 0x82F63B78."""
 _FEW = 40
-"""Minimum number of texts for which one vectorised pass is faster than a loop over the texts."""
+"""Minimum number of byte strings for which one vectorised pass is faster than a loop over them."""
 
 
 def _masked(texts: Sequence[bytes]) -> list[int]:
-    """Return the checksums of several texts, masked (rotated and offset) as records require."""
+    """Return the checksums of byte strings, masked (rotated and offset) as records require."""
     crcs = crc32c(texts)
     return [((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF for crc in crcs]
 
 
 def crc32c(texts: Sequence[bytes]) -> list[int]:
-    """Return the CRC-32C of each of several texts. Source: RFC 3720, appendix B.4."""
+    """Return the CRC-32C of each byte string. Source: RFC 3720, appendix B.4."""
     if len(texts) < _FEW:
         return [_crc32c(text) for text in texts]
     # NumPy is imported here, because programs that only restore or read an experiment don't need it.
     import numpy as np
 
     table = np.array(_TABLE, dtype=np.uint32)
-    # The columns are sorted by length, longest first, so that the finished texts are always at the end.
+    # The columns are sorted by length, longest first, so that finished byte strings are always at the end.
     order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
     lengths = np.array([len(texts[place]) for place in order])
     longest = int(lengths[0])
@@ -267,7 +267,7 @@ class TBXLoggerCallback(FileLoggerCallback):
     """TensorBoard logger; view the logs with `tensorboard --logdir` and the experiment's folder.
 
     Tags are the metrics' names, with nested names joined by '/'. Numbers are shown, including NaN and
-    infinities; texts, truth values and lists are not. The step is `timesteps_total` if it is reported,
+    infinities. Strings, booleans and lists are not shown. The step is `timesteps_total` if it is reported,
     otherwise the iteration. A trial that resumes after a failure or a restore has no duplicate steps.
     """
 

@@ -74,7 +74,7 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
     if reached is None and says_done:
         reached = {"stop": "reported done=True"}
     if reached is not None:
-        # A stop overrides the decision. An exchange is then cancelled, so its facts are left out.
+        # A stop overrides the decision. An exploit is then cancelled, so its facts are left out.
         facts = {"instead_of": decision.reason} if decision.donors else decision.reason
         return Decision(Verdict.STOP, {**facts, **reached})
     return decision

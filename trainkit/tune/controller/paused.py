@@ -122,7 +122,7 @@ def note_no_exchange(state: ControllerState, trial: Trial, decision: Decision, t
 
 
 def retry_exchanges(state: ControllerState, time: float) -> None:
-    """Retry the exchanges that waited for a donor's checkpoint."""
+    """Retry the exploits that waited for a donor's checkpoint."""
     if not state.awaiting_donor:
         return
     for trial_id, decision in list(state.awaiting_donor.items()):

@@ -41,7 +41,7 @@ def is_full(error: BaseException) -> bool:
     """Return True if `error` says that the disk or its quota is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    if isinstance(error, shutil.Error):  # shutil.copytree raises one text per file instead of exceptions
+    if isinstance(error, shutil.Error):  # shutil.copytree collects messages per file instead of exceptions
         return os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 

@@ -42,10 +42,10 @@ MAX_ELEMENTS = 10_000
 
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
-    """Return reported metrics as numbers, texts, lists and dictionaries.
+    """Return reported metrics as numbers, strings, lists and dictionaries.
 
     NumPy and torch arrays and sets become lists, and zero-dimensional arrays become numbers. Dates, paths and
-    bytes become texts, durations become seconds.
+    bytes become strings, and durations become seconds.
 
     Raises:
         MetricError: `metrics` is not a dictionary, or a value can't be stored; the message names the key.
@@ -116,7 +116,7 @@ def _plain_metric(value: Any, key: str) -> Any:
 
 
 def _as_plain(value: Any, key: str) -> Any:
-    """Return arrays and sets as lists, dates, paths and bytes as texts, and durations in seconds."""
+    """Return arrays and sets as lists, dates, paths and bytes as strings, and durations in seconds."""
     shape = getattr(value, "shape", None)
     # The value is a NumPy or torch array, recognized without an import.
     if shape is not None and hasattr(value, "tolist"):

@@ -165,7 +165,7 @@ def what_is_best(
     usual: tuple[str | None, str | None],
     objectives: Sequence[Objective] = (),
 ) -> tuple[str, str]:
-    """Return the metric and mode for a question about the best trial.
+    """Return the metric and mode by which the best trial is chosen.
 
     Args:
         metric: requested metric; None: the experiment's metric.

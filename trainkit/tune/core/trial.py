@@ -103,7 +103,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure of an attempt, as texts that can be stored, without the exception object.
+    """Failure of an attempt, as strings that can be stored, without the exception object.
 
     Attributes:
         kind: name of the exception's class.
@@ -178,7 +178,7 @@ class Trial:
         failure: failure of the last attempt, if the status is ERROR.
         granted: resources that the scheduler grants; None: the trial's own request applies.
         tried: earlier configurations, beginning with the suggested configuration; each was replaced after
-            running out of memory or by an exchange with another trial.
+            running out of memory or by an exploit of another trial.
         alone: True if the trial runs only while nothing else runs.
         trainable_name: name of the function or class, for users' code that builds trial names.
         evaluated_params: hyperparameters that differ between trials, by flattened name; {} for trials read

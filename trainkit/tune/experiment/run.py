@@ -57,7 +57,7 @@ class ExperimentRun:
         resume: rule for resuming the experiment in `folder`; None: a new experiment, so `folder` must not
             contain one.
         facts: stored facts of the resumed experiment.
-        changes: differences between `space` and the earlier space, as texts.
+        changes: differences between `space` and the earlier space, as strings.
         address: address that the folder is copied to.
         in_memory: True: `folder` contains only files that trials write, and trials create their own folders.
             If steps run in this process, no folder is created.

@@ -26,7 +26,7 @@ from trainkit.tune.store.schema import FILENAME
 
 VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
 FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
-"""SQL of a metric's value at its two `paths`, and of this value as a number; NaN and infinities are texts."""
+"""SQL of a metric's value at its two `paths`, and of its numeric value; NaN and infinities are strings."""
 
 
 def experiments_in(root: Path) -> list[Path]:
@@ -49,7 +49,7 @@ def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the search space as texts by names such as "net/lr"."""
+    """Return the search space as a string per flattened name, such as "net/lr"."""
     return {
         name: str(value) if isinstance(value, Spelled) else repr(value)
         for name, value in flatten(facts["space"]).items()

@@ -92,7 +92,7 @@ class RayFolder:
         return {}
 
     def exchanges(self) -> list[Exchange]:
-        """Return []; Ray stores exchanges in separate files, which PopulationBasedTrainingReplay reads."""
+        """Return []. Ray's exploits are in separate files, which `PopulationBasedTrainingReplay` reads."""
         return []
 
     def attempts(self, trial_id: str) -> list[Attempt]:

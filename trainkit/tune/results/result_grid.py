@@ -346,7 +346,7 @@ class ResultGrid(Sequence[Result]):
             return reader.decisions()
 
     def exchanges(self) -> list[Exchange]:
-        """Return all exchanges of states or configurations between trials, in order."""
+        """Return every exploit and other change of a trial's configuration, in chronological order."""
         with self._reader() as reader:
             return reader.exchanges()
 

@@ -224,9 +224,9 @@ class MedianStoppingRule(TrialScheduler):
     """Stop a trial whose best score is strictly worse than the median of the others' running averages.
 
     A trial is judged at each report from `grace_period` on, against the other trials that have reported at
-    this time or later. Each other trial counts by the average of its reports from `grace_period` up to this
-    time. NaN is the worst score, also in an average. A report is ignored if its time is not above all earlier
-    times of its trial, for example a report repeated after a restore.
+    this time or later. Each other trial is represented by the average of its reports from `grace_period` up
+    to this time. NaN is the worst score, also in an average. A report is ignored if its time is not above all
+    earlier times of its trial, for example a report repeated after a restore.
 
     Args:
         time_attr: reported value that counts the resource; must not decrease.

@@ -215,7 +215,7 @@ def beta(rounds: float) -> float:
 
 
 class Gains:
-    """Observed gains: the score before a round, the round's hyperparameters, and the rise of the score.
+    """Observed gains: the score before a round, the round's hyperparameters, and the score's improvement.
 
     Args:
         dimensions: number of hyperparameters, each from 0 to 1.
@@ -460,8 +460,8 @@ class PB2(PopulationBasedTraining):
     """Population based training in which a bandit chooses the new hyperparameters.
 
     PB2 differs from `PopulationBasedTraining` in the exploration. A Gaussian process over hyperparameters,
-    time and score learns how much a score rises in an interval. A member that takes over a better member's
-    state continues with the hyperparameters that maximise the expected rise plus its uncertainty.
+    time and score learns how much a score improves in an interval. A member that takes over a better member's
+    state continues with the hyperparameters that maximise the expected improvement plus its uncertainty.
 
     Args:
         time_attr: reported value that counts the resource; must not decrease.

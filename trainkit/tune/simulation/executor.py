@@ -62,9 +62,10 @@ class Agenda(Generic[T]):
         return self._heap[0][0] if self._heap else None
 
     def take(self) -> list[T]:
-        """Return the events at the next time: either all finishes and failures, or all starts.
+        """Advance the clock to the next event, and return all events of this time that belong together.
 
-        They are returned together, so that new work is chosen with all information of that time.
+        These are either all finishes and failures, or all starts, so that new work is chosen only after all
+        results of this time are known.
         """
         heap = self._heap
         time, first, _, what = heapq.heappop(heap)

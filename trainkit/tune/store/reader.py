@@ -135,7 +135,7 @@ def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Colle
 
 
 _TEXT = partial(str, encoding="utf-8", errors="replace")
-"""Decoder of texts that may contain damaged bytes."""
+"""Decoder of UTF-8 bytes that may be damaged."""
 _NOT_READ = (ValueError, LookupError, TypeError, AttributeError)
 """Errors that reveal a damaged text."""
 

@@ -276,7 +276,7 @@ class Restored:
         records: changes by the restore; they must be committed before anything runs.
         steering: users' commands that still apply.
         commands: ids of all commands that users gave.
-        owed: pending decisions on paused trials (exchange or other resources), by trial id.
+        owed: pending decisions on paused trials (exploit or new resources), by trial id.
     """
 
     trials: list[Trial]

@@ -176,7 +176,7 @@ def _renew_history(connection: sqlite3.Connection) -> None:
 
 
 def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
-    """Return the problem of a file that SQLite can't read."""
+    """Return an error message that says why SQLite can't read the file `path`."""
     try:
         with open(path, "rb") as file:
             header = file.read(100)

@@ -217,7 +217,7 @@ class ExperimentStore:
         self._run(sql, record.attempt, trial_id)
 
     def _result_added(self, record: ev.ResultAdded) -> None:
-        # Without _storable, because this record is the most frequent and its texts are all ASCII.
+        # Without _storable, because this record is the most frequent and its strings are all ASCII.
         place = (record.trial.trial_id, record.attempt, record.iteration, self._next())
         self._connection.execute("INSERT INTO results VALUES (?,?,?,?,?)", (*place, encode(record.metrics)))
 

@@ -230,7 +230,7 @@ def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more:
     `finally` blocks and ends the trial.
 
     Args:
-        metrics: dictionary with numbers, texts, small arrays, dates, paths, and lists and dictionaries of
+        metrics: dictionary with numbers, strings, small arrays, dates, paths, and lists and dictionaries of
             them; or a single number, which becomes the metric `_metric`.
         checkpoint: checkpoint to keep with this report; its directory is copied before the call returns.
         more: further metrics: `report(loss=0.1)`.

@@ -77,7 +77,7 @@ MAX_PAIRED = 12
 FEWEST = 4
 """Minimum number of trials for importances."""
 LOOKED_AT = 200
-"""Number of trials whose configurations are searched for varying hyperparameters."""
+"""Number of trials whose configurations are compared to find the hyperparameters that vary."""
 
 
 @dataclass(frozen=True)

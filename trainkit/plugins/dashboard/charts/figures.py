@@ -77,9 +77,10 @@ def text(name: object) -> str:
 
 
 def thinned(points: Points, most: int = MAX_POINTS) -> Points:
-    """Return at most `most` points: the first, the last, and the extremes of each interval between them.
+    """Return at most `most` points of a curve, so that a long curve is still drawn quickly.
 
-    This keeps all peaks of the curve.
+    A longer curve is divided into intervals. Its first and last point and the minimum and maximum of each
+    interval are kept, so all peaks stay visible.
     """
     if len(points) <= most:
         return points

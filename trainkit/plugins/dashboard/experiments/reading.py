@@ -409,7 +409,7 @@ class RowReader(LogReader):
         ]
 
     def events_after(self, seq: int, limit: int) -> list[dict[str, Any]]:
-        """Return log entries after `seq`, of the experiment and of all trials; long texts are cut."""
+        """Return log entries after `seq`, of the experiment and of all trials; long strings are cut."""
         return [
             {**(each := event(*row)), "detail": _cut_detail(each["detail"])}
             for row in self._rows(
@@ -583,7 +583,7 @@ def short(text: str) -> str:
 def cut(values: str) -> str:
     """Return a JSON object whose names and values have at most MAX_TEXT characters, and MAX_ROW in total.
 
-    Longer texts are shortened, and values beyond the total are left out.
+    Longer strings are shortened, and values beyond the total are left out.
     """
     if len(values) <= MAX_TEXT:
         return values

@@ -9,8 +9,8 @@ A new segment is filled by `pwrite`, which is twice as fast as touching each pag
 time. If the kernel has no memory, `pwrite` raises an error, while a mapping would end the process by SIGBUS.
 Warm pages are written through a mapping, which needs no system call.
 
-If the store is full, this process moves segments to files on disk, oldest first. It moves only segments that
-no other process uses and that it does not map itself. A value that still does not fit is written to a file
+If the store is full, this process moves segments to files on disk, oldest first. A segment that this process
+has mapped, or that another process uses, is not moved. A value that still does not fit is written to a file
 directly. A segment on disk is read, sent and released like a segment in memory, see `spilling`.
 """
 

@@ -320,7 +320,7 @@ class ExitRecords(dict[int, ExitRecord]):
 
 
 def actor_row(worker: WorkerRecord) -> Row:
-    """Return the state listing's row of an actor that has a process or is about to get a process."""
+    """Return the row of the state listing (`list_actors`) for an actor with a running or starting process."""
     state = "ALIVE" if worker.pid is not None else "RESTARTING" if worker.restarts else "PENDING"
     return {
         **_row(worker.worker_id, worker.kind, worker.spec.registration),
@@ -332,7 +332,7 @@ def actor_row(worker: WorkerRecord) -> Row:
 
 
 def pending_row(asked: StartActor) -> Row:
-    """Return the state listing's row of an actor that waits in the queue."""
+    """Return the row of the state listing (`list_actors`) for an actor that waits in the queue."""
     return {
         **_row(asked.worker_id, asked.class_name or asked.name, asked.registration),
         "state": "PENDING",

@@ -88,7 +88,7 @@ class Population:
         """Record a member's report at `time`; return the number of whole intervals that it has reached.
 
         After a takeover, `time` continues either the donor's time, if the state contains the time, or the
-        member's own time. The donor's time is assumed if `time` has not risen, or has jumped past the
+        member's own time. The donor's time is assumed if `time` has not increased, or has jumped past the
         donor's time.
         """
         if member.change is not None:
