@@ -85,13 +85,13 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     Raises:
         InfeasibleError: the thread would wait for resources that only this thread could free.
     """
-    # Ray's cluster may grow, so no error is raised.
+    # Ray's cluster may grow, so the thread may wait without an error.
     if engine().name == "ray" or not _in_the_way(bundles, existing):
         return
-    # Frees objects that only reference cycles keep alive.
+    # A request that can never be met gets its error elsewhere, so nothing is freed for it.
     if Ledger.of_machine(existing).take_all(bundles) is None:
         return
-    gc.collect()  # drops objects that only reference cycles keep alive
+    gc.collect()  # this drops objects that only reference cycles keep alive
     for holding in _in_the_way(bundles, existing):
         owner = holding.owner()
         if owner is not None and _is_being_replaced(owner):

@@ -119,7 +119,7 @@ class Ledger:
         asked = total(bundles)
         asked.pop(GPU, None)
         short = self.lacking(asked)
-        # GPUs can't be summed, as free parts of two GPUs do not make one GPU.
+        # Free parts of two GPUs do not make one GPU, so GPUs can't be summed.
         gpus = self.take_all([{GPU: bundle[GPU]} for bundle in bundles if GPU in bundle])
         if gpus is None:
             return sorted([*short, GPU])

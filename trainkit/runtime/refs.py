@@ -83,7 +83,7 @@ class ObjectRef(Uncopied, Generic[T_co]):
 
     def as_future(self) -> asyncio.Future[T_co]:
         """Return an asyncio future for the value, on the running event loop. `await` uses this method."""
-        import asyncio  # takes a tenth of a second, unless it was imported for the event loop
+        import asyncio  # imported here, as the import may take a tenth of a second
 
         return asyncio.wrap_future(self.future())
 

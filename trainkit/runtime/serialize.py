@@ -80,7 +80,7 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         for attribute, item in vars(value).items():
             if not attribute.startswith("__") or attribute == "__init__":
                 yield f"{path}.{attribute}", item
-    elif hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
+    elif hasattr(value, "func") and hasattr(value, "keywords"):  # the value is a functools.partial
         yield f"{path}: the function of the partial", value.func
         yield f"{path}: the arguments of the partial", (value.args, value.keywords)
     elif hasattr(value, "__dict__"):
@@ -372,7 +372,7 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
         for name in names
         if (value := getattr(error, name, None)) is not None
     }
-    state = object.__getstate__(error)  # for a class with slots, a pair of the __dict__ and the slots
+    state = object.__getstate__(error)  # a class with slots gives a pair of its __dict__ and slots
     slots = state[1] if isinstance(state, tuple) else {}
     own = {
         key: value
@@ -406,7 +406,7 @@ def _load_exception(kind: type[BaseException], args: tuple[Any, ...]) -> BaseExc
     try:
         return _made(kind, args)
     except Exception:
-        return kind(*args)  # raises an error that explains the failure
+        return kind(*args)  # this call raises an error that explains the failure
 
 
 def _reduce_code(code: types.CodeType) -> Any:

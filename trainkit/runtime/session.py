@@ -221,7 +221,7 @@ def linked(folder: Path) -> Iterator[None]:
     The caller removes the folder inside the block. If the process is killed meanwhile, the session removes
     the rest of the folder.
     """
-    with contextlib.suppress(NodeDiedError):  # a replacing session gets the link
+    with contextlib.suppress(NodeDiedError):  # a session that replaces this one gets the link
         _link(engine(), folder)
     try:
         yield
@@ -608,6 +608,7 @@ def start(name: str, spec: SessionSpec) -> Engine:
             f"the local engine needs Linux, and this is {sys.platform}; trainkit.init(engine='inline') runs "
             "everything in this process"
         )
-    with boot.begun() if name == "local" else contextlib.nullcontext():  # boot while code is loaded
+    # The node process boots while code is loaded.
+    with boot.begun() if name == "local" else contextlib.nullcontext():
         started: Engine = ENGINES.get(name).start(spec)
     return started

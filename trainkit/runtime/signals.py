@@ -209,7 +209,8 @@ def wake_fd() -> int:
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
-os.register_at_fork(after_in_child=wake_fd.cache_clear)  # Ctrl-C reaches the parent and the child
+# Otherwise the child would share the parent's descriptor, and Ctrl-C reaches both processes.
+os.register_at_fork(after_in_child=wake_fd.cache_clear)
 
 
 class InterruptGuard:
@@ -321,7 +322,7 @@ class InterruptHandler:
         """Call `wait`, which must only wait. The first Ctrl-C ends the wait."""
         try:
             self._waiting = True
-            if self.count == self._told:  # else Ctrl-C arrived just before, and waiting would hide it
+            if self.count == self._told:  # otherwise Ctrl-C arrived just before, and waiting would hide it
                 wait()
             self._waiting = False
         except KeyboardInterrupt:

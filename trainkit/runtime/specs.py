@@ -75,7 +75,7 @@ def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
     """
     try:
         parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
-    except (TypeError, ValueError):  # a C function without a signature
+    except (TypeError, ValueError):  # a C function may have no signature
         return ANY
     kinds = {item.kind for item in parameters}
     places = [item for item in parameters if item.kind in _BY_PLACE][int(bound) :]

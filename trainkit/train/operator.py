@@ -127,8 +127,6 @@ class TrainingOperator:
         )
         self.setup(self._config)
 
-    # -- for subclasses ------------------------------------------------------------------------
-
     def setup(self, config: dict[str, Any]) -> None:
         """Make models, optimizers and loaders, and register them. Runs once on every worker."""
         raise NotImplementedError(f"{type(self).__name__} must define setup(self, config)")
@@ -213,8 +211,6 @@ class TrainingOperator:
         if validation_loader is not None:
             loader = pinned(validation_loader, self.device)
             self._validation_feed = self._strategy.split_data(loader, training=False)
-
-    # -- training ------------------------------------------------------------------------------
 
     def train_epoch(
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
@@ -307,8 +303,6 @@ class TrainingOperator:
         """
         return self._stepper.step()
 
-    # -- validation ----------------------------------------------------------------------------
-
     def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
         """Evaluate without gradients on the validation batches; arguments and result as in `train_epoch`."""
         with torch.no_grad(), evaluating(self._registered.models):
@@ -350,8 +344,6 @@ class TrainingOperator:
         model, criterion = self._single_model("validate_batch", optimizers=None)
         return self._strategy.forward(model, criterion, features, target)
 
-    # -- the user's own state ------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Return the operator's own part of a checkpoint: plain values and tensors."""
         return {}
@@ -361,8 +353,6 @@ class TrainingOperator:
 
     def close(self) -> None:
         """Free the operator's resources; called on each worker when the trainer shuts down cleanly."""
-
-    # -- other ways to make one ----------------------------------------------------------------
 
     @classmethod
     def from_ptl(
@@ -433,8 +423,6 @@ class TrainingOperator:
         functions = (model_creator, optimizer_creator, data_creator, loss_creator, scheduler_creator)
         return operator_from(cls, Creators(*functions, serialize_data_creation))
 
-    # -- this worker ---------------------------------------------------------------------------
-
     @property
     def config(self) -> dict[str, Any]:
         """The configuration that `setup` received."""
@@ -480,8 +468,6 @@ class TrainingOperator:
     def scheduler_step_freq(self) -> str | None:
         """When schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
         return self._context.scheduler_step_freq
-
-    # -- inside --------------------------------------------------------------------------------
 
     def _weighted(
         self, iterator: Iterable[Any], feed: Feed | None, step: Any, default: Any

@@ -31,7 +31,8 @@ class Definitions:
 
     def __init__(self, join: Join) -> None:
         self._join = join
-        self._lock = threading.RLock()  # reentrant, because a weak reference's callback may run meanwhile
+        # The lock is reentrant, as a weak reference's callback may run meanwhile.
+        self._lock = threading.RLock()
         self._known: dict[Any, tuple[Any, Any]] = {}
 
     def task(self, spec: TaskSpec) -> Any:
@@ -66,12 +67,12 @@ class Definitions:
     def _once(self, key: Any, source: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
             found = self._known.get(key)
-        if found is not None and found[0]() is source:  # ids can be reused
+        if found is not None and found[0]() is source:  # Python reuses ids, so the source is compared too
             return found[1]
         made = make()
         try:
             known = weakref.ref(source, lambda _: self._known.pop(key, None))
-        except TypeError:  # callables without weak references are sent each time
+        except TypeError:  # a callable without weak references is sent each time
             return made
         with self._lock:
             self._known[key] = (known, made)
@@ -132,7 +133,7 @@ def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
         handle = ray.get_actor(name, namespace)
     except ValueError as error:
         raise missing from error
-    # Ray keeps names for a while, and may still find an actor that ended itself.
+    # Ray keeps names for a while, and so may find an actor that has ended itself.
     if ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD":
         raise missing
     deadline = SYSTEM.monotonic() + _INTERFACE_WAIT_S

@@ -23,7 +23,7 @@ from trainkit.errors import (
 from trainkit.runtime.failures import pack_failure, raisable, unpack_failure
 from trainkit.runtime.serialize import Packed
 
-# The first match counts, so a class comes before its base classes.
+# The first match counts, so each class is listed before its base classes.
 _CLASSES: tuple[tuple[type[BaseException], type[TrainkitError]], ...] = (
     (exceptions.GetTimeoutError, GetTimeoutError),
     (exceptions.TaskCancelledError, TaskCancelledError),

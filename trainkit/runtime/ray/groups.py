@@ -117,7 +117,7 @@ def find(name: str) -> tuple[int, list[Bundle]]:
 def _named(name: str) -> PlacementGroup | None:
     try:
         return get_placement_group(name)
-    except ValueError:  # Ray raises this for unknown names
+    except ValueError:  # The name is unknown.
         return None
 
 

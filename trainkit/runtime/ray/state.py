@@ -37,7 +37,7 @@ def _nodes() -> list[Row]:
             "alive": node["Alive"],
             "hostname": node["NodeManagerHostname"],
             "address": node["NodeManagerAddress"],
-            "pid": None,  # not available from Ray
+            "pid": None,  # Ray does not report the pid
             "labels": dict(node.get("Labels") or {}),
             "resources": plain(node["Resources"]),
             "available": plain(available.get(node["NodeID"], {})),
@@ -97,7 +97,7 @@ def _tasks() -> list[Row]:
             is_running=task.state == "RUNNING",
             worker_id=task.worker_id,
             pid=task.worker_pid,
-            owner_pid=None,  # not available from Ray
+            owner_pid=None,  # Ray does not report the owner's pid
             task_id=task.task_id,
         )
         for task in _from_dashboard("list_tasks")
@@ -134,7 +134,7 @@ def _workers() -> list[Row]:
 
 def _logs() -> list[Row]:
     node = ray._private.worker._global_node
-    if node is None:  # a client of a remote cluster
+    if node is None:  # this is a client of a remote cluster, which has no logs here
         return []
     folder = Path(node.get_logs_dir_path())
     return [{"path": str(path)} for path in sorted(folder.glob("worker-*-*.*")) if path.suffix in _OUTPUT]

@@ -89,7 +89,7 @@ def resolve(path: Path) -> Path:
 
 def _take_place(aside: Path, path: Path) -> None:
     try:
-        os.rename(aside, path)  # Works if `path` is missing or an empty folder.
+        os.rename(aside, path)  # The rename works if `path` is missing or an empty folder.
         return
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -251,7 +251,7 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
             raise CheckpointError(
                 f"{path} has format version {content['version']}; this trainkit reads up to {VERSION}"
             )
-        # Earlier versions wrote no checksum of this file.
+        # Earlier versions wrote no checksum of this file, so a missing checksum is accepted.
         if content.pop("crc32", None) not in (None, _checksum(content)):
             raise CheckpointError(f"{path} is damaged: its {_METADATA} is not as it was written; {_EARLIER}")
         for name, expected in _share_of(content["files"], rank, world_size):
@@ -327,7 +327,8 @@ def plain(value: Any, where: str) -> Any:
         }
         if type(value) not in (OrderedDict, Counter):
             return items
-        # Modules store their versions as an attribute of their OrderedDict; MultiStepLR counts in a Counter.
+        # Modules store their versions as an attribute of their OrderedDict, and MultiStepLR counts in a
+        # Counter. So both classes are rebuilt with their attributes.
         rebuilt = type(value)(items)
         vars(rebuilt).update(plain(vars(value), f"attributes of {where}"))
         return rebuilt
@@ -398,7 +399,7 @@ def write_sharded(
                 index = f"{SHARDS}/.metadata"
                 files[index] = fingerprint(aside / index)
                 fill(aside, joined([each for each, _ in outlines]), metadata, files)
-            # Worker 0's folder replaces `path` here.
+            # Closing replaces `path` by worker 0's folder.
             place.close()
 
 

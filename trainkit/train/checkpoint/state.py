@@ -125,7 +125,8 @@ def set_rates(
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             for key, value in values.items():
                 if isinstance(group.get(key), torch.Tensor):
-                    group[key].copy_(value)  # A compiled step may use this tensor.
+                    # A compiled step may hold this tensor, so it is changed in place.
+                    group[key].copy_(value)
                 else:
                     group[key] = value
 
@@ -294,6 +295,6 @@ def _is_real(value: Any) -> bool:
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(group.get(key), torch.Tensor):
-        group[key].fill_(float(value))  # A compiled step may use this tensor.
+        group[key].fill_(float(value))  # A compiled step may hold this tensor, so it is changed in place.
     else:
         group[key] = value

@@ -293,8 +293,6 @@ class Feed:
         sampler = getattr(self.loader, "batch_sampler", None)
         return sampler if isinstance(sampler, ShardedBatchSampler) else None
 
-    # -- weights -------------------------------------------------------------------------------
-
     def _sizes(self) -> BatchSizes | None:
         """Return the sizes of the batches of a pass; None if unknown in advance."""
         if (sharded := self._sharded()) is not None:
@@ -328,8 +326,6 @@ class Feed:
         rank, world_size = self._group.rank, self._group.world_size
         self._weights = BatchWeights(sizes, total, every=self._every, rank=rank, world_size=world_size)
         return self._weights(step)
-
-    # -- passes --------------------------------------------------------------------------------
 
     def _start_pass(self) -> Callable[[], Any]:
         """Start a pass over the loader; return a function for its next batch, `_END` after the last batch."""

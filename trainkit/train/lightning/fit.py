@@ -83,7 +83,8 @@ def _origin(metric: Any) -> Origin:
     """Return this worker's origin of an epoch's value: the number of samples, or the reduction."""
     meta = metric.meta
     if not metric.is_tensor or (meta.sync.should and not meta.sync.rank_zero_only):
-        return Origin(1.0)  # Equal on all workers: a torchmetrics metric, or sync_dist=True.
+        # The value is equal on all workers, as for a torchmetrics metric or sync_dist=True.
+        return Origin(1.0)
     if meta.is_mean_reduction:
         return Origin(float(metric.cumulated_batch_size))
     how = "sum" if meta.is_sum_reduction else "max" if meta.is_max_reduction else "min"
@@ -117,7 +118,7 @@ class StandIn:
                 setattr(metric, name, value)
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
-        # Lightning must log, because workers may communicate while it does.
+        # Lightning must log too, because workers may communicate while Lightning logs.
         before = {key: _kept(metric, _SUMS) for key, metric in self._results.items() if metric.is_tensor}
         self._logs(*args, **kwargs)
         for key, metric in self._results.items():
@@ -241,8 +242,6 @@ class LightningFit:
         self._dealt: list[int | None] | None = None
         self.range_test: StepTest | None = None
 
-    # -- from outside --------------------------------------------------------------------------
-
     def begin(self, trainer: Any, module: Any, **data: Any) -> None:
         """Let Lightning prepare everything, up to its first epoch; Lightning's errors are raised."""
         self.trainer = trainer
@@ -253,7 +252,7 @@ class LightningFit:
         connector.on_epoch_end = after(connector.on_epoch_end, self._take_logged)
         connector.on_batch_end = after(connector.on_batch_end, self._end_batch)
         connector.update_eval_epoch_metrics = after(connector.update_eval_epoch_metrics, self._take_logged)
-        # Lightning's handlers would prevent SIGTERM from ending a worker that waits between epochs.
+        # Lightning's handlers would keep SIGTERM from ending a worker that waits between epochs.
         trainer._signal_connector.register_signal_handlers = _no_handlers
         path = None
         if self.state_to_load is not None:
@@ -287,12 +286,12 @@ class LightningFit:
                 f"Lightning has trained the {trainer.max_epochs} epochs of trainer_args['max_epochs']: give "
                 f"more, or leave it out, as train() is called for each epoch anyway"
             )
-        trainer.should_stop = False  # The result reports it, and the caller may continue.
+        trainer.should_stop = False  # The result reports the stop, and the caller may continue.
         resize(trainer, self._limit if num_steps is None else num_steps)
         self._training, self._validation, self._batches = Meters(), Meters(), 0
         self._logged.clear()
         self._ticks = ticks
-        # Lightning itself calls `set_epoch` only on samplers.
+        # Lightning itself calls `set_epoch` only on samplers, so it is called on the loaders here.
         for loader in getattr(trainer.fit_loop._combined_loader, "flattened", ()):
             set_epoch(loader, trainer.current_epoch)
         self._switch(self._go_on)
@@ -348,8 +347,6 @@ class LightningFit:
         if self.alive:
             self._switch(self._stop)
 
-    # -- called by Lightning -------------------------------------------------------------------
-
     def note_set_up(self) -> None:
         """Record the hyperparameters once Lightning has made optimizers, before it loads a state."""
         schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
@@ -383,7 +380,8 @@ class LightningFit:
         if isinstance(outputs, Mapping):
             metrics |= numbers_in({name: value for name, value in outputs.items() if name != "loss"})
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            # Lightning divides the loss by the number of accumulated batches.
+            # Lightning divides the loss by the number of accumulated batches, so the loss is multiplied
+            # again.
             module = self.trainer.lightning_module
             times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
             metrics["train_loss"] = loss if times == 1 else loss * times
@@ -414,8 +412,6 @@ class LightningFit:
         returned = outputs if isinstance(outputs, Mapping) else {"val_loss": outputs}
         samples, counted = self._validated
         self._validation.add({**numbers_in(returned), NUM_SAMPLES: samples}, counted=counted)
-
-    # -- in the greenlet -----------------------------------------------------------------------
 
     def _when_told(self) -> None:
         """Run the loop once an epoch is requested; this method replaces `FitLoop.run`."""
@@ -452,7 +448,7 @@ class LightningFit:
             for name in kept
         }
         try:
-            # Callbacks can distinguish it from a validation of the fit, so early stopping ignores it.
+            # Callbacks see a validation outside the fit, so early stopping ignores it.
             with self._aside("VALIDATING"):
                 if num_steps is not None:
                     trainer.limit_val_batches = num_steps
@@ -471,7 +467,7 @@ class LightningFit:
             loop._data_source.instance = dataloaders
         if num_steps is not None:
             trainer.limit_predict_batches = math.ceil(num_steps / self._worker.world_size)
-        # Lightning would replace the batch samplers to record indices.
+        # Lightning would replace the batch samplers to record indices, so the loaders are used unchanged.
         vars(trainer._data_connector)["_prepare_dataloader"] = lambda loader, **_: loader
         loop._combined_loader, loop.return_predictions = None, True
         try:
@@ -506,8 +502,6 @@ class LightningFit:
     def _take_logged(self) -> None:
         if not self.trainer.sanity_checking:
             self._logged.take(self.trainer._results, last=self._last)
-
-    # -- inside --------------------------------------------------------------------------------
 
     def _switch(self, *order: Callable[[], bool | None]) -> None:
         """Run the greenlet until it waits again or ends."""

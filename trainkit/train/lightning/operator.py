@@ -132,12 +132,12 @@ class LightningFeed(Feed):
     def batches(
         self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
     ) -> Iterator[Batch]:
-        # Not timed, because the time that Lightning waits for batches is not visible here.
+        # The wait is not timed, because the time that Lightning waits for batches is not visible here.
         self.num_steps, self.over, self.taken = num_steps, False, 0
         return self._ticks()
 
     def _ticks(self) -> Iterator[Batch]:
-        # Lightning has the real batches; these batches only count them.
+        # Lightning has the real batches. These batches only count them.
         while not self.over:
             self.taken += 1
             yield Batch(None, FULL_WEIGHT)
@@ -244,7 +244,7 @@ class LightningMethods:
     _plan: ClassVar[LightningPlan]
     validates_in_training: ClassVar[bool] = True
 
-    # Attributes of `TrainingOperator`:
+    # The attributes below belong to `TrainingOperator`.
     model: Any
     _registered: Registered
     _stepper: Stepper
@@ -262,7 +262,7 @@ class LightningMethods:
     def setup(self, config: dict[str, Any]) -> None:
         """Make the module and, if its class was given, the data module; Lightning sets them up later."""
         plan = self._plan
-        # Lightning handles precision, accumulation and clipping.
+        # Lightning itself handles precision, accumulation and clipping.
         self._stepper.delegated()
         self._package = importlib.import_module(plan.package)
         self._worker = self._checked_worker()
@@ -382,11 +382,9 @@ class LightningMethods:
             try:
                 self._fit.end()
             except Exception:
-                # The error is also raised, but during a shutdown nothing may report it.
+                # The error is also raised, but during a shutdown possibly nothing reports it.
                 log.exception("Lightning's hooks at the end of the fit failed")
                 raise
-
-    # -- inside --------------------------------------------------------------------------------
 
     def _running(self) -> LightningFit:
         if self._fit is None:
@@ -464,7 +462,7 @@ class LightningMethods:
             )
         self._strategy.place([self.model], [], {})
         for step in ("training_step", "validation_step", "predict_step"):
-            # Lightning calls these methods directly, not through the module.
+            # Lightning calls these methods directly, so FSDP must treat each method as a forward pass.
             if self._overrides_of_module(step):
                 register_fsdp_forward_method(self.model, step)
 

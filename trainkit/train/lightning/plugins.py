@@ -62,7 +62,7 @@ class _Direct:
 class _InWorker:
     """Mixin before a Lightning strategy, because trainkit owns the processes and splits the samples."""
 
-    fit: Any  # The LightningFit, which handles loaders, losses and checkpoints.
+    fit: Any  # The LightningFit handles loaders, losses and checkpoints.
     model: Any
 
     def _configure_launcher(self) -> None:
@@ -101,7 +101,7 @@ class _InWorker:
         model = self.model
         lightning.teardown()
         if isinstance(model, DistributedDataParallel):
-            # As in DDPStrategy.leave: freeing these objects must not free the process group.
+            # As in DDPStrategy.leave, freeing these objects must not free the process group.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
 
@@ -211,7 +211,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
         )()
     bases = (_Sharded, _InWorker) if sharded else (_InWorker,)
     adopted: Any = type(f"Worker{type(strategy).__name__}", (*bases, type(strategy)), {"fit": fit})
-    result = adopted.__new__(adopted)  # A copy of the strategy with a different class.
+    result = adopted.__new__(adopted)  # The result is a copy of the strategy with a different class.
     vars(result).update(vars(strategy))
     return result
 
@@ -259,7 +259,7 @@ def _limited(loader: Any, limit: float) -> float:
 
 _ADVICE = (
     r".*does not have many workers",
-    r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch
+    r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch causes this warning.
 )
 """Lightning's advice about normal use that can't be followed in a worker."""
 

@@ -107,7 +107,7 @@ class Meters:
             series = self._series.get(name)
             if series is None:
                 series = self._series[name] = _Series()
-            # Detached, because a stored loss would keep its graph and all activations alive.
+            # The value is detached, because a stored loss would keep its graph and all activations alive.
             series.pending.append(value.detach() if getattr(value, "requires_grad", False) else value)
             series.weights.append(weight)
             series.steps.append(step)
@@ -172,7 +172,7 @@ def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
     for rank, result in results.items():
         origins = result.origins if isinstance(result, EpochMetrics) else {}
         found += [(at.broken_at, rank, name) for name, at in origins.items() if at.broken_at is not None]
-        # The results of a user's own loop have no origins.
+        # The results of a user's own loop have no origins, so their step is unknown.
         found += [
             (math.inf, rank, name)
             for name, value in result.items()

@@ -136,10 +136,11 @@ class Stepper:
         self._current_weight = weight
         self._global_step = global_step
         self._weight: BatchWeight | None = None
-        # For the current batch: True once step() was called, and once the optimizers were stepped.
+        # For the current batch, `_called` is True once step() was called, and `_stepped` once the optimizers
+        # were stepped.
         self._called = self._stepped = False
-        # True once a user's own step has called autocast, backward and optimizer_step, and once these calls
-        # were checked.
+        # These flags are True once a user's own step has called autocast, backward and optimizer_step, and
+        # `_checked` once these calls were checked.
         self._cast = self._weighed = self._ended = self._checked = False
         self._kept: _Kept | None = None
         self.average: WeightAverage | None = None
@@ -254,7 +255,8 @@ class Stepper:
             for optimizer in optimizers:
                 optimizer.step()
             self._stepped = True
-        # Cleared only after all optimizers have stepped, because they may share parameters.
+        # Gradients are cleared only after all optimizers have stepped, because optimizers may share
+        # parameters.
         for optimizer in optimizers:
             optimizer.zero_grad()
         if self._stepped and self.average is not None:

@@ -197,8 +197,6 @@ class Strategy:
         self._place = place
         self._step = place.step
 
-    # -- placing -------------------------------------------------------------------------------
-
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         """Return the modules to train: on their devices, with worker 0's initial weights, wrapped or sharded.
 
@@ -244,8 +242,6 @@ class Strategy:
             every=self._step.grad_accumulation_steps,
             uneven=uneven,
         )
-
-    # -- stepping ------------------------------------------------------------------------------
 
     def forward_backward(
         self,
@@ -315,8 +311,6 @@ class Strategy:
     def leave(self) -> None:
         """Leave the other workers; placed models can no longer be trained."""
         self.group.leave()
-
-    # -- state ---------------------------------------------------------------------------------
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the user's own module inside a placed module."""

@@ -101,8 +101,6 @@ class ContextParallelStrategy(Strategy):
         self._averages: list[GradientAverage] = []
         self._buffers: list[torch.Tensor] = []
 
-    # -- placing -------------------------------------------------------------------------------
-
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         refuse_ddps_arguments("ContextParallel", ddp_args, wrap=self._place.wrap)
         for model in models:
@@ -121,8 +119,6 @@ class ContextParallelStrategy(Strategy):
                 # The parts of a row are equally long, so the row's gradient is the mean of their gradients.
                 self._averages.append(GradientAverage(model.parameters(), world))
         return placed
-
-    # -- stepping ------------------------------------------------------------------------------
 
     def forward_backward(
         self,
@@ -170,8 +166,6 @@ class ContextParallelStrategy(Strategy):
         for held in (self._averages, self._buffers):
             held.clear()
         super().leave()
-
-    # -- inside --------------------------------------------------------------------------------
 
     @contextmanager
     def _in_parts(

@@ -44,7 +44,7 @@ def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
     if model.static_graph or sorted(order) != list(range(len(parameters))):
         return
     reducer = model.reducer
-    reducer._rebuild_buckets()  # Otherwise DDP would mix its pending order with ours.
+    reducer._rebuild_buckets()  # Otherwise DDP would mix its pending order with this order.
     # Backward visits the parameters in reverse order of their use.
     one_each = [parameters[index].flatten()[0] for index in reversed(order)]
     # The values are moved to one device, because a model may use several devices.
@@ -69,7 +69,7 @@ class DDP(StrategySpec):
     """The whole model on every worker, samples shared, gradients averaged; default with several workers."""
 
     def build(self, place: Place) -> Strategy:
-        # A single worker has no gradients to average.
+        # A single worker has no gradients to average, so it needs no DDP.
         return DDPStrategy(place) if place.group.world_size > 1 else SingleStrategy(place)
 
 

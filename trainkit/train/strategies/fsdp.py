@@ -104,8 +104,6 @@ class FSDPStrategy(ShardedStrategy):
         self._mesh = make_mesh(place.group, ways, self.devices[0])
         self._roots: list[FSDPModule] = []
 
-    # -- placing -------------------------------------------------------------------------------
-
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         refuse_ddps_arguments("FSDP", ddp_args, wrap=self._place.wrap)
         for model in models:
@@ -149,8 +147,6 @@ class FSDPStrategy(ShardedStrategy):
             # Batch norm keeps its statistics in 32 bits, so its weights need 32 bits. Autocast handles this.
             return MixedPrecisionPolicy()
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-
-    # -- stepping ------------------------------------------------------------------------------
 
     def sync_gradients(self, now: bool) -> None:
         for root in self._roots:

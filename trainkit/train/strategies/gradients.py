@@ -36,9 +36,6 @@ def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return held
 
 
-# -- optimizers --------------------------------------------------------------------------------
-
-
 def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
     """Split the groups during `optimizer.step()` by the kind of parameter, so that many update at once.
 
@@ -54,7 +51,7 @@ def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
 
     def rejoin(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group, parts in whole:
-            # Keeps values that an optimizer stores in its groups, such as a count of steps.
+            # An optimizer may store values in its groups, such as a count of steps, so these values are kept.
             group.update({key: value for part in parts for key, value in part.items() if key != "params"})
         optimizer.param_groups = [group for group, _ in whole]
         whole.clear()
@@ -69,9 +66,6 @@ def _by_kind(group: dict[str, Any]) -> list[dict[str, Any]]:
     for parameter in group["params"]:
         kinds[parameter.device_mesh if isinstance(parameter, DTensor) else None].append(parameter)
     return [{**group, "params": parameters} for parameters in kinds.values()]
-
-
-# -- clipping ----------------------------------------------------------------------------------
 
 
 def clip(
@@ -148,9 +142,6 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     if parameter.grad is None:
         raise ValueError("a parameter without gradient is left out before")
     return parameter.grad
-
-
-# -- fp16 --------------------------------------------------------------------------------------
 
 
 class SharedScaler(torch.amp.GradScaler):

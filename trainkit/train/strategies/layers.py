@@ -113,9 +113,6 @@ def balanced(model: nn.Module, devices: int) -> list[Part]:
     return cut_at(model, [units[start][0] for start in starts])
 
 
-# -- inside ----------------------------------------------------------------------------------------
-
-
 def _parts(
     model: nn.Module, cuts: Sequence[str], device_of: Callable[[str, int], int], first: int = 0
 ) -> Iterator[Part]:
@@ -246,7 +243,7 @@ class Layers(StrategySpec):
                 f"Layers(devices=...): {', '.join(strange)} is not one of this worker's, which are {own}; "
                 "each worker counts its own from cuda:0"
             )
-        # A single worker has no gradients to average.
+        # A single worker has no gradients to average, so its model is not wrapped.
         wrap = place.wrap and place.group.world_size > 1
         return LayersStrategy(replace(place, devices=devices, wrap=wrap), self.split)
 
@@ -291,7 +288,7 @@ class Handover(StrategyHook):
         self._non_blocking = device.type != "cpu"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Fast path: nearly all calls pass one tensor from the same device.
+        # Nearly all calls pass one tensor from the same device, so they take this fast path.
         if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
             return None if args[0].device == self.device else ((self._here(args[0]),), kwargs)
         return map_tensors(self._here, args), map_tensors(self._here, kwargs)

@@ -116,7 +116,7 @@ def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tenso
         copies[id(parameter)] = nn.Parameter(parameter_of(parameter), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         copies[id(buffer)] = buffer.detach().to("cpu", copy=True)
-    # deepcopy does not copy objects that are in its memo.
+    # deepcopy does not copy objects in its memo, so the memo contains the copies made above.
     clone = copy.deepcopy(model, copies)
     for module in clone.modules():
         hooks: dict[int, Any] = module._forward_pre_hooks
@@ -133,7 +133,7 @@ def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
     The largest group is as small as possible. Among such cuts a more even cut is preferred.
     """
     ends = [0, *itertools.accumulate(sizes)]
-    # best[end]: (cost, starts) of the best cut of the sizes before `end` into `round_` groups.
+    # `best[end]` is the (cost, starts) of the best cut of the sizes before `end` into `round_` groups.
     best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [])}
     for round_ in range(1, groups + 1):
         longer: dict[int, tuple[tuple[int, int], list[int]]] = {}

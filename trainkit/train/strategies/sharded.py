@@ -51,8 +51,8 @@ class ParameterSlots:
                     f"{type(optimizer).__name__} has made steps before it was registered, and this strategy "
                     f"replaces its parameters: register a new one, and load() a checkpoint into the trainer"
                 )
-        # By optimizer and group: for each slot, the key of its parameter (None if no model has it), and the
-        # parameter.
+        # For each optimizer and group, `_groups` lists the slots: the key of the slot's parameter (None if no
+        # model has it), and the parameter.
         self._groups: list[list[list[tuple[Name | None, Any]]]] = [
             [[(names.get(id(item)), item) for item in group["params"]] for group in optimizer.param_groups]
             for optimizer in optimizers

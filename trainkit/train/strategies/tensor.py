@@ -99,8 +99,6 @@ class TensorParallelStrategy(ShardedStrategy):
         self._averages: list[GradientAverage] = []
         self._sharded: list[FSDPModule] = []
 
-    # -- placing -------------------------------------------------------------------------------
-
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         refuse_ddps_arguments("TensorParallel", ddp_args, wrap=self._place.wrap)
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
@@ -145,8 +143,6 @@ class TensorParallelStrategy(ShardedStrategy):
                 self._sharded.append(fully_shard(part, mesh=copies))
         except (ValueError, NotImplementedError) as error:
             raise ConfigError(f'data="shard" can\'t spread this model: {error}') from error
-
-    # -- stepping ------------------------------------------------------------------------------
 
     def sync_gradients(self, now: bool) -> None:
         for average in self._averages:

@@ -130,7 +130,7 @@ class LoopOptions:
     @property
     def backend(self) -> str:
         """Name of the process group's backend."""
-        # Workers that share a GPU can't talk over NCCL.
+        # Workers that share a GPU can't communicate by NCCL.
         whole = self.scaling_config.use_gpu and self.scaling_config.num_gpus_per_worker >= 1
         return self.torch_config.backend or ("nccl" if whole else "gloo")
 

@@ -264,7 +264,7 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
             "DistributedSampler yourself, or pass add_dist_sampler=False"
         )
     sampler = loader.sampler
-    # A sampler that the loader itself made; torchdata's loaders have their own classes of samplers.
+    # torchdata's loaders have their own classes of samplers, so samplers are recognized by module and name.
     made = type(sampler).__module__.partition(".")[0] in ("torch", "torchdata") and type(sampler).__name__
     shuffles = made == "RandomSampler" and not sampler.replacement  # type: ignore[attr-defined]
     plain = shuffles or type(sampler) is SequentialSampler
@@ -298,9 +298,9 @@ class _PreparedLoader(DataLoader[Any]):
         self._ahead = ahead
 
     def __getattr__(self, name: str) -> Any:
-        if name in _PreparedLoader.__slots__:  # Not set yet, for example during unpickling.
+        if name in _PreparedLoader.__slots__:  # The attribute is not set yet, for example during unpickling.
             raise AttributeError(name)
-        return getattr(self._loader, name)  # Methods and properties of the user's class.
+        return getattr(self._loader, name)  # All other methods and properties belong to the user's loader.
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -189,7 +189,7 @@ class DatasetShard:
         self, position: dict[str, int], drawn: Callable[[Iterable[Any]], Iterator[Any]]
     ) -> Iterator[Any]:
         indexable = _indexable(self._data)
-        # Starts at the first sample even when resuming, so that earlier random draws are repeated.
+        # The order starts at the first sample even when resuming, so that earlier random draws are repeated.
         places = drawn(self._order(position["epoch"]) if indexable else self._of_stream())
         for place in itertools.islice(places, position["taken"], None):
             sample = self._data[place] if indexable else place
@@ -236,7 +236,7 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
     if hasattr(data, "streaming_split"):  # A Ray Dataset splits itself.
         shards: Sequence[Any] = data.streaming_split(workers, equal=True) if shared else [data] * workers
         return shards
-    # Recognizes frames and series of pandas, and tables of polars and pyarrow.
+    # This test recognizes frames and series of pandas, and tables of polars and pyarrow.
     table = hasattr(data, "iloc") or (hasattr(data, "columns") and hasattr(data, "schema"))
     if table or isinstance(data, Mapping | str | bytes | bytearray):
         raise ConfigError(
@@ -255,7 +255,7 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
 
 
 def _indexable(data: Any) -> bool:
-    # torch's IterableDataset inherits a `__getitem__` that only raises.
+    # torch's IterableDataset has a `__getitem__` that only raises, so it is not indexable.
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
 
 

@@ -51,7 +51,7 @@ class TransformersReportCallback(_Callback):  # type: ignore[misc]
         for entry in state.log_history:
             metrics.update(entry)
         if dist.is_initialized():
-            dist.barrier()  # From here on, each worker has written its own files.
+            dist.barrier()  # After this barrier, each worker has written its own files.
         _report_saved(metrics, args, state)
 
 
@@ -236,7 +236,7 @@ def _search_trial(config: dict[str, Any], trainer: Any, objective: Callable[...,
         fraction = type(before) is int and isinstance(value, float) and not value.is_integer()
         setattr(trainer.args, name, value if before is None or fraction else type(before)(value))
     trainer.args.output_dir = os.path.join(get_context().get_trial_dir(), "transformers")
-    # Repeats what the trainer's constructor did with the earlier arguments.
+    # This line repeats what the trainer's constructor did with the earlier arguments.
     trainer._train_batch_size = trainer.args.train_batch_size
     trainer.create_accelerator_and_postprocess()
     if inspect.signature(trainer.model_init).parameters:

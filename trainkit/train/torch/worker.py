@@ -46,7 +46,7 @@ def set_library_variables(run: str, locality: LocalRank, device: torch.device) -
     os.environ["NODE_RANK"] = os.environ["GROUP_RANK"] = str(locality.node_rank)
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     if device.type == "cpu":
-        # Otherwise Accelerate treats each of several CPU processes as the only one.
+        # Otherwise Accelerate would treat each of several CPU processes as the only process.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 

@@ -188,7 +188,7 @@ class ElasticWorkerGroup:
         Raises:
             ObjectStoreFullError: a snapshot of the state does not fit into the object store.
         """
-        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # Forms new workers after Ctrl-C.
+        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # This call forms new workers after Ctrl-C.
         if self._snapshot is None or self._keeps_nothing():
             states = self._recovering(
                 lambda: self._group.call("snapshot", in_step=False), what, 0, Effect.NOTHING
@@ -270,8 +270,6 @@ class ElasticWorkerGroup:
         )
         skeletons = self.run(Call("skeletons", first=True, name="get_model"))[0]
         return [filled(*pair) for pair in zip(skeletons, states, strict=True)]
-
-    # -- calling -------------------------------------------------------------------------------
 
     def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         self._through_losses(lambda: self._form_after_interruption(what), what)
@@ -381,8 +379,6 @@ class ElasticWorkerGroup:
             return self._group.call_first(call.method, *call.args)
         return self._group.call(call.method, *call.args, in_step=call.in_step, alike=call.alike)
 
-    # -- state ---------------------------------------------------------------------------------
-
     def _keeps_nothing(self) -> bool:
         """Return True if no worker can be lost without this process."""
         return not remote_ranks(self._options)
@@ -432,11 +428,9 @@ class ElasticWorkerGroup:
             for call in held.repeated:
                 self._call(call)
         except BaseException:
-            # Otherwise the next call would silently continue with the untrained state after setup.
+            # Without this, the next call would silently continue with the untrained state after setup.
             self._group.close(force=True, why="they could not take over the state")
             raise
-
-    # -- forming -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._group = self._placed(self._allowed, again=False)
@@ -502,7 +496,7 @@ class ElasticWorkerGroup:
         timeout_s = self._options.timeout_s
         if again and self._placement.still_there():
             group = self._group_of(len(self._placement))
-            # Resources are lost with their machine, which the cluster may not have noticed yet.
+            # Resources are lost with their machine, and the cluster may not have noticed the loss yet.
             if group.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return group
             group.close(force=True)

@@ -85,7 +85,8 @@ class GatheredResults:
                 self._tell()
             if self.at_once and self._cause_known():
                 break
-        # With `at_once` also after all remote answers, because a worker in this process may still wait.
+        # With `at_once`, the workers are ended even after all remote answers, because a worker in this
+        # process may still wait.
         if self.pending or (self.failures and self.at_once):
             self._end_all()
 
@@ -254,7 +255,7 @@ class GatheredResults:
         return any(not self._is_symptom(error) for error in self.failures.values())
 
     def _is_symptom(self, error: BaseException) -> bool:
-        # A single worker has no peers to lose.
+        # A single worker has no peers to lose, so its errors are never symptoms.
         return self.world_size > 1 and failure_cause.is_symptom(error)
 
     def _is_death(self, error: BaseException) -> bool:

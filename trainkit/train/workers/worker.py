@@ -190,8 +190,6 @@ class Worker(GroupMember):
         """The operator, for a worker in the trainer's own process."""
         return self._operator
 
-    # -- state ---------------------------------------------------------------------------------
-
     def models(self, to_cpu: bool) -> list[nn.Module]:
         """Return the user's own modules: copies on the CPU, or the live modules."""
         live = [self._strategy.unwrap(model) for model in self._operator._registered.models]
@@ -249,7 +247,7 @@ class Worker(GroupMember):
             since["operator"] = joined([state.operator for state in small])
             since["workers"] = [state.own for state in small]
             since["schedulers"] = small[0].schedulers
-        # Copied, because in the trainer's own process the state shares memory with the snapshot.
+        # The state is copied, because in the trainer's own process it shares memory with the snapshot.
         since = detached(since)
         if states is not None:
             self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
@@ -265,7 +263,7 @@ class Worker(GroupMember):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a trainer's whole state."""
-        # Copied, because optimizers keep the given tensors, which belong to the caller.
+        # The state is copied, because optimizers keep the given tensors, which belong to the caller.
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
@@ -302,8 +300,6 @@ class Worker(GroupMember):
         """Leave the other workers, without closing the operator."""
         self._strategy.leave()
         super().leave()
-
-    # -- inside --------------------------------------------------------------------------------
 
     @contextmanager
     def _epoch_batches(

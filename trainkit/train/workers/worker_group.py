@@ -99,7 +99,8 @@ class WorkerGroup(Generic[M]):
         for rank in remote_ranks(options):
             group, bundle = placement[rank]
             self._handles[rank] = actor.options(
-                label=f"{label}-{rank}" if on_one_machine() else label,  # Else ranks are assigned later.
+                # On several machines, ranks are assigned later.
+                label=f"{label}-{rank}" if on_one_machine() else label,
                 num_cpus=options.bundle.get("CPU", 0),
                 num_gpus=options.bundle.get("GPU", 0),
                 resources=more,
@@ -167,8 +168,6 @@ class WorkerGroup(Generic[M]):
                 self._part()
         finally:
             self._end(why)
-
-    # -- inside --------------------------------------------------------------------------------
 
     def _rendezvous(self) -> tuple[Rendezvous, list[LocalRank]]:
         """Assign ranks by machine; return the workers' meeting place and each worker's local rank."""
@@ -260,7 +259,8 @@ class WorkerGroup(Generic[M]):
             self.ended = why
         self._kill()
         self._handles = {}
-        # Released now, not with this object, which the caller may keep while it makes a new trainer.
+        # These resources are released now, because the caller may keep this object while it makes a new
+        # trainer.
         self._held.close()
 
     def _kill(self) -> None:

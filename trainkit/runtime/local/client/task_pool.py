@@ -235,14 +235,14 @@ class TaskPool:
             self._asked.discard(answer)
             if answer.kind == VALUE:
                 self._busy.add(lease)
-                self._background.watch(lease, END)  # to retry its tasks even if no thread waits
+                self._background.watch(lease, END)  # watching lets tasks be retried even if no thread waits
         if answer.kind == VALUE:
             self.progressed(lease)
             if unpack(answer.body) or self._reclaims != reclaims:
                 lease.wanted_back = True  # set only now, so that the task that needed the lease runs first
                 if not lease.owing:
                     self.progressed(lease)
-        else:  # the node or the placement group has ended, or the node has no descriptor left
+        else:  # the node or placement group has ended, or the node has no descriptor left
             self._fail_if_none_comes(answer.kind, answer.body)
 
     def fail(self, kind: int, body: Any) -> None:
@@ -277,8 +277,6 @@ class TaskPool:
             self._background.watch(lease, self)
         else:
             self._node.tell(Cancel(lease.worker_id or 0, task.refs[0].id, recursive))
-
-    # tasks for a lease
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
         """Record that a run of `function` takes `each_s` seconds, or at least that long with `at_least`."""
@@ -316,7 +314,7 @@ class TaskPool:
 
     def _next_for(self, lease: WorkerLease) -> list[Task]:
         queue = self._queue
-        if not queue or lease.blocked:  # a blocked worker may be waiting for a task in this queue
+        if not queue or lease.blocked:  # a blocked worker may itself wait for a task in this queue
             return []
         if queue[0].is_solitary or not lease.knows(queue[0]):
             return [] if lease.owing else [queue.popleft()]
@@ -334,7 +332,7 @@ class TaskPool:
         depth = 1 if each_s is None else max(1, min(MOST, int(AHEAD_S / max(each_s, 1e-6))))
         room = depth - len(lease.owing)
         if lease.owing and 2 * room < depth:
-            return 0  # larger batches are cheaper
+            return 0  # waiting for more room makes larger batches, which are cheaper
         fair = -(-len(self._queue) // max(1, len(self._busy) + len(self._asked)))
         room = min(room, fair)
         # A worker returns tasks that wait behind a long one only if they arrived in one batch.
@@ -347,9 +345,9 @@ class TaskPool:
             lease.returned = True
             self._forget(lease)
         lease.close_when_sent()
-        self._waiter.lend_no_longer()  # called before another process gets the lease's CPUs
+        self._waiter.lend_no_longer()  # lending ends before another process gets the lease's CPUs
         self._node.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
-        self._ask_or_fail()  # requested afterwards, behind the requests that the lease is returned for
+        self._ask_or_fail()  # the pool's new requests queue behind the requests that needed this lease
 
     def _forget(self, lease: WorkerLease) -> None:
         self._busy.discard(lease)
@@ -360,7 +358,7 @@ class TaskPool:
 
     def reclaim(self) -> None:
         """Return the idle leases now, and the busy leases when they become idle."""
-        with InterruptGuard():  # Ctrl-C must not lose a lease
+        with InterruptGuard():  # Ctrl-C must not lose a lease here.
             self._reclaim_all()
 
     def _reclaim_all(self) -> None:
@@ -424,18 +422,16 @@ class TaskPool:
         for lease in leases:
             lease.close()
         with self._lock:
-            owed += self._expected  # these include tasks whose worker has just died
+            owed += self._expected  # the expected tasks include tasks whose worker has just died
             self._queue.extend(task for task in owed if not task.refs[-1].done())
             self._expected.clear()
         self.fail(LOST, self._node.lost)
-
-    # deaths of workers
 
     def lost(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
         """Retry or fail the tasks of `lease`, whose worker has ended."""
         with self._lock:
             self._forget(lease)
-            self._expected.update(tasks)  # removed when they are queued again or completed
+            self._expected.update(tasks)  # tasks leave this set when they are queued again or completed
         self._background.run(lambda: self._settle(lease, tasks))
 
     def _settle(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:

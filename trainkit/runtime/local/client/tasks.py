@@ -42,7 +42,7 @@ class TaskPools:
         self._totals = totals
         self._pools: dict[Hashable, TaskPool] = {}
         self._pool_of: dict[int, tuple[Placement, TaskPool]] = {}
-        self._lock = threading.RLock()  # reentrant, as garbage collection may make a call
+        self._lock = threading.RLock()  # the lock is reentrant, as garbage collection may make a call
 
     def submit(self, spec: TaskSpec) -> list[ObjectRef[Any]]:
         """Start a task; see `Engine.submit`."""
@@ -91,7 +91,8 @@ class TaskPools:
             pool = self._pools.get(key)
             if pool is None:
                 pool = self._pools[key] = TaskPool(placement, self._most(placement), self._parts)
-                self._background.watch(self._node, "leases")  # for the node's requests to return them
+                # Watching reads the node's requests to return leases.
+                self._background.watch(self._node, "leases")
             if len(self._pool_of) > _PLACEMENTS_KNOWN:
                 self._pool_of.clear()
             self._pool_of[id(asked)] = asked, pool
@@ -116,7 +117,7 @@ class TaskPools:
                 return
             self._pool_of = {key: known for key, known in self._pool_of.items() if known[1] is not pool}
             self._pools = {key: known for key, known in self._pools.items() if known not in [pool, *over]}
-            self._pools[pool] = pool  # kept under a key that no further task looks up
+            self._pools[pool] = pool  # no further task looks up this key, so the pool gets no tasks
         pool.retire()
 
     def pools(self) -> list[TaskPool]:

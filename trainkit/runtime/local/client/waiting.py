@@ -239,7 +239,8 @@ class Waiter:
         now, call = SYSTEM.monotonic(), calling.get()
         if call != self._brief_call:
             self._brief_call, self._brief_left = call, _BRIEF_WAITS
-        is_brief = deadline is None and self._brief_left > 0  # a loop of short waits must lend too
+        # Many short waits in a row must lend the CPUs too, so brief waits are counted.
+        is_brief = deadline is None and self._brief_left > 0
         self._brief_left -= 1
         if not is_brief or self.asks_for_processes():
             if self._await_guarded(refs, count, now, guard):
@@ -308,7 +309,7 @@ class Waiter:
         """Have the background thread read the answer of `ref`, as perhaps no other thread waits for it."""
         peer = ref.peer
         if peer is not None:
-            self._background.watch(peer, ref)  # this also keeps `ref` alive
+            self._background.watch(peer, ref)  # watching also keeps `ref` alive
             ref.when_done(functools.partial(self._background.unwatch, peer, ref))
 
     def when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
@@ -347,14 +348,14 @@ def _look(refs: Sequence[LocalRef]) -> None:
         for fd, peer in peers.items():
             peer.flush_if_open()
             poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll(0):  # one system call for all connections
+        for fd, _ in poll.poll(0):  # one system call checks all connections
             peers[fd].try_read()
 
 
 def _lateness(ref: LocalRef) -> str:
     """Return a message that says which call a pending reference waits for, if its name is known."""
     body, peer = ref.body, ref.peer
-    what = getattr(body, "what", None)  # set for an actor's call that waits for its arguments
+    what = getattr(body, "what", None)  # an actor's call that waits for its arguments has this attribute
     if isinstance(body, Task):
         what = body.name
     elif peer is not None and peer.worker_id is not None:

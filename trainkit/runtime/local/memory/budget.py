@@ -29,7 +29,7 @@ from trainkit.runtime.signals import InterruptGuard
 
 _USED, _LIMIT, _SESSION, _DRIVER, _SPILLED_BYTES, _SPILLED_COUNT, _TOLD, _MAKERS, _FIRST_MAKER = range(9)
 _FILE_BYTES = 1 << 16
-_FOLDER_BYTES = 1 << 12  # part at the end of the file with the maximum length of a path
+_FOLDER_BYTES = 1 << 12  # the last bytes of the file contain the folder, so this is a path's maximum length
 _CELLS = (_FILE_BYTES - _FOLDER_BYTES) // 8
 _NAME = "tk-store"
 
@@ -194,7 +194,7 @@ class StoreBudget:
                 continue
             try:
                 fd = os.open(found.path, os.O_RDWR | os.O_CLOEXEC)
-            except OSError:  # the descriptor was closed meanwhile
+            except OSError:  # the process closed the descriptor meanwhile
                 continue
             try:
                 size = os.fstat(fd).st_size

@@ -34,7 +34,7 @@ _SEQ_BYTES = 1 << 11
 
 _MOST_READS = 5
 
-_FLOCK = struct.Struct("@hhqqi")  # the C library's struct flock: type, whence, start, length, pid
+_FLOCK = struct.Struct("@hhqqi")  # this is the C library's struct flock: type, whence, start, length, pid
 
 
 class Span:

@@ -245,7 +245,7 @@ class SegmentPool:
         # The oldest segment comes first. Other processes may still use some, such as the argument of a
         # running call.
         self._kept: list[_Kept] = []
-        self._lock = threading.RLock()  # reentrant, as garbage collection may recycle a segment
+        self._lock = threading.RLock()  # the lock is reentrant, as garbage collection may recycle a segment
         self._spilling = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
@@ -287,7 +287,7 @@ class SegmentPool:
             )
         deadline: float | None = None
         while size <= limit:
-            with InterruptGuard(), self._lock:  # Ctrl-C must not lose a segment
+            with InterruptGuard(), self._lock:  # Ctrl-C must not lose a segment here.
                 segment = self._warm(size) or self._new(size)
             if segment is not None:
                 return segment
@@ -309,7 +309,8 @@ class SegmentPool:
             if not locks.claim(kept.fd, kept.span):
                 continue
             self._kept.remove(kept)
-            if os.fstat(kept.fd).st_size < size:  # another process freed the memory for a full store
+            # A process with a full store has freed this segment's memory.
+            if os.fstat(kept.fd).st_size < size:
                 self._account.close_segment(kept.fd)
                 continue
             locks.share(kept.fd, kept.span)
@@ -373,7 +374,7 @@ class SegmentPool:
                     if segment.inode not in mapped and segment.spill(account, self._lock):
                         freed += size_bytes
                 except (OSError, ObjectStoreFullError):
-                    break  # the value itself may still fit on the disk; else its write raises the error
+                    break  # the value itself may still fit on the disk; otherwise its write raises the error
         finally:
             self._spilling.release()
         if freed:
@@ -414,7 +415,7 @@ class SegmentPool:
 
     def recycle(self, kept: _Kept) -> None:
         """Keep a segment warm that is no longer used in this process."""
-        if self._pid != os.getpid():  # in a forked child; only the parent reuses the memory
+        if self._pid != os.getpid():  # this is a forked child, and only the parent reuses the memory
             os.close(kept.fd)
             return
         with self._lock:

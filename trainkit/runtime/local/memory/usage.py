@@ -11,9 +11,9 @@ from trainkit.resources import describe_bytes
 from trainkit.runtime.local.memory import locks
 from trainkit.runtime.local.memory.locks import MEMORY_LINK
 
-_DELETED = " (deleted)"  # end of links to files without a name
+_DELETED = " (deleted)"  # links to files without a name end like this
 _NOBODY = 0
-_WORKER_PREFIX = "tk-"  # prefix of the process names of workers
+_WORKER_PREFIX = "tk-"  # process names of workers begin like this
 
 
 class OpenSegment(NamedTuple):
@@ -42,7 +42,7 @@ def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[O
     for pid, number, target in _descriptors(pids):
         if target.startswith(link):
             path = f"/proc/{pid}/fd/{number}"
-            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
+            with contextlib.suppress(OSError):  # the process closed the descriptor meanwhile
                 with open(f"/proc/{pid}/fdinfo/{number}", "rb") as file:
                     locked = b"\nlock:" in file.read()
                 yield OpenSegment(pid, os.stat(path).st_ino, path, locked)
@@ -52,7 +52,7 @@ def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[i
     """Yield pid and inode of each of these processes' descriptors of unnamed disk files in `inodes`."""
     for pid, number, target in _descriptors(pids):
         if target.endswith(_DELETED) and not target.startswith("/memfd:"):
-            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
+            with contextlib.suppress(OSError):  # the process closed the descriptor meanwhile
                 inode = os.stat(f"/proc/{pid}/fd/{number}").st_ino
                 if inode in inodes:
                     yield pid, inode
@@ -66,7 +66,7 @@ def _descriptors(pids: Iterable[int]) -> Iterator[tuple[int, str, str]]:
         except OSError:  # the process has ended, or belongs to another user
             continue
         for number in numbers:
-            with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
+            with contextlib.suppress(OSError):  # the process closed the descriptor meanwhile
                 yield pid, number, os.readlink(f"/proc/{pid}/fd/{number}")
 
 
@@ -74,7 +74,7 @@ def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
     """Return the inodes of the segments that a process maps for reading, by private mappings."""
     mapped = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
-        for line in file:  # "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
+        for line in file:  # a line is "7f00bbb78000-7f00bbc78000 rw-p 00000000 00:01 1153    /memfd:..."
             if line.rstrip().endswith(_DELETED):
                 fields = line.split(maxsplit=5)
                 if fields[1].endswith("p") and int(fields[4]) in inodes:

@@ -235,7 +235,7 @@ def _remove_old(root: Path) -> None:
         folder = root / name
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:  # another session has just removed it
+        except FileNotFoundError:  # another session has just removed the folder
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -247,8 +247,6 @@ class Node:
             self._supervisor.never_started(message.worker_id, ExitRecord(reason=why))
         answer(ObjectLostError(why))
 
-    # end of the driver
-
     def _stop(self) -> None:
         self._output.stop_counting()
         self._loop.stop()
@@ -359,5 +357,5 @@ class Node:
 def _pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
-    except ProcessLookupError:  # the driver has ended already
+    except ProcessLookupError:  # the driver has ended already, so no session is needed
         os._exit(0)

@@ -42,9 +42,6 @@ Kill = Callable[[int, str, Callable[[ExitRecord], None]], None]
 Row = dict[str, Any]
 
 
-# the session
-
-
 @dataclass(slots=True)
 class SessionRecord:
     """Facts about the session and its driver.
@@ -78,9 +75,6 @@ class SessionRecord:
         """Id of this machine, which is the same in all processes of the session."""
         name = self.folder.name
         return name.rpartition("-")[2]
-
-
-# requests
 
 
 @dataclass(eq=False, kw_only=True)
@@ -123,9 +117,6 @@ class OutputEnd(Protocol):
 
     def close(self) -> None:
         """Close the reading end."""
-
-
-# workers
 
 
 @dataclass(slots=True, eq=False)
@@ -353,9 +344,6 @@ def _row(worker_id: int, class_name: str, registration: Registration | None) -> 
     }
 
 
-# placement groups
-
-
 @dataclass(slots=True)
 class PlacementGroupRecord:
     """Placement group with a list of bundles. Each bundle has its own ledger once the group is reserved.
@@ -381,9 +369,6 @@ class PlacementGroupRecord:
         named = f" {self.name!r}" if self.name else ""
         count = len(self.bundles)
         return f"a group{named} of {count} bundle{'s' * (count != 1)}"
-
-
-# events
 
 
 class WorkerStarted(NamedTuple):
@@ -475,9 +460,6 @@ class Events:
         """Call the subscribers of an event at once."""
         for subscriber in self._subscribers[type(event)]:
             subscriber(event)
-
-
-# the queue
 
 
 class RequestQueue:

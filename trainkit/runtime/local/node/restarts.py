@@ -230,8 +230,6 @@ class Restarts:
         if keeper is not None:
             self._loop.end(keeper)
 
-    # kept values
-
     def _kept(self, body: Packed, actors: Sequence[int | None] = ()) -> Packed:
         """Return a newly received body in a form that can be sent repeatedly.
 
@@ -384,7 +382,8 @@ class _KeptPromise:
     def drop(self) -> None:
         self._loop.end(self._conn)
         self._never_arrives()
-        answer, self._answer = self._answer, None  # as callbacks may keep `self` alive
+        # Callbacks may keep `self` alive, so the answer is dropped here.
+        answer, self._answer = self._answer, None
         if answer is not None:
             _drop(answer.body)
 

@@ -126,8 +126,6 @@ class ResourceScheduler:
             self._queue.remove({message.worker_id})
             self._queue.refuse(request, "its placement group was removed")
 
-    # granting
-
     def serve(self) -> None:
         """Grant all requests that can be granted now."""
         if not self._queue.changed:
@@ -196,7 +194,7 @@ class ResourceScheduler:
         bundles = () if where is None else self._groups[where[0]].bundles
         self._publish(records.RequestGranted(request, allocation, where, bundles, idle))
         worker = self._table.get(request.key)
-        if worker is not None:  # `worker` is None if it could not be started
+        if worker is not None:  # `worker` is None if its process could not be started
             worker.held_s = SYSTEM.monotonic()
 
     def start_failed(self, event: records.StartFailed) -> None:
@@ -205,8 +203,6 @@ class ResourceScheduler:
         if ledger is not None:
             ledger.give_back(event.granted.allocation)
         self._queue.refuse(event.granted.request, event.reason)
-
-    # returning resources
 
     def return_lease(self, worker_id: int, retire: bool) -> None:
         """Free the resources of a leased worker, and keep its process for similar tasks.
@@ -261,8 +257,6 @@ class ResourceScheduler:
         if held is not None and ledger is not None:
             ledger.give_back(held)
         self._queue.changed = True
-
-    # lending
 
     def blocked(self, serial: int, waiting: bool) -> None:
         """Lend the CPUs of a worker that waits for other processes, or take the CPUs back."""

@@ -134,18 +134,18 @@ class SessionServer:
     def write_card(self) -> None:
         """Write the file that describes the session and whether its program has ended."""
         aside, of = self._folder / f"{CARD}.new", self._session
-        aside.write_text(  # without `json`, whose import would take longer than this method
+        aside.write_text(  # written by hand, as importing `json` would take longer than this method
             f'{{"node": {os.getpid()}, "driver": {of.driver_pid}, "started": {self._started!r}, '
             f'"driver_gone": {"true" if of.driver_gone else "false"}, "program": {of.program}}}'
         )
-        aside.rename(self._folder / CARD)  # atomic, so that readers always see a complete file
+        aside.rename(self._folder / CARD)  # a rename is atomic, so readers always see a complete file
 
     def _admit(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except ConnectionError:  # the program has closed the connection again
             return
-        except OSError:  # no descriptor is left, so the program waits until a descriptor may be free
+        except OSError:  # no descriptor is left, so the program waits until one may be free
             fd = self._listener.fileno()
             self._loop.unwatch(fd)
             self._loop.after(_WAIT_S, lambda: self._loop.watch(fd, self._admit))
@@ -166,6 +166,6 @@ class SessionServer:
         try:
             with conn.reading:
                 conn.read_available()
-        except Exception:  # for example, a program of another version; only its connection is closed
+        except Exception:  # another version's program, for example, loses its connection
             sys.stderr.write(f"trainkit: another program was sent away:\n{traceback.format_exc()}")
             self._clients.drop(serial)

@@ -188,7 +188,8 @@ class CallCounts:
             answer([])
             return
         self._waiting.append(answer)
-        if not self._asked:  # a stopped driver finds only one request when it resumes
+        # Only the first request is sent, so that a stopped driver finds only one when it resumes.
+        if not self._asked:
             self._asked = True
             self._notify(records.DRIVER, CountCalls())
             self._after(_AGAIN_S, self._ask_again)

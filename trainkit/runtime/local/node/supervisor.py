@@ -32,15 +32,14 @@ class Supervisor:
     _restarts: Restarts
     _publish: records.Publish
 
-    # commands
-
     def kill(
         self, worker_id: int, reason: str, then: Callable[[ExitRecord], None], restart: bool = False
     ) -> None:
         """Kill a worker and call `then` when it is dead. With `restart`, its actor may be restarted."""
         worker = self._table.get(worker_id)
         if worker is None:
-            if not (restart and self._restarts.record(worker_id)):  # else the actor has no process yet
+            # Otherwise the actor only waits for its next process.
+            if not (restart and self._restarts.record(worker_id)):
                 self._queue.withdraw(worker_id)
             exits = self._table.exits
             then(exits.get(worker_id, ExitRecord()))
@@ -81,8 +80,6 @@ class Supervisor:
             worker.is_actor = False
             self._table.rename(worker, -worker.serial)
 
-    # queries
-
     def query_exit(self, message: QueryExit, answer: records.Answer) -> None:
         """Answer with a worker's exit record, once the worker has ended.
 
@@ -104,8 +101,6 @@ class Supervisor:
         """Connect a client to the actor's next process, as its connection closed, or answer how it ended."""
         if not self._restarts.reconnect(client, message, end, answer):
             self.query_exit(QueryExit(message.worker_id), answer)
-
-    # consequences
 
     def worker_exited(self, event: records.WorkerExited) -> None:
         """Kill or transfer the workers that an ended worker owned, and restart its actor if allowed."""
@@ -134,7 +129,8 @@ class Supervisor:
     def _end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         if worker.is_actor:
             self._table.add_ended(records.actor_row(worker), exit_)
-        self._table.remove(worker.worker_id)  # already removed if the next process could not be started
+        # The worker is already removed if its next process could not be started.
+        self._table.remove(worker.worker_id)
         self._end_id(records.WorkerEnded(worker.worker_id, exit_, worker))
         _answer_inquiries(worker, exit_)
 

@@ -213,8 +213,6 @@ class WorkerProcesses:
             self._loop.connection, self._from_template, self._template_gone, self._session.template
         )
 
-    # starting
-
     def warm(self, imports: Imports) -> None:
         """Start a template with these imports, now or when the machine has resources for it."""
         try:
@@ -242,7 +240,7 @@ class WorkerProcesses:
                 allocation=event.allocation,
                 ledger_group=event.where,
             )
-        except OSError as error:  # no descriptor left
+        except OSError as error:  # the node has no descriptor left
             self._publish(records.StartFailed(event, str(error)))
 
     def _spec_of(
@@ -350,7 +348,7 @@ class WorkerProcesses:
             return
         try:
             self._fork(worker, handles)
-        except OSError as error:  # no descriptor left
+        except OSError as error:  # the node has no descriptor left
             self._exited(worker, ExitRecord(reason=str(error)))
 
     def _fork(self, worker: records.WorkerRecord, handles: list[Descriptor]) -> None:
@@ -481,8 +479,6 @@ class WorkerProcesses:
         fork = messages.packed(messages.ForkWorker(starting.worker.spec), starting.spare)
         try_send(template, NOTICE, 0, fork)
 
-    # signals and messages
-
     def kill(self, worker: records.WorkerRecord) -> None:
         """Kill a worker's process; a worker that is being forked is killed when its pid is known."""
         if worker.pid is not None:
@@ -512,8 +508,6 @@ class WorkerProcesses:
         """Redirect the output of all templates to a file."""
         for template in self._templates.connections():
             try_send(template, NOTICE, 0, messages.packed(messages.Redirect(), [Descriptor(os.dup(fd))]))
-
-    # ends
 
     def collect(self, ended: Iterable[tuple[int, int]]) -> None:
         """Handle ended children of the node, which are orphans and the workers of a killed template."""
@@ -558,7 +552,7 @@ class WorkerProcesses:
     def _exited(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         heir = self._table.heir(worker)
         self.warm(self._templates.learned(worker.kind))
-        self._close(worker)  # closed first, to free descriptors for the next process
+        self._close(worker)  # closing first frees descriptors for the next process
         self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and not exit_.code))
 
     def _close(self, worker: records.WorkerRecord) -> None:

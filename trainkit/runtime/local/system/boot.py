@@ -132,7 +132,7 @@ def _started(environ: Mapping[str, str]) -> Boot:
             stdin=subprocess.DEVNULL,
             env=own,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # so that Ctrl-C in the terminal reaches only the driver
+            start_new_session=True,  # Ctrl-C in the terminal must reach only the driver
             cwd="/",
         )
     return Boot(child, ours, mark, environ, os.getpid())

@@ -240,7 +240,7 @@ def ended_children() -> Iterator[tuple[int, int]]:
 
 def pending_fd(number: int) -> int:
     """Return a descriptor that is readable while a signal is pending. Polling does not consume the signal."""
-    mask = (1 << number - 1).to_bytes(128, "little")  # a `sigset_t`
+    mask = (1 << number - 1).to_bytes(128, "little")  # these bytes are the C library's `sigset_t`
     if (fd := _libc.signalfd(-1, mask, os.O_CLOEXEC)) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

@@ -37,18 +37,18 @@ from trainkit.runtime.signals import InterruptGuard
 # size.
 HEADER = struct.Struct("<B?HIQQ")
 
-INIT = 1  # first frame to an actor, with its class and its constructor's arguments
-CALL = 2  # call of a method, or of a task's function, with arguments
-VALUE = 3  # answer to a call or a request
-FAILURE = 4  # answer of a call that raised, or of a failed request
-CONNECT = 5  # new connection to the receiving process, as the frame's only handle
-REQUEST = 6  # request to the node, which answers with VALUE or FAILURE
-NOTICE = 7  # message to or from the node without an answer
-CALLS = 8  # several small calls
-ANSWERS = 9  # several small values, and the run time of their calls
-RETURNED = 10  # ids of calls that the sender returns without running them, and the reason
-ITEM = 11  # value of a streaming call, whose stream ends with VALUE or FAILURE
-CANCEL = 12  # request to a promise's owner to stop the call; two bytes: `force`, `recursive`
+INIT = 1  # the frame is an actor's first, with its class and its constructor's arguments
+CALL = 2  # the frame calls a method, or a task's function, with arguments
+VALUE = 3  # the frame answers a call or a request
+FAILURE = 4  # the frame answers a call that raised, or a failed request
+CONNECT = 5  # the frame's only handle is a new connection to the receiving process
+REQUEST = 6  # the frame is a request to the node, which answers with VALUE or FAILURE
+NOTICE = 7  # the frame is a message to or from the node without an answer
+CALLS = 8  # the frame contains several small calls
+ANSWERS = 9  # the frame contains several small values, and the run time of their calls
+RETURNED = 10  # the frame contains the ids of calls that the sender returns unrun, and the reason
+ITEM = 11  # the frame is a value of a streaming call, whose stream ends with VALUE or FAILURE
+CANCEL = 12  # the frame asks a promise's owner to stop the call, with the bytes `force` and `recursive`
 
 BLOCKED = "blocked"  # the running call waits for other calls
 SLOW = "slow"  # the running call takes long
@@ -92,7 +92,7 @@ _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
 """Size up to which the kernel accepts a frame as a whole or not at all, as its buffer is far larger."""
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-_CUT_OFF = int(socket.MSG_CTRUNC)  # a plain int, as enum operations are slow
+_CUT_OFF = int(socket.MSG_CTRUNC)  # this is a plain int, as enum operations are slow
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 SHORT_WAIT_S = 60e-6
 """Longest busy wait, as sleeping and waking takes about as long. The CPU is yielded between polls."""
@@ -238,8 +238,6 @@ class Connection:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    # sending
-
     def send(self, kind: int, call_id: int, body: Packed) -> None:
         """Send a frame, or queue it in the backlog if the kernel's buffer is full.
 
@@ -256,7 +254,7 @@ class Connection:
             self._transmit(kind, call_id, body)
 
     def _transmit(self, kind: int, call_id: int, body: Packed) -> None:
-        if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # the fast path for most calls
+        if not body.handles and body.size_bytes <= _WHOLE_BYTES:  # most calls take this fast path
             self._send_frame(encoded(kind, call_id, body), [])
             return
         # Without the guard, Ctrl-C could leave a frame half sent, before the rest is queued.
@@ -371,7 +369,8 @@ class Connection:
     def open_fd(self) -> int:
         """Return the descriptor of a new connection to the same process, to send it to a third process."""
         ours, theirs = socket.socketpair()
-        with contextlib.suppress(OSError):  # that process is dead; the receiver finds it closed
+        # If that process is dead, the receiver finds the connection closed.
+        with contextlib.suppress(OSError):
             self.send(CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
         return theirs.detach()
 
@@ -437,8 +436,6 @@ class Connection:
     def _drop_backlog(self) -> None:
         while self._backlog:
             _close_all(self._backlog.popleft()[1])
-
-    # reading
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float | None, guard: InterruptGuard) -> None:
         """Read, or let another thread read, until `done()`, a timeout, the connection's end or Ctrl-C."""

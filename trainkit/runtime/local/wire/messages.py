@@ -77,7 +77,7 @@ class ActorConduct(NamedTuple):
         return self.concurrency.in_order and not self.is_async
 
 
-# client to node
+# The following messages go from a client to the node.
 
 
 class ConstructorCall(NamedTuple):
@@ -356,7 +356,7 @@ class Shutdown(NamedTuple):
     """
 
 
-# node to client
+# The following messages go from the node to a client.
 
 
 class Reconnected(NamedTuple):
@@ -417,7 +417,7 @@ class Waits(NamedTuple):
     text: str
 
 
-# node to worker
+# The following messages go from the node to a worker.
 
 
 class Connect(NamedTuple):
@@ -428,7 +428,7 @@ class EndWorker(NamedTuple):
     """Notice to end as soon as all calls that were sent are done."""
 
 
-# node to template
+# The following messages go from the node to a template.
 
 
 class WorkerSpec(NamedTuple):
@@ -488,7 +488,7 @@ class ForkTemplate(NamedTuple):
     preload: frozenset[str]
 
 
-# template to node
+# The following messages go from a template to the node.
 
 
 class Forked(NamedTuple):

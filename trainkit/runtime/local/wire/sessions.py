@@ -40,7 +40,7 @@ _ENDED_BY = "ended-by"
 _PATIENCE_S = 10.0
 _TURN_S = 10.0
 _LOOK_S = 0.5
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CREDENTIALS = struct.Struct("3i")  # the fields are pid, uid and gid
 
 
 class Session(NamedTuple):
@@ -99,7 +99,8 @@ def session_at(folder: Path) -> Session | None:
     import json  # imported here, as most programs find no other session
 
     try:
-        card = {"program": "", **json.loads((folder / CARD).read_text())}  # older versions omit "program"
+        # Older versions do not write "program".
+        card = {"program": "", **json.loads((folder / CARD).read_text())}
         return Session(folder, *(card[name] for name in Session._fields[1:]))
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -255,7 +256,7 @@ class ControlClient(Connection):
             left = None if deadline is None else deadline - SYSTEM.monotonic()
             with InterruptGuard() as guard:
                 self.wait_until(lambda: done() or self.closed, left, guard)
-            if not guard.noted:  # else a handler of Ctrl-C has returned, and the wait continues
+            if not guard.noted:  # otherwise a handler of Ctrl-C has returned, and the wait continues
                 return
 
 
@@ -394,7 +395,7 @@ def _lock_holder(fd: int) -> int | None:
     inode = f":{os.fstat(fd).st_ino}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
-            parts = line.split()  # 1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF
+            parts = line.split()  # a line is "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF"
             if parts[1] == "FLOCK" and parts[5].endswith(inode):
                 return int(parts[4])
     return None

@@ -45,7 +45,7 @@ def limit(gpus: Mapping[int, float]) -> None:
 
 
 def _cap(torch: Any, share: float) -> None:
-    # torch calls the function when CUDA is first used, so never without CUDA.
+    # torch calls this function when CUDA is first used, so a process without CUDA never calls it.
     torch.cuda._lazy_call(functools.partial(torch.cuda.set_per_process_memory_fraction, share, 0))
 
 
@@ -222,7 +222,8 @@ def _set_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(max(1, count))
-    if "sklearn" in sys.modules and count:  # its OpenMP library was loaded with a thread for each CPU
+    # Scikit-learn's OpenMP library was loaded with a thread for each CPU.
+    if "sklearn" in sys.modules and count:
         threadpoolctl.threadpool_limits(count, user_api="openmp")
     if "numpy" in sys.modules:
         blas = _first_number(os.environ["OPENBLAS_NUM_THREADS"])

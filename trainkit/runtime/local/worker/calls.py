@@ -204,8 +204,6 @@ class Calls:
         if isinstance(error, ENDS) and not isinstance(error, Cancelled):
             raise error
 
-    # running calls
-
     def run_small(self, conn: CallerConnection, call: ArrivedCall) -> None:
         """Run and answer a small call. This is faster than `run`."""
         call_id, target, arguments, _, _ = call
@@ -216,7 +214,7 @@ class Calls:
             start = 0.0
             if isinstance(target, str):
                 function = self.bound(target)
-                calling.set(call)  # set to the call itself, as a new tuple would double the cost
+                calling.set(call)  # the variable gets the call itself, as a new tuple would double the cost
             else:
                 function = self._functions.get(target)
                 if function is None:
@@ -351,10 +349,8 @@ class Calls:
                     self.require_wanted(call_id, method)
         finally:
             close = getattr(items, "close", None)
-            if close is not None:  # closed here, so that the generator's `finally` blocks run now
+            if close is not None:  # closing the generator here runs its `finally` blocks now
                 close()
-
-    # steps of a call
 
     def forget_cancelled(self, call_id: int) -> bool:
         """Drop the cancellation of an ended call; return True if its child calls must be cancelled too."""
@@ -394,11 +390,12 @@ class Calls:
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
         failure = pack_failure(error, self.where(kind, method), of_constructor=kind == channel.INIT)
-        with contextlib.suppress(ObjectStoreFullError):  # if the store is full, the frame has the failure
+        # If the store is full, the frame contains the failure.
+        with contextlib.suppress(ObjectStoreFullError):
             failure = self._codec.store(failure)
         if kind == channel.INIT:
             self._failed = failure
-            if not isinstance(error, TaskError):  # printed, as perhaps no later call reports it
+            if not isinstance(error, TaskError):  # the error is printed, as perhaps no later call reports it
                 sys.stderr.write(f"{formatted(error)}\n")
         return [(channel.FAILURE, failure)] * max(1, count)
 
@@ -458,7 +455,8 @@ class Calls:
         function = self._functions.pop(definition.id, None)
         if function is None:
             function = interruptible(self._waiter.get([definition], None)[0])
-        self._functions[definition.id] = function  # moved to the end, as the first is dropped first
+        # The function moves to the end, as the first function is dropped first.
+        self._functions[definition.id] = function
         if len(self._functions) > _FUNCTIONS_KEPT:
             del self._functions[next(iter(self._functions))]
         return function
@@ -505,7 +503,7 @@ class RecordedCalls(Calls):
         self, conn: CallerConnection, kind: int, call_id: int, definition: Any, method: str, *more: Any
     ) -> None:
         is_call = kind == channel.CALL
-        name = more[4] if len(more) == 5 else None  # the fifth optional argument
+        name = more[4] if len(more) == 5 else None  # the name is the fifth optional argument
         shown, begun = self.shown(method if is_call else "__init__", name), SYSTEM.monotonic()
         try:
             super().carry_out(conn, kind, call_id, definition, method, *more)

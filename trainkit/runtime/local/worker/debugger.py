@@ -32,7 +32,8 @@ def break_at(frame: FrameType, path: str) -> None:
     debugger.set_trace(frame)
 
 
-@functools.cache  # a thread that has the terminal may step to a second breakpoint()
+# The debugger is cached, as a thread that has the terminal may step to a second breakpoint().
+@functools.cache
 def _debugger(path: str, thread: int) -> Any:
     """Return the debugger of a thread, which locks the terminal from each stop until the code resumes."""
     import pdb  # imported here, as it takes milliseconds
@@ -59,7 +60,8 @@ def _debugger(path: str, thread: int) -> Any:
             try:
                 return super().trace_dispatch(*args)
             finally:
-                if self.stopframe is self.botframe and not self.stdin.closed:  # the code resumes
+                # The debugger stops no more, so the code resumes.
+                if self.stopframe is self.botframe and not self.stdin.closed:
                     self.stdin.close()
 
     terminal = _terminal(path)

@@ -84,7 +84,8 @@ class Interruption:
         running = calls.running
         if os.getpid() != self._pid:
             return  # a forked child ignores the signal
-        if not running or running == calls.interrupted:  # only once per call, so that its `finally` completes
+        # A call is interrupted only once, so that its `finally` completes.
+        if not running or running == calls.interrupted:
             self.missed = True
             return
         # Without a frame, waiting code of trainkit, such as `get`, has called this handler.
@@ -126,7 +127,8 @@ def _is_in_call(frame: FrameType) -> bool:
     """Return True if a call has begun, as an exception raised earlier would not be caught."""
     while frame.f_back is not None and frame.f_code not in _BOUNDARY:
         frame = frame.f_back
-    return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"  # start of a greenlet
+    # A greenlet's stack starts with its own function.
+    return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"
 
 
 class ExecutorHost(Protocol):
@@ -279,7 +281,7 @@ class _Pool:
             except BaseException as error:  # SystemExit and `exit_actor` end the actor, not only the thread
                 self._on_exit(error)
                 return
-            del work  # releases the call's connection and arguments
+            del work  # deleting the job releases the call's connection and arguments
 
 
 @dataclass(slots=True, eq=False)
@@ -353,7 +355,7 @@ class AsyncioExecutor:
         self._asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
-        except BaseException as error:  # such as SystemExit in a task that user code has created
+        except BaseException as error:  # a task of the user's code may raise SystemExit, for example
             self._host.end(error)
 
     def serve(self, fd: int, turn: Callable[[], bool]) -> None:
@@ -534,7 +536,8 @@ class AsyncioExecutor:
             else:
                 for item in items:
                     self._calls.send_item(call.conn, call.frame.call_id, item, call.method)
-                    await self._asyncio.sleep(0)  # lets other calls run, and lets this call be cancelled
+                    # The pause lets other calls run, and lets this call be cancelled.
+                    await self._asyncio.sleep(0)
         finally:
             if hasattr(items, "aclose"):
                 await items.aclose()

@@ -144,7 +144,7 @@ class _Worker:
         self._early: list[tuple[CallerConnection, ArrivedCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._introduced = 0
-        self._own_conn: _Connection | None = None  # for this process's handles to its own actor
+        self._own_conn: _Connection | None = None  # connection of this process's handles to its own actor
         self._waited_at = 0.0
         self._waiting = False  # True while the main thread waits for other processes
         self._returns_slow = False  # True while tasks that arrive behind a long call are returned
@@ -200,8 +200,8 @@ class _Worker:
             return known, interface
         own = self._own_conn
         if own is not None and self._conns.get(own.fileno()) is own:
-            self._read_caller(own.fileno())  # closes the connection if the earlier handles are gone
-            self.wake()  # to run the calls that were read
+            self._read_caller(own.fileno())  # this read closes the connection if the earlier handles are gone
+            self.wake()  # the main thread must run the calls that were read
         with channel.descriptors_explained:
             ours, theirs = socket.socketpair()
         self._own_conn = self.connect(theirs)
@@ -312,7 +312,7 @@ class _Worker:
             raise self._fatal
 
     def _turn(self) -> bool:
-        self._calls.require_parent(self._spec.name)  # in case a coroutine has forked this process
+        self._calls.require_parent(self._spec.name)  # a coroutine may have forked this process
         self._main = threading.get_ident()  # with concurrency groups, a different thread runs this method
         return self._read(0) and self._begin()
 
@@ -394,7 +394,7 @@ class _Worker:
         """Poll briefly if the last calls arrived quickly, as sleeping costs more; see `SHORT_WAIT_S`."""
         begun, before = SYSTEM.monotonic(), self._waited_at
         self._waited_at = begun
-        if begun - before > 4 * channel.SHORT_WAIT_S:  # the last wait or the last call was long
+        if begun - before > 4 * channel.SHORT_WAIT_S:  # the last wait or the last call took too long
             return []
         end = begun + channel.SHORT_WAIT_S
         while SYSTEM.monotonic() < end:
