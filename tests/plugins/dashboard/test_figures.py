@@ -49,7 +49,7 @@ def test_best_curves_have_names_and_the_others_are_one_trace_with_gaps() -> None
     lines = [Line(name, [(1, 3.0), (2, 1.0)]) for name in "abcd"]
     figure = plain(figures.curves(lines, metric="loss", mode="min", best=2, log_y=True))
     others, second, first = figure["data"]
-    assert [first["name"], second["name"], others["name"]] == ["a", "b", "2 others"]
+    assert [first["name"], second["name"], others["name"]] == ["a   1", "b   1", "2 others"]
     assert xy(others) == [(1, 3.0), (2, 1.0), (None, None), (1, 3.0), (2, 1.0)]
     assert others["customdata"] == ["c", "c", None, "d", "d"]
     assert figure["layout"]["yaxis"]["type"] == "log"
@@ -78,6 +78,28 @@ def test_parallel_coordinates_cross_each_axis_where_the_value_is() -> None:
     assert lines["c"]["y"] == [0.0, parameter_figures.INACTIVE, 0.75]
     assert lines["b"]["y"] == [pytest.approx(0.5), 0.75, 0.5]
     assert figure["layout"]["xaxis"]["ticktext"] == ["lr", "kind", "loss"]
+    assert ticks(figure, 0) == ["0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1"]
+    assert ticks(figure, 2) == ["1", "1.5", "2", "2.5", "3"]
+
+
+def ticks(figure: Any, axis: int) -> list[str]:
+    return [each["text"] for each in figure["layout"]["annotations"] if each["x"] == axis]
+
+
+@pytest.mark.parametrize(
+    ("values", "whole", "words"),
+    [
+        ([1, 7, 3, 2, 5], True, ["2", "4", "6"]),
+        ([1, 2, 1, 2, 2], True, ["1", "2"]),
+        ([0.0123, 0.987, 0.5, 0.5, 0.5], False, ["0.2", "0.4", "0.6", "0.8"]),
+        ([0.0, 0.3, 0.1, 0.1, 0.1], False, ["0", "0.1", "0.2", "0.3"]),
+        ([4.0] * 5, False, ["4"]),
+    ],
+)
+def test_parallel_axes_have_round_ticks(values: list[float], whole: bool, words: list[str]) -> None:
+    axis = Parameter("n", values, whole=whole)
+    figure = parameter_figures.parallel([axis], TRIALS, metric="loss", mode="min")
+    assert ticks(figure, 0) == words
 
 
 def test_importances_come_in_order() -> None:
@@ -146,6 +168,8 @@ def test_a_timeline_has_a_bar_for_each_attempt_by_outcome() -> None:
     finished, failed = plain(figures.timeline(bars))["data"]
     assert (finished["base"], finished["x"], finished["name"]) == ([2.0], [3.0], "finished (1)")
     assert (failed["base"], failed["x"], failed["y"]) == ([0.0], [2.0], [0])
+    layout = figures.timeline(bars[:1])["layout"]
+    assert layout["showlegend"] and layout["xaxis"]["range"] == [0, 2.0]
 
 
 def test_a_pareto_front_is_a_line_in_order() -> None:
@@ -266,7 +290,7 @@ def test_compare_shows_the_chosen_trials_by_another_metric(root: Path) -> None:
     ids = [result.trial_id for result in ResultGrid.from_path(root / "digits")][:2]
     query = {"trials": ",".join(ids), "metric": "accuracy", "mode": "max", "x": "time_total_s"}
     figure = plain(chart(root / "digits", "compare", query))
-    assert [trace["name"] for trace in figure["data"]] == ids[::-1]
+    assert [trace["name"].split()[0] for trace in figure["data"]] == ids[::-1]
     assert figure["layout"]["yaxis"]["title"]["text"] == "accuracy"
 
 

@@ -69,7 +69,7 @@ def test_learning_curves(grid):
         line for line in axes.get_lines() if line.get_color() == BEST[0] and len(line.get_xdata()) > 1
     ]
     assert list(first.get_ydata()) == [report["loss"] for report in best.history]
-    assert first.get_label().startswith(best.trial_id)
+    assert first.get_label() == f"{best.trial_id}   {best.metrics['loss']:.4g}"
     (others,) = [each for each in axes.collections if isinstance(each, LineCollection)]
     assert len(others.get_segments()) == 27 - 5
     assert axes.get_legend().get_texts()[-1].get_text() == "22 others"
@@ -100,7 +100,12 @@ def test_parallel_coordinates(grid):
     assert "sgd" in [text.get_text() for text in axes.texts]
 
 
-def test_whole_numbers_have_whole_ticks_and_long_names_are_cut(fit):
+def test_whole_numbers_have_whole_ticks_and_long_names_are_cut(fit, tmp_path):
+    counts = {"n": tune.randint(1, 8)}
+    run = {"storage_path": tmp_path, "name": "counts"}
+    grid = fit(lambda config: {"loss": 0.3}, counts, metric="loss", num_samples=12, seed=1, run=run)
+    (axes,) = grid.plot("parallel").axes
+    assert all(text.get_text().isdigit() for text in axes.texts[:-1])
     long = "a_name_that_is/much_longer_than_the_others"
     space = {"kind": tune.choice([None, {"w": tune.uniform(0, 1)}]), long: tune.uniform(0, 1)}
     grid = fit(lambda config: {"loss": config[long]}, space, metric="loss", num_samples=8, seed=1)
@@ -193,6 +198,15 @@ def test_each_kind_of_the_page_is_a_picture(grid, kind):
     drawn(figure)
     assert all(axes.has_data() for axes in figure.axes)
     assert len(figure.axes) == {"slice": 4, "matrix": 7, "contour": 2}.get(kind, 1)  # one is of the colours
+    if kind == "slice":
+        assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    if kind == "pareto":
+        assert [text.get_text().split()[0] for text in figure.axes[0].get_legend().get_texts()] == [
+            "dominated",
+            "front",
+        ]
+    if kind == "timeline":
+        assert figure.axes[0].get_legend() is not None and figure.axes[0].get_xlim()[0] == 0
     if kind in ("slice", "matrix"):
         with pytest.raises(ConfigError, match="leave ax out"):
             grid.plot(kind, ax=Figure().subplots())

@@ -590,7 +590,7 @@ DRAWN: dict[str, Callable[[Source], Figure]] = {
 def _parameter(each: Hyperparameter, count: int) -> Parameter:
     values = [each.values.get(place) for place in range(count)]
     if each.is_numeric:
-        return Parameter(each.name, values, log=each.is_log)
+        return Parameter(each.name, values, log=each.is_log, whole=each.is_whole)
     there = each.values.keys()
     return Parameter(
         each.name,

@@ -156,7 +156,7 @@ def curves(
             {
                 **joined([(line.trial_id, points)]),
                 "mode": "lines" if len(points) > 1 else "markers",
-                "name": text(line.trial_id),
+                "name": f"{text(line.trial_id)}   {number(line.points[-1][1])}",
                 "line": {"color": BEST[place % len(BEST)], "width": 3 if place == 0 else 2},
             }
         )
@@ -358,8 +358,9 @@ def timeline(bars: Sequence[Bar]) -> Figure:
     return figure_of(
         traces,
         f"{count_words(trials, 'trial')} on {count_words(rows, 'worker')}{again}",
-        xaxis=axis_of("seconds"),
+        xaxis=axis_of("seconds") | {"range": [0, max((bar.end for bar in bars), default=0) or 1]},
         yaxis=up,
+        showlegend=True,
         barmode="overlay",
         bargap=0.15,
         height=min(720, max(300, 130 + 22 * rows)),

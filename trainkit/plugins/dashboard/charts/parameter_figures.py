@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,12 +38,14 @@ class Parameter:
         name: flat name, such as "optimizer/lr".
         values: one value per trial; None if the hyperparameter is inactive.
         log: use a logarithmic axis.
+        whole: all values are whole numbers.
         choices: the hyperparameter's values in order, if they are not numbers.
     """
 
     name: str
     values: Sequence[Any]
     log: bool = False
+    whole: bool = False
     choices: Sequence[str] | None = None
 
 
@@ -307,7 +310,8 @@ def _metric_scale(metric: Parameter, mode: str) -> Scale:
     low, high = ends
     heights, ticks = _places(replace(metric, values=[min(max(value, low), high) for value in metric.values]))
     wild, sign = (1.0, "≥") if mode == "min" else (0.0, "≤")
-    return heights, [(at, f"{sign} {words}" if at == wild else words) for at, words in ticks]
+    inside = [tick for tick in ticks if abs(tick[0] - wild) > 0.05]
+    return heights, [*inside, (wild, f"{sign} {number(high if mode == 'min' else low)}")]
 
 
 def _places(parameter: Parameter) -> Scale:
@@ -322,7 +326,7 @@ def _places(parameter: Parameter) -> Scale:
         INACTIVE if value is None else share_between(value, low, high, log=parameter.log)
         for value in parameter.values
     ]
-    return heights, _ticks(low, high, log=parameter.log)
+    return heights, _ticks(low, high, log=parameter.log, whole=parameter.whole)
 
 
 def share_between(value: float, low: float, high: float, *, log: bool) -> float:
@@ -334,13 +338,34 @@ def share_between(value: float, low: float, high: float, *, log: bool) -> float:
     return (value - low) / (high - low)
 
 
-def _ticks(low: float, high: float, *, log: bool) -> list[tuple[float, str]]:
+def _ticks(low: float, high: float, *, log: bool, whole: bool) -> list[tuple[float, str]]:
+    """Return ticks at round numbers; at both ends if fewer than two round numbers lie between them."""
     if low == high:
         return [(0.5, number(low))]
-    inner = [low + (high - low) * share for share in (0.25, 0.5, 0.75)]
-    if log:
-        inner = [low * (high / low) ** share for share in (0.25, 0.5, 0.75)]
-    return [(share_between(value, low, high, log=log), number(value)) for value in (low, *inner, high)]
+    marks = _powers(low, high) if log else _multiples(low, high, whole=whole)
+    inside = [mark for mark in marks if low <= mark <= high]
+    shown = inside[:: math.ceil(len(inside) / 7)] if len(inside) > 1 else [low, high]
+    return [(share_between(mark, low, high, log=log), number(mark)) for mark in shown]
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """Return powers of 10 from about `low` to `high`; over a short range, also their multiples by 2 and 5."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [factor * 10.0**power for power in powers for factor in ((1, 2, 5) if len(powers) < 4 else (1,))]
+
+
+def _multiples(low: float, high: float, *, whole: bool) -> list[float]:
+    """Return at most six multiples of 1, 2 or 5 times a power of 10."""
+    least = max(1e-300, min(high - low, sys.float_info.max) / 5)
+    unit = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
+    if whole:
+        step = max(1, step)
+    # Rounded, because a tick such as 3 * 0.1 would lie beyond an end at 0.3.
+    return [
+        float(f"{step * place:.12g}")
+        for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
 def _across(scales: Sequence[Scale], place: int) -> Points:

@@ -44,10 +44,11 @@ def draw(chart: Part, ax: Axes | None) -> Figure:
     if len(traces) > 1:
         axes.remove()
         figure.set_layout_engine("none")
-    places = []
+    places: list[Axes] = []
     for pair, some in traces.items():
         if len(traces) > 1:
-            axes = figure.add_axes(_rectangle(*(layout[name]["domain"] for name in pair)))
+            shared = places[0] if "matches" in layout[pair[1]] else None
+            axes = figure.add_axes(_rectangle(*(layout[name]["domain"] for name in pair)), sharey=shared)
         _fill(axes, some, layout, *pair)
         places.append(axes)
     title = _plain(layout["meta"]["title"])
@@ -166,12 +167,12 @@ def _draw_scatter(axes: Axes, trace: Part, xs: Sequence[Any], ys: Sequence[Any],
         if len(runs) < 2 or line.get("shape") in _STEPS:
             for place, run in enumerate(runs or [[]]):
                 steps = _STEPS.get(line.get("shape", ""), "default")
-                hidden = label if place == 0 else "_"
-                axes.plot(*_columns(run), drawstyle=steps, label=hidden, **looks)
+                named = label if place == 0 else "_"
+                axes.plot(*_columns(run), drawstyle=steps, label=named, **looks)
         else:
             collections = load("matplotlib.collections", "plots", "tune")
             axes.add_collection(collections.LineCollection(runs, label=label, **looks))
-            label = "_"
+        label = "_"  # the dots of a line have no entry of their own in the legend
     if "markers" in trace["mode"]:
         marker = trace.get("marker", {"color": trace.get("line", {}).get("color"), "size": 5})
         _draw_dots(axes, marker, [point for run in runs for point in run], label, layout)
