@@ -311,7 +311,7 @@ def _hop(error: TrainkitError, where: str) -> str:
     """Return the frames and notes that this process adds to the traceback of a received failure."""
     try:
         passed_on = user_frames(error)
-    except Exception:  # extracting the frames may raise for an unusual traceback
+    except Exception:  # extracting the frames may raise, which must not hide the failure
         passed_on = True
     if passed_on:
         own = _format(error, chain=False).replace(str(error), message_of(error))

@@ -138,7 +138,7 @@ class InlineEngine:
                 actor.make(packed, self._resolve)
             else:
                 actor.end("its placement group was removed")
-        except BaseException:  # Ctrl-C, for example, interrupts the constructor.
+        except BaseException:  # Ctrl-C, for example, interrupts the constructor
             actor.end("its constructor was interrupted")
             raise
         finally:

@@ -226,7 +226,7 @@ class RayEngine:
     def address_info(self) -> dict[str, Any]:
         facts = address_info(ray.get_runtime_context().get_node_id(), None)
         node = ray._private.worker._global_node
-        if node is not None:  # A client of a remote cluster has no node of its own.
+        if node is not None:  # a client of a remote cluster has no node of its own
             facts.update(node.address_info)
         return {**facts, "ray_version": ray.__version__}
 

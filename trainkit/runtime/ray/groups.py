@@ -117,7 +117,7 @@ def find(name: str) -> tuple[int, list[Bundle]]:
 def _named(name: str) -> PlacementGroup | None:
     try:
         return get_placement_group(name)
-    except ValueError:  # The name is unknown.
+    except ValueError:  # Ray does not know the name
         return None
 
 

@@ -341,7 +341,7 @@ class CallConnection(channel.Connection):
 
     def asked_for(self, ref: LocalRef) -> None:
         """Suppress the report of an unhandled failure of `ref`, which is pending."""
-        # Added even if `pending` lacks it, as another thread may be completing it.
+        # The id is added even if `pending` lacks it, as another thread may be completing the reference.
         self._asked_for.add(ref.id)
 
     def not_again(self, ref: LocalRef) -> None:

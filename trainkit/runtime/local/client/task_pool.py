@@ -358,7 +358,7 @@ class TaskPool:
 
     def reclaim(self) -> None:
         """Return the idle leases now, and the busy leases when they become idle."""
-        with InterruptGuard():  # Ctrl-C must not lose a lease here.
+        with InterruptGuard():  # Ctrl-C must not lose a lease
             self._reclaim_all()
 
     def _reclaim_all(self) -> None:

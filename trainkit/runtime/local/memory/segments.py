@@ -287,7 +287,7 @@ class SegmentPool:
             )
         deadline: float | None = None
         while size <= limit:
-            with InterruptGuard(), self._lock:  # Ctrl-C must not lose a segment here.
+            with InterruptGuard(), self._lock:  # Ctrl-C must not lose a segment
                 segment = self._warm(size) or self._new(size)
             if segment is not None:
                 return segment
@@ -309,7 +309,7 @@ class SegmentPool:
             if not locks.claim(kept.fd, kept.span):
                 continue
             self._kept.remove(kept)
-            # A process with a full store has freed this segment's memory.
+            # The segment is smaller if another process with a full store has freed its memory.
             if os.fstat(kept.fd).st_size < size:
                 self._account.close_segment(kept.fd)
                 continue

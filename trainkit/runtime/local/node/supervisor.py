@@ -38,7 +38,7 @@ class Supervisor:
         """Kill a worker and call `then` when it is dead. With `restart`, its actor may be restarted."""
         worker = self._table.get(worker_id)
         if worker is None:
-            # Otherwise the actor only waits for its next process.
+            # With `restart`, an actor that has no process yet keeps its queued request.
             if not (restart and self._restarts.record(worker_id)):
                 self._queue.withdraw(worker_id)
             exits = self._table.exits

@@ -222,7 +222,7 @@ def _set_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(max(1, count))
-    # Scikit-learn's OpenMP library was loaded with a thread for each CPU.
+    # The OpenMP library of scikit-learn was loaded with a thread for each CPU.
     if "sklearn" in sys.modules and count:
         threadpoolctl.threadpool_limits(count, user_api="openmp")
     if "numpy" in sys.modules:

@@ -60,7 +60,7 @@ def _debugger(path: str, thread: int) -> Any:
             try:
                 return super().trace_dispatch(*args)
             finally:
-                # The debugger stops no more, so the code resumes.
+                # Without a further stop the code resumes, so the terminal is released.
                 if self.stopframe is self.botframe and not self.stdin.closed:
                     self.stdin.close()
 
