@@ -82,7 +82,7 @@ class IncrementalMethod:
 
 
 def end_of(portion: int, maximum: int, portions: int) -> int:
-    """Return how much of a training is done at the end of a portion; portions differ by one at most.
+    """Return the resource used up to the end of a portion. Portions differ in size by at most 1.
 
     Args:
         portion: number of the portion, from 1; 0 for the start.

@@ -47,7 +47,7 @@ class Asks(Protocol):
         ...
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return a trial's current reservation, or the new one that it gets at its next start."""
+        """Return a trial's current reservation, or the new reservation that applies from its next start."""
         ...
 
 
@@ -318,7 +318,7 @@ class ResourceChangingScheduler(TrialScheduler):
     _base_trial_resources = base_trial_resources  # functions written for Ray read this name
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return a trial's current reservation, or the new one that it gets at its next start."""
+        """Return a trial's current reservation, or the new reservation that applies from its next start."""
         return self._promised.get(trial.trial_id, trial.request)
 
     @property

@@ -25,7 +25,7 @@ def watch_libraries() -> None:
 
 
 def watch_ranks(rank: int, ranks: int, tell: Callable[[str], None]) -> None:
-    """Make the first rank of a script warn once if Accelerate treats each rank as the only one.
+    """Make the first rank of a script warn once if Accelerate treats each rank as a separate program.
 
     Args:
         rank: rank of this process.

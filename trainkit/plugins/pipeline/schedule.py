@@ -436,7 +436,7 @@ def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _errors_of_the_user() -> Iterator[None]:
-    """Raise the error of the user's code itself, not torch's error around it."""
+    """Raise the original error of the user's code, not torch's error that wraps it."""
     try:
         yield
     except RuntimeError as error:

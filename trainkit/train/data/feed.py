@@ -76,7 +76,7 @@ def _keepers(loader: Any, sampler: Any) -> list[tuple[str, Any]]:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call `set_epoch` of a loader, its data set and its samplers, if they have it."""
+    """Call `set_epoch` of a loader, its data set and its samplers where this method exists."""
     batches = getattr(loader, "batch_sampler", None)
     owners = [loader, batches, getattr(batches, "sampler", None)]
     owners += [getattr(loader, name, None) for name in ("sampler", "dataset")]

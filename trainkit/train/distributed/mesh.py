@@ -79,7 +79,7 @@ def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
 
 
 class DataParallelGroup(ProcessGroup):
-    """The workers that share the samples; each row of the grid counts as one worker.
+    """Group that divides the samples among the rows of the grid, as if each row were one worker.
 
     All workers of a row receive equal samples. Collectives run over all workers, so all must call them.
 

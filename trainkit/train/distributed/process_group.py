@@ -43,7 +43,7 @@ _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 
 
 class ProcessGroup:
-    """The workers that train together, seen from one worker; this base class is a group of one.
+    """The workers that train together, seen from one worker; this base class is a group of one worker.
 
     Attributes:
         rank: this worker's rank, from 0.

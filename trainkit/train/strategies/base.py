@@ -251,7 +251,7 @@ class Strategy:
         target: Any,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Run forward and backward of a batch; return the detached loss; None if a different worker has it.
+        """Run forward and backward pass of a batch. Return the detached loss; None: another worker has it.
 
         Args:
             model: a placed model.

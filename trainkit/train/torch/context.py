@@ -1,4 +1,4 @@
-"""What a training function can ask about itself: its rank, its trial, its shard of the data."""
+"""Functions for use in a training function: its reports, rank, trial and shard of the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers of a trainer across failures: one worker group after another.
+"""Workers of a trainer. After a failure, a new worker group replaces the failed worker group.
 
     call ──▶ group ──ok──▶ result
               │ lost a worker

@@ -209,7 +209,7 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.PAUSE, {"rule": "waits", "bracket": bracket.number, "rung": bracket.level})
 
     def _settle(self, bracket: Bracket, reporter: str | None = None) -> Judgement | None:
-        """Judge a complete round; verdicts stop losers, except `reporter`, whose answer stops it."""
+        """Judge a complete round. Queue a stop for each loser but `reporter`, which the caller must stop."""
         judgement = bracket.judge()
         if judgement is None:
             return None

@@ -225,8 +225,8 @@ class MedianStoppingRule(TrialScheduler):
 
     A trial is judged at each report from `grace_period` on, against the other trials that have reported at
     this time or later. Each other trial is represented by the average of its reports from `grace_period` up
-    to this time. NaN is the worst score, also in an average. A report is ignored if its time is not above all
-    earlier times of its trial, for example a report repeated after a restore.
+    to this time. NaN, or an average with NaN, is the worst score. A report is ignored if its time is not
+    above all earlier times of its trial, for example a report repeated after a restore.
 
     Args:
         time_attr: reported value that counts the resource; must not decrease.

@@ -36,7 +36,7 @@ _OWN = "trainkit.tune.space"
 
 
 def meant_as_domain(value: Any) -> str | None:
-    """Return the problem with `value` and what to write instead; None if it is fine."""
+    """Return a message with the mistake in `value` and its remedy; None if `value` is valid."""
     module = getattr(value, "__module__", None) or ""
     if module == _OWN and callable(value):
         name = value.__name__
@@ -99,7 +99,7 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A step of a path from a choice into its category `place`; the configuration has no key for it."""
+    """Step of a path from a choice into its category with index `place`; a configuration has no such key."""
 
     place: int
 

@@ -543,7 +543,7 @@ def _remember(
     same_space: bool,
     added: bool,
 ) -> dict[str, Any]:
-    """Let the searcher suggest a configuration again, and take objects that the stored one lacks from it.
+    """Let the searcher suggest a configuration again, to get objects that the stored configuration lacks.
 
     For example, objects that functions in the space compute are not in the file. With `added`, a user gave
     the configuration, and the searcher only records it.

@@ -263,7 +263,7 @@ class Mirror(Callback):
             return kept
 
     def _hold(self, name: str, workshop: Path) -> bool:
-        """Hard-link the files of a checkpoint that are not uploaded yet; return False if it was dropped."""
+        """Hard-link the files of a checkpoint that are not uploaded yet; return False if it was deleted."""
         source = self._folder / name
         if not source.is_dir():
             return False

@@ -59,7 +59,7 @@ class LeaseOwner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Call of a remote function that waits for a worker, or runs in one.
+    """Call of a remote function that waits for a worker, or runs in a worker.
 
     Attributes:
         pool: the pool that runs the task.
