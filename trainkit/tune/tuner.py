@@ -47,7 +47,7 @@ class Tuner:
         tune_config: TuneConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
-        # A trainer passed as the trainable may have its own RunConfig.
+        # A trainer that is passed as the trainable may have its own RunConfig.
         own = getattr(trainable, "run_config", None)
         run = run_config or (own if isinstance(own, RunConfig) else RunConfig())
         tune = tune_config or TuneConfig()

@@ -33,7 +33,7 @@ class ByTrial(dict[str, Any]):
     """Values of trials, accessible by the path of the trial's folder, as in Ray 1.x, and by trial id."""
 
     def __init__(self, trials: Sequence[Result], values: Mapping[str, Any]) -> None:
-        # Trials of an in-memory experiment have no folder.
+        # Trials of an in-memory experiment have no folder, so the trial's id stands in for the path.
         self._path_of = {trial.trial_id: trial.path or trial.trial_id for trial in trials}
         super().__init__({path: values[trial_id] for trial_id, path in self._path_of.items()})
 

@@ -61,8 +61,8 @@ class Hyperparameter:
             listed = self.domain.categories
         elif isinstance(self.domain, GridSearch):
             listed = self.domain.values
-        # Choices with inner domains are other hyperparameters. The type is compared too, because True equals
-        # 1.
+        # Choices with inner domains become separate hyperparameters. Values are compared with their type,
+        # because True equals 1.
         every = [*(_leaf(each) for each in listed if not _holds_domain(each)), *self.values.values()]
         return list({(type(value), repr(value)): value for value in every}.values())
 
@@ -80,7 +80,7 @@ class Hyperparameter:
             if isinstance(end, (int, float))
         ]
         if len(ends) == 2 and self.is_whole:
-            ends[1] -= 1  # integer domains exclude their upper end
+            ends[1] -= 1  # the upper end of an integer domain is exclusive
         every = [*ends, *self.values.values()]
         return min(every), max(every)
 
@@ -248,7 +248,7 @@ def optuna_trials(
                     **_last_values(result, objectives),
                 },
                 system_attrs={},
-                # Optuna has no intermediate values for several objectives.
+                # Optuna stores no intermediate values for several objectives.
                 intermediate_values={} if len(values) > 1 else _intermediate(history, objectives[0].metric),
             )
         )
@@ -270,7 +270,7 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
             return "RUNNING"
         case TrialStatus.PENDING:
             return "WAITING"
-    if stop is not None:  # a trial is complete after a stop by the user's rule or at max_t
+    if stop is not None:  # a stop by the user's rule or at max_t counts as complete
         early = "stop" not in stop and stop.get("rule") != "max_t"
     else:
         early = bool(result.reason) and not result.reason.startswith("finished")
@@ -288,7 +288,7 @@ def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
         else:
             made = kinds.FloatDistribution(low, high, log=parameter.is_log)
     else:
-        choices = parameter.choices  # Optuna can't distinguish choices that compare as equal
+        choices = parameter.choices  # Optuna can't distinguish choices that compare as equal.
         made = kinds.CategoricalDistribution(
             [str(each) for each in choices] if parameter.is_mixed else choices
         )
@@ -306,7 +306,8 @@ def _value(history: Sequence[Mapping[str, Any]], objective: Objective, scope: st
     score = trial_score(history, objective.metric, objective.mode, scope, keep_all=False)
     if score is None and scope == "last" and history:
         last = lookup(history[-1], objective.metric)
-        return float(last) if is_number(last) and math.isinf(last) else None  # Optuna accepts all but NaN
+        # Optuna accepts every float except NaN.
+        return float(last) if is_number(last) and math.isinf(last) else None
     return -score if score is not None and objective.mode == "min" else score
 
 
@@ -321,7 +322,7 @@ def _last_values(result: Result, objectives: Sequence[Objective]) -> dict[str, f
 
 
 def _date(seconds: float | None) -> datetime.datetime:
-    # Optuna requires dates for started and ended trials. A trial that never ran gets the date 0.
+    # Optuna requires a date for each started or ended trial, so a trial that never ran gets the date 0.
     return datetime.datetime.fromtimestamp(seconds or 0.0)
 
 

@@ -153,8 +153,8 @@ class LogReader(ExperimentReader):
             metric: name, or a path such as "eval/loss".
         """
         found = self._rows(
-            # The subquery reads only the last report of each trial. The plus makes SQLite sort the trials
-            # instead of looking up each trial by an index.
+            # The subquery reads only the last report of each trial. The plus before trial_index makes SQLite
+            # sort the trials instead of looking up each trial by an index.
             f"SELECT trial_id, (SELECT {VALUE} FROM results r WHERE r.trial_id = t.trial_id "
             "ORDER BY attempt DESC, iteration DESC LIMIT 1) FROM trials t ORDER BY +trial_index",
             *paths(metric),
@@ -241,7 +241,9 @@ class Overview:
         Raises:
             StoreError: the experiment is missing, or its file is damaged or not from trainkit.
         """
-        owner = owner_of(folder)  # checked first, so that the file shows an end after this check
+        # The owner is checked before the file is read. If the owner ends in between, the file already shows
+        # the end.
+        owner = owner_of(folder)
         with open_reader(folder) as log:
             log.stand_still()
             facts = log.facts()
@@ -254,7 +256,8 @@ class Overview:
             paused_by = log.steering().paused_by
         if owner is None:
             for trial in trials:
-                if trial.status is TrialStatus.RUNNING:  # the process was killed before it set a new status
+                # Nobody owns the experiment, so the process was killed before it set a new status.
+                if trial.status is TrialStatus.RUNNING:
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         total, best = facts.get("total_samples"), (min if mode == "min" else max)
         to_come = None if total is None else max(0, total - numbers.total()) + numbers["pending"]
@@ -266,7 +269,7 @@ class Overview:
             metric=metric,
             mode=mode,
             counted={word: numbers[word] for word in STATES if numbers[word]},
-            # Without a mode, no value is better than another.
+            # Without a mode, no value is better than a different value.
             best=best(values.items(), key=itemgetter(1), default=None) if mode else None,
             ending=ending,
             total=total,

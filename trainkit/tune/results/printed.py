@@ -51,7 +51,8 @@ def inside(folder: Path, *names: str) -> Path | None:
     try:
         base = folder.resolve(strict=True)
         found = base.joinpath(*names).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError):  # for example a zero byte in a name, or a circular link
+    # The name may contain a zero byte, or the link may be circular.
+    except (OSError, ValueError, RuntimeError):
         return None
     return found if found == base or base in found.parents else None
 

@@ -37,7 +37,7 @@ class RayFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._histories: dict[str, list[dict[str, Any]]] = {}  # a cache for several methods
+        self._histories: dict[str, list[dict[str, Any]]] = {}  # several methods share this cache
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +139,8 @@ class RayFolder:
                 named = _parsed(first, with_results).get("trial_id")
                 if named:
                     return str(named)
-        # Ray's folder names are <trainable>_<id>_<number>_<what varies>_<date>.
+        # Ray names a folder <trainable>_<id>_<number>_<what varies>_<date>, so the id is searched between
+        # underscores.
         return next((known for known in self._states if f"_{known}_" in f"_{folder.name}_"), folder.name)
 
     @cached_property
@@ -214,7 +215,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     with open(path, encoding="utf-8") as file:
-        # A last line without a line end is incomplete: Ray is writing it, or was stopped while writing.
+        # A last line without a line end is incomplete, because Ray is still writing it or was stopped while
+        # writing.
         return [_parsed(line, path) for line in file if line.strip() and line.endswith("\n")]
 
 

@@ -138,7 +138,8 @@ class ResultGrid(Sequence[Result]):
         return list(self._given)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_given": self._results}  # an iterator can't be pickled
+        # An iterator can't be pickled, so the results replace it.
+        return {**vars(self), "_given": self._results}
 
     def __len__(self) -> int:
         return len(self._results)
@@ -262,7 +263,7 @@ class ResultGrid(Sequence[Result]):
                 scores[trial_id] = score
         if not scores:
             self._explain_missing(metric, scope)
-        # max() returns the first of equal trials, which is the first suggested.
+        # max() returns the first of equal trials, which is the trial that was suggested first.
         best = max(
             (result for result in self._results if result.trial_id in scores),
             key=lambda result: scores[result.trial_id],
@@ -337,7 +338,8 @@ class ResultGrid(Sequence[Result]):
         by_id = {result.trial_id: result for result in self._results}
         with self._reader() as reader:
             for trial_id, history in reader.histories():
-                if (result := by_id.get(trial_id)) is not None:  # a running experiment may have newer trials
+                # A running experiment may have newer trials than this object.
+                if (result := by_id.get(trial_id)) is not None:
                     yield result, [with_config(report, result.config) for report in history]
 
     def decisions(self) -> list[dict[str, Any]]:

@@ -123,12 +123,12 @@ class ASHAScheduler(TrialScheduler):
         self.stop_last_trials = stop_last_trials
         self.type = type
         self.finish = finish
-        # The last level is max_t itself. Trials end there, so nothing is left to judge.
+        # The last level is max_t itself, which is left out, because trials end there without a judgement.
         levels = [rung_levels(grace_period, max_t, reduction_factor, b)[:-1] for b in range(brackets)]
         kind = Rung if type == "stopping" else PromotionRung
         self._rungs = [[kind(level, reduction_factor) for level in each] for each in levels]
         self._levels = levels
-        # A free worker looks for a trial to promote in this order.
+        # A free worker searches the rungs in this order for a trial to promote.
         self._from_the_top = sorted(
             (rung for each in self._rungs for rung in each if isinstance(rung, PromotionRung)),
             key=lambda rung: -rung.level,
@@ -169,7 +169,8 @@ class ASHAScheduler(TrialScheduler):
             return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t, **budget})
         reached = bisect_right(self._levels[progress.bracket], time)
         if progress.waits_at is not None and reached >= progress.passed:
-            # A waiting trial can run again, for example if its process died before it had saved.
+            # A waiting trial may run again, for example if its process died before it had saved, so it must
+            # wait again.
             self.late_reports += 1
             progress.waits_at.wait(trial_id)
             self._under_way.discard(trial_id)
@@ -206,7 +207,7 @@ class ASHAScheduler(TrialScheduler):
             facts["cutoff"] = -cutoff if self.mode == "min" else cutoff
         if progress.bracket:
             facts["bracket"] = progress.bracket
-        # Brackets share levels, so the budget counts from the lowest level of all brackets.
+        # Brackets share levels, so the budget counts levels from the lowest level of all brackets.
         facts["budget"] = progress.bracket + progress.passed - 1
         return facts
 
@@ -238,8 +239,9 @@ class ASHAScheduler(TrialScheduler):
         ]
         if not bests:
             return None
-        level, _, trial_id = max(bests, key=lambda best: best[:2])  # several brackets may share this level
-        # A trial that is not in `paused` may still be saving.
+        # Several brackets may share this level, so the best of their scores wins.
+        level, _, trial_id = max(bests, key=lambda best: best[:2])
+        # A trial that is not in `paused` may still be saving, so it can't be resumed yet.
         return trial_id if level >= self._through and trial_id in paused else None
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
@@ -271,7 +273,8 @@ class ASHAScheduler(TrialScheduler):
     def _end(self, trial_id: str, progress: _Progress) -> None:
         self._under_way.discard(trial_id)
         if progress.waits_at is not None:
-            progress.waits_at.leave(trial_id)  # the trial can't be promoted, but its entry still counts
+            # The trial can't be promoted any more, but its entry still counts.
+            progress.waits_at.leave(trial_id)
 
 
 AsyncHyperBandScheduler = ASHAScheduler

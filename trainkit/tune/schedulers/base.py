@@ -64,7 +64,8 @@ def in_words(reason: Facts) -> str:
     words = _WORDS.get(str(reason.get("rule")), _listed)
     try:
         return words(reason)
-    except (KeyError, TypeError, ValueError):  # a user's scheduler may have a rule of the same name
+    # A user's scheduler may use the name of a built-in rule with different facts.
+    except (KeyError, TypeError, ValueError):
         return _listed(reason)
 
 
@@ -96,11 +97,11 @@ def check_methods(cls: type, base: type) -> None:
     Raises:
         ConfigError: a method has other arguments, such as Ray's, or a name that is never called.
     """
-    # Scheduler bases were checked when they were defined; mixins were not.
+    # Other scheduler classes were checked at their definition, but mixins were not, so they are checked here.
     fresh = [each for each in cls.__mro__ if each is cls or not issubclass(each, base)]
     defined = {name: value for each in reversed(fresh) for name, value in vars(each).items()}
     for old, new in _RAYS_METHODS.items():
-        # If the new method is defined too, the old name is a method of the user's own.
+        # If the class also defines the new method, then the old name is an unrelated method of the user.
         if old in defined and not {new, "on_result"} & defined.keys():
             raise ConfigError(
                 f"{cls.__name__}.{old}() is a method of Ray's schedulers that is never called here: define "
@@ -419,7 +420,7 @@ def words_for(decision: Decision, scheduler: str) -> str:
         return str(reason[BY_COMMAND])
     verb, words = _VERBS.get(verdict, "judged"), in_words(reason)
     if reason.get("rule") == "max_t":
-        return words  # the trial has spent all of its budget, so no scheduler "stopped" it
+        return words  # the trial has spent its whole budget, so the text must not say "stopped"
     return f"{verb} by {scheduler}: {words}" if words else f"{verb} by {scheduler}"
 
 
@@ -430,7 +431,7 @@ class FIFOScheduler(TrialScheduler):
     """Let every trial run to its end."""
 
     needs_metric: ClassVar[bool] = False
-    # A subclass need not call this constructor, as in Ray.
+    # These defaults are needed, because a subclass need not call this constructor (as in Ray).
     time_attr = "training_iteration"
     metric = mode = rng = total_samples = None
 

@@ -34,7 +34,7 @@ class CheckedScheduler:
         gives_verdicts: True if the scheduler overrides `verdicts`, and so may decide on paused trials.
     """
 
-    # `__getattr__` wraps each method on its first use.
+    # These methods are only declared here, because `__getattr__` wraps each method on its first use.
     completed_space: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     see: Callable[[ExperimentView], None]
     on_begin: Callable[[], None]
@@ -56,7 +56,7 @@ class CheckedScheduler:
         self.name = type(scheduler).__name__
         self.label, self.hears_again = scheduler.label, scheduler.hears_again
         self.gives_verdicts = type(scheduler).verdicts is not TrialScheduler.verdicts
-        # Most subclasses define `decide`, so errors name that method unless `on_result` is overridden.
+        # Most subclasses define `decide`, so errors name `decide` unless `on_result` is overridden.
         self._judges_by = (
             "decide()" if type(scheduler).on_result is TrialScheduler.on_result else "on_result()"
         )
@@ -110,7 +110,8 @@ class CheckedScheduler:
             self._scheduler.set_objectives(objectives)
             verb = "set_search_properties()"
             self._scheduler.set_search_properties(metric, mode, rng, total_samples)
-            self._scheduler.total_samples = total_samples  # a user's method may not call its base
+            # The user's own method may not call the base class, so the number is set here.
+            self._scheduler.total_samples = total_samples
             verb = "take_space()"
             self._scheduler.take_space(space)
         except Exception as error:
@@ -137,7 +138,7 @@ class CheckedScheduler:
         ) from error
 
 
-# --- checks of an answer: each returns what is wrong and how to fix it, or None ----------------------
+# --- checks of an answer: each returns the error and its fix, or None ------------------------------
 
 
 def _decision_problem(answer: Any, trial_id: str, result: Mapping[str, Any]) -> str | None:
@@ -195,7 +196,8 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     if not isinstance(decision, Decision):
         return f"return a Decision of trainkit.tune.schedulers, such as {_EXAMPLE}"
     verdict: Any = decision.verdict
-    if not isinstance(verdict, Verdict) or verdict not in verdicts:  # an equal string is not enough
+    # An equal string is not accepted, so the type is checked too.
+    if not isinstance(verdict, Verdict) or verdict not in verdicts:
         return f"its verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
     reason: Any = decision.reason
     if not is_mapping(reason):

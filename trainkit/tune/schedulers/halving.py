@@ -39,9 +39,9 @@ class Ranking:
 
     def __init__(self) -> None:
         self._scores: list[array[float]] = []
-        self._arrivals: list[array[int]] = []  # negated, parallel to the scores
-        self._best: list[Key] = []  # best key of each block
-        self._sizes: list[int] = []  # size of each block; a rank adds up about 500 sizes for a million keys
+        self._arrivals: list[array[int]] = []  # the numbers are negated, and parallel to the scores
+        self._best: list[Key] = []  # each block has one best key
+        self._sizes: list[int] = []  # finding a rank sums the block sizes, about 500 for a million keys
 
     def __len__(self) -> int:
         return sum(self._sizes)
@@ -131,7 +131,7 @@ def bracket_count(minimum: float, maximum: float, factor: float) -> int:
 
 
 def _is_below(level: float, other: float) -> bool:
-    # Rounding must not add a rung: 0.7 * 3 is 2.0999999999999996, which is meant to equal 2.1.
+    # Rounding must not add a rung: 0.7 * 3 gives 2.0999999999999996, although 2.1 is meant.
     return level < other and not math.isclose(level, other, rel_tol=1e-12)
 
 
@@ -147,7 +147,7 @@ def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
         configurations: float = count
         for _ in range(halvings):
             configurations *= factor
-        sizes.append(int(-(-configurations // (halvings + 1))))  # rounded up
+        sizes.append(int(-(-configurations // (halvings + 1))))  # the number is rounded up
     return sizes
 
 
@@ -235,7 +235,7 @@ class PromotionRung(Rung):
                 found = trial_id
             else:
                 passed.append(heappop(queue))
-        for each in passed:  # restore the queue: this method is a query
+        for each in passed:  # the queue is restored, because this method is only a query
             if each[2] in waiting:
                 heappush(queue, each)
         return found
@@ -263,7 +263,8 @@ def place_words(reason: Facts) -> str:
 def _rung_words(reason: Facts) -> str:
     rank = f"rank {reason['rank']} of {reason['entries']}"
     judged = f"{place_words(reason)}, {rank}, {reason['places']} may go on"
-    if "cutoff" in reason:  # absent if no entry may continue yet, or the last such entry has no finite score
+    # The cutoff is absent if no entry may continue yet, or if the last such entry has no finite score.
+    if "cutoff" in reason:
         judged += f", cutoff {reason['cutoff']:.6g}"
     return f"{judged}, past {reason['skipped']} lower" if "skipped" in reason else judged
 
@@ -383,7 +384,8 @@ class Bracket:
         self._closed = False
         self._round = 0
         self._awaited: set[str] = set()
-        self._scores: dict[str, float] = {}  # scores of this round, in the order of arrival
+        # The dictionary keeps this round's scores in the order of arrival.
+        self._scores: dict[str, float] = {}
         self._gone: set[str] = set()
 
     @property
@@ -445,7 +447,8 @@ class Bracket:
         return self._in_order().index(trial_id) + 1, len(self._scores)
 
     def _in_order(self) -> list[str]:
-        return sorted(self._scores, key=lambda trial_id: -self._scores[trial_id])  # stable: ties by arrival
+        # The sort is stable, so ties keep the order of arrival.
+        return sorted(self._scores, key=lambda trial_id: -self._scores[trial_id])
 
     def judge(self) -> Judgement | None:
         """Compare the trials and begin the next round; return None if this round is not complete.

@@ -104,7 +104,8 @@ class HyperBandScheduler(TrialScheduler):
         self._open: Bracket | None = None
         self._more_come = True
         self._members: dict[str, _Member] = {}
-        self._promoted: dict[int, dict[str, Mapping[str, Any]]] = {}  # bracket -> trial -> reason
+        # This maps each bracket to the reasons of its promoted trials.
+        self._promoted: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._verdicts: list[tuple[str, Decision]] = []
         self.late_reports = 0
 
@@ -175,7 +176,8 @@ class HyperBandScheduler(TrialScheduler):
         if bracket.is_last_round:
             return CONTINUE if member.at_end else self._let_run_on(member)
         member.time = time
-        self._take_promotion(trial_id)  # it may have resumed without notice, as after a failure while pausing
+        # The trial may have resumed without notice, such as after a failure while pausing.
+        self._take_promotion(trial_id)
         bracket.record(trial_id, score)
         place = {"bracket": bracket.number, "rung": bracket.level, "budget": bracket.budget}
         reason = {"rule": "milestone", **place, "awaits": bracket.awaits}
@@ -193,7 +195,8 @@ class HyperBandScheduler(TrialScheduler):
         bracket.leave(trial_id)
         self._settle(bracket)
         reason = {"rule": "max_t", "max_t": self.max_t, "bracket": bracket.number}
-        # Without "budget" a searcher does not use the report, which has no value to learn from.
+        # A searcher ignores a report without "budget". A report without a score teaches a searcher nothing,
+        # so "budget" is left out.
         return Decision(Verdict.STOP, reason if score is None else {**reason, "budget": self._top})
 
     def _let_run_on(self, member: _Member) -> Decision:
@@ -213,7 +216,7 @@ class HyperBandScheduler(TrialScheduler):
         judgement = bracket.judge()
         if judgement is None:
             return None
-        # The reporter comes first, because it still has a process and can run on.
+        # The reporting trial is promoted first, because its process is still running and can continue.
         for trial_id in sorted(judgement.went, key=lambda each: each != reporter):
             reason = self._reason(bracket, judgement, trial_id)
             self._promoted.setdefault(bracket.number, {})[trial_id] = reason

@@ -46,7 +46,7 @@ class Timelines:
         self._values: Floats = np.empty(64)
         self._used = 0
         self._rows = 0
-        # Start, length and capacity of each row.
+        # These arrays store the start, length and capacity of each row.
         self._start: Integers = np.zeros(16, np.int64)
         self._count: Integers = np.zeros(16, np.int64)
         self._room: Integers = np.zeros(16, np.int64)
@@ -91,7 +91,7 @@ class Timelines:
         """Return each row's value at `time`, in the order of `rows`; rows without a value are left out."""
         start = self._start[rows]
         below, above = np.zeros(len(rows), np.int64), self._count[rows]
-        # This many halvings finish the longest row; shorter rows finish earlier and stay unchanged.
+        # This many halvings finish the longest row. Shorter rows finish earlier and then stay unchanged.
         for _ in range(int(above.max(initial=0)).bit_length()):
             middle = (below + above) >> 1
             open_ = below < above
@@ -121,7 +121,8 @@ class Standings:
         self._rows: dict[str, int] = {}
         self._timelines = Timelines()
         self._best: list[float] = []
-        self._last: list[tuple[float, int]] = []  # current score and number of reports, by trial
+        # Each trial has a pair of its current score and number of reports.
+        self._last: list[tuple[float, int]] = []
         self._latest = np.full(16, -math.inf)
         self._members = np.zeros(16, bool)
         self._asked: set[float] = set()
@@ -277,8 +278,9 @@ class MedianStoppingRule(TrialScheduler):
         self._standings = Standings(grace_period, averaged=compare == "average")
         self._ended: set[str] = set()
         self._losers: set[str] = set()
-        self._slices: dict[str, float] = {}  # time at which each trial last paused for waiting trials
-        # Paused trials, in the order of their pauses.
+        # Each trial's last pause for waiting trials is stored with its time.
+        self._slices: dict[str, float] = {}
+        # These dictionaries contain the paused trials in the order of their pauses.
         self._made_way: dict[str, None] = {}
         self._set_aside: dict[str, None] = {}
 
@@ -298,7 +300,7 @@ class MedianStoppingRule(TrialScheduler):
             return CONTINUE
         if not time > self._standings.latest(trial_id) or not math.isfinite(time):
             return CONTINUE
-        # This report has not been recorded yet, so the trial is not among the others.
+        # This report is recorded only after the judgement, so the trial is not among the others.
         judged = time >= self.grace_period and trial_id not in self._losers
         others = self._standings.at(time) if judged else ()
         samples = len(others)
@@ -363,7 +365,8 @@ class MedianStoppingRule(TrialScheduler):
 
     def on_trial_complete(self, trial_id: str) -> None:
         self._leave(trial_id)
-        if not (self.hard_stop and trial_id in self._losers):  # a resumed loser has ended by itself
+        # A loser that was resumed ended by itself, but still does not count for other trials.
+        if not (self.hard_stop and trial_id in self._losers):
             self._standings.join(trial_id)
 
     def on_trial_error(self, trial_id: str) -> None:

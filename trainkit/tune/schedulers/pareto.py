@@ -39,7 +39,7 @@ class ParetoScheduler(TrialScheduler):
     """
 
     label: ClassVar[str] = "the Pareto scheduler"
-    needs_metric: ClassVar[bool] = False  # it needs several metrics, which `set_objectives` checks
+    needs_metric: ClassVar[bool] = False  # the scheduler needs several metrics, which `set_objectives` checks
 
     def __init__(
         self,

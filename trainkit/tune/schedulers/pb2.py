@@ -223,7 +223,8 @@ class Gains:
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
-        self._rows: list[tuple[float, float, float, Array]] = []  # round, score before, gain, hyperparameters
+        # A row is a round, a score before, a gain and the hyperparameters.
+        self._rows: list[tuple[float, float, float, Array]] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -308,7 +309,8 @@ class Bandit:
 
     def choose(self, now: float, before: float, rng: Generator, pending: Sequence[Choice] = ()) -> Choice:
         """Return the choice with the largest acquisition; `rng` draws the starts of the search."""
-        with threadpool_limits(1, "blas"):  # the matrices are small: threads would only wait for each other
+        # The matrices are so small that threads would only wait for each other.
+        with threadpool_limits(1, "blas"):
             x = maximised(self.acquisition(now, before, pending), self.gains.dimensions, rng)
         return Choice(now, before, x)
 
@@ -328,7 +330,8 @@ class Acquisition:
         self, kernel: Kernel, known: Points, y: Array, pending: Points, now: float, context: float
     ) -> None:
         self._expected = self._spread = Process(kernel, known, y)
-        if len(pending):  # the sd doesn't depend on observed values, so zeros replace unknown values
+        # The spread does not depend on observed values, so zeros can replace the unknown ones.
+        if len(pending):
             self._spread = Process(kernel, known.and_(pending), np.append(y, np.zeros(len(pending))))
         self._now, self._context = now, context
         self._weight = math.sqrt(beta(now))
@@ -499,7 +502,8 @@ class PB2(PopulationBasedTraining):
         synch: bool = False,
         custom_explore_fn: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
-        load("scipy.optimize", "PB2's choices", "tune")  # a missing SciPy fails now, not after an interval
+        # SciPy is loaded here, so that a missing SciPy fails at once, not after the first interval.
+        load("scipy.optimize", "PB2's choices", "tune")
         self._given = hyperparam_bounds or {}
         super().__init__(
             time_attr=time_attr,
@@ -602,9 +606,12 @@ class PB2(PopulationBasedTraining):
     def _chosen(self, donor: Member, receiver: str) -> Array:
         if not self._numbers:
             return np.empty(0)
-        if self._refused:  # the space forbids the bandit's choice, and the bandit would repeat it
+        # The space forbids the bandit's choice. The bandit would repeat this choice, so a random choice
+        # replaces it.
+        if self._refused:
             return self._generator.random(len(self._numbers))
         self._refused = True
-        # The first of several offers to a member is the most likely to be taken.
+        # If a member has several offers, only the first is counted, because it is the most likely to be
+        # taken.
         pending = [next(iter(each.values())) for to, each in self._offers.items() if each and to != receiver]
         return self._learner.choose(donor.intervals, donor.score or 0.0, self._generator, pending).x

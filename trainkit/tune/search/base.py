@@ -204,7 +204,7 @@ class Searcher(ABC):
         self._metric = self._metric or metric
         self._mode = self._mode or mode
         self._keep(space=space, num_samples=num_samples, seed=seed)
-        # Searchers written for Ray 1.x do not accept `spec`.
+        # Searchers that were written for Ray 1.x do not accept `spec`, so only accepted arguments are passed.
         spec = taken(self.set_search_properties, {"num_samples": num_samples, "seed": seed})
         if self.set_search_properties(self._metric, self._mode, space.tree, **spec) is False and (
             space.axes or space.domains
@@ -327,7 +327,7 @@ class Searcher(ABC):
         """
         if same_space:
             return None
-        self.suggest(trial_id)  # only advances the searcher: the suggestion is discarded
+        self.suggest(trial_id)  # the call only advances the searcher, so its suggestion is discarded
         return config
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
@@ -430,10 +430,10 @@ class _Called:
             self._searcher.on_trial_complete(trial_id, result, error)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_own": {}}  # properties can't be copied
+        return {**vars(self), "_own": {}}  # properties can't be copied, so the copy starts without them
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # `copy` looks these up
+        if name.startswith("__"):  # `copy` looks up special methods before the object has attributes.
             raise AttributeError(name)
         if name in _MEANT:
             return getattr(self._searcher, name)

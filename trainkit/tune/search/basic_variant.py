@@ -86,7 +86,8 @@ class BasicVariantGenerator(Searcher):
         self._combinations = space.grid_size()
         self._presets = [space.preset(point) for point in self.points_to_evaluate]
         self._leaves_open = [leaves_open(space, preset) for preset in self._presets]
-        # Start index of each point's configurations; the last entry is the start of the configurations after.
+        # Entry i is the index of point i's first configuration. The last entry is the number of
+        # configurations of all points.
         self._starts = list(itertools.accumulate(map(space.grid_size, self._presets), initial=0))
 
     @property
@@ -113,7 +114,7 @@ class BasicVariantGenerator(Searcher):
         draw = sample if self.constant_grid_search else index
         if draw != self._draw:
             self._draw, self._redraws = draw, 0
-        # With a constant draw, only the first combination draws; later combinations reuse its values.
+        # With a constant draw, only the first combination draws. Later combinations reuse its values.
         self._drawn = not (self.constant_grid_search and combination) and (
             self._leaves_open[sample] if sample < len(self._presets) else bool(self.space.domains)
         )
@@ -129,7 +130,7 @@ class BasicVariantGenerator(Searcher):
         self._redraws += 1
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        if self.constant_grid_search:  # the remaining combinations must be able to repeat the draw
+        if self.constant_grid_search:  # the remaining combinations must repeat the same draw
             for _ in range(CONSTANT_DRAWS):
                 self._redraws += 1
                 yield self.configuration(self._next, self._redraws)
@@ -146,7 +147,8 @@ class BasicVariantGenerator(Searcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # The rest of a grid repeats its constant draw, so a replay must count the redraws.
+        # The rest of a grid repeats its constant draw, so a replay must count the redraws and can't skip the
+        # trial.
         if same_space and (self._presets or self.constant_grid_search or holds_opaque(config)):
             return None
         if self.space.axes and not self._presets:
@@ -211,5 +213,5 @@ class BasicVariantGenerator(Searcher):
             if combination not in self._spent:
                 if combination not in self._covered:
                     return
-                self._covered -= Counter([combination])  # also removes counts that reach 0
+                self._covered -= Counter([combination])  # the subtraction also removes counts that reach 0
             self._next += 1

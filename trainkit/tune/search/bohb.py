@@ -176,8 +176,8 @@ class Knowledge:
         if sizes is None:
             return None
         rows = np.stack([self.rows[each.trial_id] for each in found])
-        # The seed uses the number of observations, not of suggestions, so that a restore builds the same
-        # model.
+        # The seed depends on the number of observations, not of suggestions, so that a restored searcher
+        # builds the same model.
         rng = model_generator(self._seed, len(losses))
         return Model(rows, losses, self._columns, config, sizes, rng)
 
@@ -247,7 +247,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         return Encoding(Space.of(space) if own else space, own=own)
 
     def _begin_model(self, form: Encoding) -> None:
-        # Trials outside of the space have no row, so their results are not used.
+        # Trials outside the space have no row, so the model does not use their results.
         self._observations = Observations()
         self._known = Knowledge(form.columns, self._config, self._base, self._observations)
 
@@ -327,7 +327,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         self._running.add(trial_id)
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
-        self._max_concurrent = 0  # as in Ray, only the outer limiter limits
+        self._max_concurrent = 0  # only the outer ConcurrencyLimiter limits the number of trials, as in Ray
         return False
 
     # --- results from elsewhere -------------------------------------------------------------------

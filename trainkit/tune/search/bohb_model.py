@@ -106,7 +106,8 @@ class KernelDensity:
         self.bandwidths = bandwidths(data, columns, least)
         self._numeric = [place for place, column in enumerate(columns) if column.categories is None]
         self._scaled = self._in_widths(data)
-        # Terms of each kernel's logarithm that do not depend on the point: its square and its normalisation.
+        # These terms of each kernel's logarithm (its square and its normalisation) do not depend on the
+        # point, so they are computed once.
         self._logs = -0.5 * (self._scaled**2).sum(axis=1)
         for place in self._numeric:
             width = self.bandwidths[place]
@@ -123,7 +124,7 @@ class KernelDensity:
 
     def pdf(self, points: Floats) -> Floats:
         """Return the density at each of `points`, shape (m, d); the points must be inside the bounds."""
-        # Expanding the squared difference gives a single matrix product, which is ten times as fast.
+        # Expanding the squared difference leaves a single matrix product, which is ten times as fast.
         scaled = self._in_widths(points)
         logs = scaled @ self._scaled.T + self._logs - 0.5 * (scaled**2).sum(axis=1)[:, None]
         for place, column in enumerate(self._columns):
@@ -317,7 +318,7 @@ def imputed(rows: Floats, columns: Sequence[Column], rng: Generator) -> Floats:
 
 
 def _code_of(name: str, domain: Domain) -> Code:
-    if isinstance(domain, Categorical):  # repeated values are one category
+    if isinstance(domain, Categorical):  # repeated values form one category
         domain = dataclasses.replace(domain, categories=tuple(distinct(domain.categories)))
     return code_of(name, domain, "TuneBOHB")
 
@@ -353,14 +354,15 @@ class Encoding(Declared[Code]):
         }
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[Path, Any], bool]:
-        self.declared.point(point)  # raises for a value that the model can't encode
+        self.declared.point(point)  # the call raises an error for a value that the model can't encode
         preset = self.declared.preset(point)
         return preset, leaves_open(self.declared, preset)
 
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Floats | None:
         try:
             return self.row(config)
-        except SpaceError:  # from a different space, or with an object that the store did not keep
+        # The configuration comes from a different space, or contains an object that the store did not keep.
+        except SpaceError:
             return None
 
     def row(self, config: Mapping[str, Any]) -> Floats:

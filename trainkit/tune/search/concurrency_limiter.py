@@ -54,7 +54,8 @@ class ConcurrencyLimiter(SearcherWrapper):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         self._paused.discard(trial_id)
-        if trial_id not in self._running or not self.batch:  # not running if an ended trial was run again
+        # A trial that ended and was run again is not in `_running`.
+        if trial_id not in self._running or not self.batch:
             self._running.discard(trial_id)
             self._inner.on_trial_complete(trial_id, result, error=error)
             return
@@ -85,7 +86,8 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self._inner.note(trial_id, config)
-        if known:  # an unknown trial's end is never reported, so it would count as running forever
+        # The end of an unknown trial is never reported, so such a trial would count as running forever.
+        if known:
             self._running.add(trial_id)
         return known
 

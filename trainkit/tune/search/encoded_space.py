@@ -156,7 +156,7 @@ class Declared(Generic[C]):
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
         try:
             return self.encoded(self.choices(config))
-        except SpaceError:  # a value outside of the domains, or an object that the store did not keep
+        except SpaceError:  # the value is outside the domains, or an object that the store did not keep
             return None
 
 

@@ -268,7 +268,8 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self.form.known_by(config)
-        if known is not None:  # inserted at its own index, so that waiting points keep their order
+        # The configuration is inserted at its own index, so that waiting points keep their order.
+        if known is not None:
             self._to_run.insert(self._number, (None, True))
         return self._took(trial_id, known)
 
@@ -279,7 +280,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
             return config
         if same_space:
             return None
-        self._left_out.add(trial_id)  # its result does not fit the new space
+        self._left_out.add(trial_id)  # the trial's result does not fit the new space
         self._number += 1
         return config
 

@@ -224,7 +224,8 @@ class Repeater(SearcherWrapper):
         self._units -= 1
         self._open = None
         first = self._unit_of.get(result.get("trial_id", "")) if result else None
-        if first is not None and self._ended(first):  # report the unit's result, not that of a single trial
+        # The unit's result is reported, not that of a single trial.
+        if first is not None and self._ended(first):
             result = self._summary(first)
         self._inner.on_rejected(unit.primary, result)
 
@@ -339,4 +340,5 @@ class Repeater(SearcherWrapper):
         return self._worse(mean, max(self._best) if self.mode == "min" else min(self._best))
 
     def _worse(self, one: float, other: float) -> bool:
-        return not (one <= other if self.mode == "min" else one >= other)  # NaN is worse than every number
+        # NaN counts as worse than every number.
+        return not (one <= other if self.mode == "min" else one >= other)

@@ -163,7 +163,8 @@ class TrialSource:
     def _suggested(self) -> int | None:
         """Number of trials from the searcher, and of added configurations beside them; None: unlimited."""
         total = self._searcher.total_samples
-        # A searcher that ends although `num_samples` is -1 suggests a fixed list.
+        # A searcher that ends although `num_samples` is -1 suggests a fixed list, so added configurations
+        # come on top of that list.
         beside = self.space.axes or self._searcher.in_units or self.num_samples == -1
         added = self.added.number - self.added.left_out if beside else 0
         return None if total is None else total + added
@@ -292,7 +293,7 @@ class TrialSource:
         Raises:
             ConfigError: the configuration does not belong to the space.
         """
-        if not self._searcher.whole and not self.space.parameters:  # the space is the searcher's own
+        if not self._searcher.whole and not self.space.parameters:  # only the searcher knows the space
             config = self._whole(dict(given))
             if not self._searcher.knows(config):
                 raise ConfigError(
@@ -368,12 +369,14 @@ class TrialSource:
             return self._accept(trial_id, config)
         proposed = self.propose(trial_id)
         if proposed is None:
-            # The searcher waits for the end of a trial. It was not notified, because that trial resumes.
+            # The searcher waits for the end of a trial, but was not notified of this end, because that trial
+            # resumes.
             self._unknown.add(trial_id)
             return self._accept(trial_id, stored)
         if isinstance(proposed, str):
             return None
-        # An object without a text form is stored only by its name, so it can't be compared.
+        # An object without a text form is stored only by its name, so the two configurations can't be
+        # compared.
         if holds_opaque(stored) or encode_config(proposed) == encode_config(stored):
             return proposed
         return self._corrected(trial_id, stored, proposed)
@@ -387,7 +390,7 @@ class TrialSource:
                 self._unknown.add(trial_id)
         if self._first.get(fingerprint(proposed)) == trial_id:
             del self._first[fingerprint(proposed)]
-        self._proposed -= 1  # both suggestions are for the same trial
+        self._proposed -= 1  # both suggestions belong to the same trial, so they count once
         return self._accept(trial_id, stored)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:

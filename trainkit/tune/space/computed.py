@@ -47,7 +47,7 @@ class _Computation:
         leaf = node[key]
         if not isinstance(leaf, SampleFrom):
             return leaf
-        place = (id(node), key)  # keys alone are ambiguous: {"a": {"lr": ...}, "b": {"lr": ...}}
+        place = (id(node), key)  # the key alone is ambiguous, as in {"a": {"lr": ...}, "b": {"lr": ...}}
         if place in self._busy:
             names = [*self._busy.values(), str(key)]
             raise SpaceError(f"{' -> '.join(names)}: these sample_from need each other")
@@ -142,11 +142,12 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     """Seed the global generators for functions that draw from them, and restore their states afterwards."""
     import numpy as np
 
-    legacy: Any = np.random  # NumPy's stubs lack the two bit generator functions
+    legacy: Any = np.random  # NumPy's stubs lack the two functions for the bit generator.
     seed = int(rng.integers(2**32))
     before, numpy_before, state_before = random.getstate(), legacy.get_bit_generator(), np.random.get_state()
     random.seed(seed)
-    # NumPy's generator is replaced, because seeding the program's own would permanently mark it as seeded.
+    # NumPy's generator is replaced temporarily, because seeding the program's own generator would permanently
+    # mark it as seeded.
     legacy.set_bit_generator(np.random.MT19937())
     np.random.seed(seed)
     try:
@@ -154,4 +155,4 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     finally:
         random.setstate(before)
         legacy.set_bit_generator(numpy_before)
-        np.random.set_state(state_before)  # also restores NumPy's cached second number of a normal pair
+        np.random.set_state(state_before)  # this also restores NumPy's cached second number of a normal pair

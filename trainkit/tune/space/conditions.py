@@ -194,7 +194,7 @@ def _in_order(after: Mapping[Path, set[Path]]) -> list[Path]:
             circle = " -> ".join(map(spell, [*busy[busy.index(path) :], path]))
             raise SpaceError(f"{circle}: a condition cannot look at what depends on it")
         busy.append(path)
-        for other in after:  # in the order of the space, because a set has no order
+        for other in after:  # the loop follows the order of the space, because a set has no order
             if other in after[path]:
                 visit(other)
         busy.pop()

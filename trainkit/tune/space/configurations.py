@@ -162,7 +162,8 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
         grown: dict[str, Any] = {}
         for key, value in node.items():
             if type(value) is When:
-                grown[key] = _PENDING  # reserves the key's position until the condition can be checked
+                # The placeholder reserves the key's position until the condition can be checked.
+                grown[key] = _PENDING
                 pending.append((grown, key, value, (*path, key)))
             elif type(value) is not Forbid:
                 grown[key] = _grow(value, (*path, key), choose, pending)
@@ -200,7 +201,7 @@ def combinations(
 
     Inactive leaves are skipped, so they do not multiply the combinations.
     """
-    trail: list[list[int]] = []  # for each enumerated leaf: current option and number of options
+    trail: list[list[int]] = []  # each enumerated leaf has its current option and number of options
     chosen: dict[Path, Any] = {}
     depth = 0
 
@@ -234,7 +235,8 @@ def surely_broken(rule: Rule, config: Mapping[str, Any]) -> bool:
         return rule.is_broken_by(config)  # a condition on an undrawn value does not hold
     try:
         return rule.is_broken_by(_Guarded(config) if is_undrawn(config) else config)
-    except Exception:  # the function may have read an undrawn value; a real error recurs once all are drawn
+    # The function may have read an undrawn value. A real error recurs once all values are drawn.
+    except Exception:
         return False
 
 

@@ -87,10 +87,11 @@ def same(one: Any, other: Any) -> bool:
         return False
     try:
         answer = one == other
-        if type(answer) is not bool and hasattr(answer, "all"):  # arrays compare to an array of booleans
+        # The comparison of arrays returns an array of booleans.
+        if type(answer) is not bool and hasattr(answer, "all"):
             return getattr(one, "shape", None) == getattr(other, "shape", None) and bool(answer.all())
         return bool(answer) or (one != one and other != other and type(one) is type(other))
-    except (TypeError, ValueError):  # values whose shapes or types can't be compared are not the same
+    except (TypeError, ValueError):  # values whose shapes or types can't be compared count as different
         return False
 
 
@@ -163,7 +164,7 @@ def _takes_one(function: Callable[..., Any]) -> bool:
         inspect.signature(function).bind(None)
     except TypeError:
         return False
-    except ValueError:  # a builtin without a signature
+    except ValueError:  # the function is a builtin without a signature
         return True
     return True
 
@@ -276,7 +277,7 @@ class Steps:
         self._whole = isinstance(q, int)
 
     def value(self, k: int) -> float:
-        # Python divides whole numbers of any size with a single rounding.
+        # Python divides whole numbers of any size with a single rounding, so the result is exact.
         return k * self._numerator if self._whole else k * self._numerator / self._denominator
 
     def count(self, value: float) -> int:
@@ -330,8 +331,8 @@ class Float(Domain):
     def _logs(self) -> tuple[float, float]:
         if self.q is None:
             return math.log(self.lower), math.log(self.upper)
-        # Half a step beyond the bounds, so that the first and the last value are as likely as their
-        # neighbours.
+        # The range extends half a step beyond the bounds, so that the first and last values are as likely as
+        # their neighbours.
         return math.log(self.steps.first - 0.5), math.log(self.steps.last + 0.5)
 
     @cached_property
@@ -362,7 +363,7 @@ class Float(Domain):
             return self.steps.value(self._index(rng))
         share = rng.random()
         if not self.log:
-            # A weighted mean, because `upper - lower` may overflow.
+            # The weighted mean is used, because `upper - lower` may overflow.
             return min(self.lower * (1 - share) + self.upper * share, self._last)
         low, high = self._logs
         value = math.exp(low + share * (high - low))
@@ -380,7 +381,7 @@ class Float(Domain):
             return False
         try:
             number = float(value)
-        except OverflowError:  # a whole number larger than all floats
+        except OverflowError:  # the whole number exceeds the largest float
             return False
         return self.steps.holds(number) if self.q is not None else self.lower <= number <= self.upper
 
@@ -526,7 +527,7 @@ class Normal(Domain):
             return False
         try:
             number = float(value)
-        except OverflowError:  # a whole number larger than all floats
+        except OverflowError:  # the whole number exceeds the largest float
             return False
         return math.isfinite(number) and (self.q is None or self.steps.holds(number))
 
@@ -549,8 +550,8 @@ def _step(domain: Domain, q: Any) -> float:
 
 
 def _require_room(domain: Float | Integer, q: float) -> None:
-    # The comparison uses decimal notation: a step of 0.2 fits between 0.1 and 0.3. A range at least as long
-    # as a step contains a multiple.
+    # The bounds are compared as decimal fractions, because a step of 0.2 must fit between 0.1 and 0.3. A
+    # range at least as long as a step contains a multiple of the step.
     if Fraction(repr(domain.upper)) - Fraction(repr(domain.lower)) < Fraction(repr(q)):
         raise SpaceError(
             f"{domain}: steps of q={q!r} are larger than the range of {domain.upper - domain.lower!r}"

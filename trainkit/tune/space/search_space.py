@@ -124,7 +124,7 @@ class _Matching:
             if isinstance(option, (dict, list, Spelled, SampleFrom)):
                 try:
                     inner = self.match(option, value, (*path, Branch(place)))
-                except SpaceError:  # try the next category
+                except SpaceError:  # this category does not fit, so the next category is tried
                     continue
                 return {path: option, **inner}
         raise SpaceError(f"{spell(path)}={value!r} is not in {leaf}")
@@ -205,7 +205,7 @@ class _Collector:
                 raise SpaceError(
                     f"a configuration gives {spell(path)}={value!r}, which fits no category of {leaf}"
                 ) from error
-            self._values[path] = value  # the user's own value, which is not among the categories
+            self._values[path] = value  # the value is the user's own and not among the categories
 
 
 __all__ = ["Parameter", "Path", "Space", "spell"]
@@ -261,7 +261,7 @@ class Space:
         )
         require_settled_axes(space.by_path, names)
         if space.rules:
-            space.grid_size()  # raises if every combination is forbidden
+            space.grid_size()  # the call raises an error if every combination is forbidden
         return space
 
     # --- parts of the space -----------------------------------------------------------------------

@@ -51,7 +51,8 @@ def import_class(name: str) -> Any:
 
 
 def _from_main(name: str, caller: Mapping[str, Any]) -> Any:
-    # In a worker, functions of a script have globals of their own, and `__main__` is a different program.
+    # In a worker, `__main__` is a different program, and a script's functions have their own globals, so both
+    # are searched.
     scopes = [vars(sys.modules["__main__"])]
     if caller.get("__name__") == "__main__":
         scopes.append(dict(caller))
@@ -87,7 +88,8 @@ def _module(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Only the module itself or its package may be missing; a missing dependency must be reported.
+        # Only a missing module or package is expected here. A missing dependency of the module must be
+        # reported.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         return None
@@ -105,7 +107,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return f"; there is {', '.join(by_lower[each] for each in near)}" if near else ""
 
 
-# The encoder is shared, because creating one is slow.
+# The encoder is shared, because creating an encoder is slow.
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 OPAQUE = "$opaque"
@@ -130,7 +132,8 @@ def decode_config(text: str) -> Any:
         SpaceError: the text names a domain that this version doesn't know.
     """
     data = parsed(text)
-    return _from_data(data) if '{"$' in text else data  # every mark begins with these characters
+    # Every mark begins with these characters, so other texts need no conversion.
+    return _from_data(data) if '{"$' in text else data
 
 
 def is_opaque(value: Any) -> bool:
@@ -204,7 +207,7 @@ def complete(stored: Any, replayed: Any) -> Any:
 
     A value that disagrees stays a mark, and the caller must refuse it.
     """
-    if stored is replayed or type(stored) in PLAIN_TYPES:  # the usual case, without opaque values
+    if stored is replayed or type(stored) in PLAIN_TYPES:  # this is the usual case, without opaque values
         return stored
     if is_opaque(stored) or is_own_container(replayed):
         return replayed if encode_config(replayed) == encode_config(stored) else stored
@@ -220,13 +223,14 @@ def complete(stored: Any, replayed: Any) -> Any:
 
 
 def _to_data(value: Any) -> Any:
-    if is_own_container(value):  # an opaque mark would hide its items
+    if is_own_container(value):  # an opaque mark would hide the container's items, so they are copied
         value = dict(value.items()) if isinstance(value, Mapping) else list(value)
     elif type(value) not in PLAIN_TYPES:
         value = as_scalar(value)
     if type(value) in PLAIN_TYPES:
         if type(value) is float and not math.isfinite(value):
-            return {_FLOAT: TEXT_OF[str(value)]}  # marked, because a configuration may contain the text "NaN"
+            # The number is marked, because a configuration may also contain the text "NaN".
+            return {_FLOAT: TEXT_OF[str(value)]}
         return value
     if isinstance(value, Spelled):
         name, arguments = value.spelling
@@ -242,7 +246,7 @@ def _to_data(value: Any) -> Any:
         if not any(map(holds_opaque, keys)):
             return {_ITEMS: [[key, _to_data(child)] for key, child in zip(keys, value.values(), strict=True)]}
     if type(value) in (set, frozenset):
-        # Sorted, because a set's own order differs between processes.
+        # The children are sorted, because the order of a set differs between processes.
         children = sorted(map(_to_data, value), key=json.dumps)
         if any(map(holds_opaque, children)):
             return {OPAQUE: f"{type(value).__name__} of {json.dumps(children)}"}

@@ -46,7 +46,7 @@ class NumberCode(Code):
         self.ends, self.log = ends, log
         self._low, self._high = (math.log(ends[0]), math.log(ends[1])) if log else ends
         self._least = ends[0] * 1e-9
-        # The ends are halved first, because their difference may overflow.
+        # The ends are halved before the subtraction, because their difference may overflow.
         self._half_low, self._half_width = self._low / 2, self._high / 2 - self._low / 2
 
     def to_unit(self, value: Any) -> float:
@@ -111,7 +111,7 @@ class StepCode(NumberCode):
         return self._steps.value(min(max(count, self.first), self.last))
 
     def snapped(self, shares: Sequence[float]) -> Sequence[float]:
-        # Computed from counts alone, without calls, because a model needs many positions at once.
+        # A model needs many positions at once, so this loop works on counts alone, without function calls.
         low, high, half_low, half_width = self._low, self._high, self._half_low, self._half_width
         log, first, last = self.log, self.first, self.last
         places = []

@@ -159,7 +159,7 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
         else:
             _refuse_evaluated_text(node, path)
             copy = {key: canonical(value, (*path, key), inside=inside) for key, value in node.items()}
-            # Other mappings, such as a DictConfig, have attributes that trials use, so they stay unchanged.
+            # Other mappings, such as a DictConfig, stay unchanged, because trials use their attributes.
             return copy if type(node) is dict or not path or holds_leaf(copy) else node
     if isinstance(node, list):
         for place, value in enumerate(node):

@@ -96,7 +96,8 @@ class MemoryReader:
         trials = []
         for trial in self._added():
             seen = copy.copy(trial)
-            if not trial.status.is_finished:  # finished trials never change, so they can be shared
+            # Finished trials never change, so they are shared instead of copied.
+            if not trial.status.is_finished:
                 seen.last_result = dict(trial.last_result)
             seen.checkpoints = list(trial.checkpoints)
             trials.append(seen)
@@ -202,7 +203,8 @@ class MemoryReader:
         ends = iter(self._ends.get(trial_id, ()))
         spans = []
         for start in self._attempts.get(trial_id, ()):
-            # A new status ends the attempt, but a trial may also end without a running attempt.
+            # A new status ends an attempt, but a trial may also end while no attempt runs, so earlier ends
+            # are skipped.
             end = next((end for end in ends if end.time >= start.time and _closes(end, start)), None)
             status, reason = (TrialStatus.RUNNING, "") if end is None else (end.status, end.reason)
             failed = end is not None and end.failure is not None

@@ -36,7 +36,8 @@ class Ownership:
     """
 
     def __init__(self, folder: Path) -> None:
-        # A separate file, because closing any descriptor of the database would drop SQLite's locks on it.
+        # The lock has a separate file, because closing any descriptor of the database would drop SQLite's
+        # locks on it.
         self._path = path = folder / FILENAME
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -60,8 +61,9 @@ class Ownership:
 
     def close(self) -> None:
         """Release the lock; its file stays, because another process may wait for the lock."""
-        os.ftruncate(self._descriptor, 0)  # without a pid in it, `owner_of` need not repeat its search
-        # An explicit unlock, because a forked child may still hold a copy of the descriptor.
+        # If the file contains no pid, `owner_of` need not repeat its search.
+        os.ftruncate(self._descriptor, 0)
+        # The lock is released explicitly, because a forked child may still hold a copy of the descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
@@ -94,7 +96,7 @@ def owner_of(folder: Path) -> int | None:
     try:
         for _ in range(_LOOKS):
             inode, pid = path.stat().st_ino, path.read_text().strip()
-            # 1: FLOCK  ADVISORY  WRITE 4711 00:2b:123456 0 EOF
+            # A line of the list looks like this: "1: FLOCK  ADVISORY  WRITE 4711 00:2b:123456 0 EOF".
             if any(" FLOCK " in line and line.split()[-3].endswith(f":{inode}") for line in _locks()):
                 return int(pid) if pid.isdecimal() else 0
             if not pid.isdecimal() or not os.path.exists(f"/proc/{pid}"):
@@ -126,7 +128,7 @@ def asker() -> str:
     """Return the name of this process as the sender of commands: 'user@host (pid 123)'."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # users in containers may have no name
+    except (KeyError, OSError):  # a user in a container may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()} (pid {os.getpid()})"
 
@@ -203,7 +205,8 @@ class Inbox:
         self._next_look = since
         self._changed = 0
         for path in self._folder.glob(f"*{_SUFFIX}"):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # withdrawn, or not a command
+            # The command was withdrawn, or the entry is not a command.
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 if path.stat().st_mtime < since - _FRESH_S:
                     path.unlink()
 
@@ -237,7 +240,7 @@ class Inbox:
                 path.unlink()
             except FileNotFoundError:  # the command was withdrawn
                 continue
-            except OSError as error:  # for example, it is a folder; other commands are not affected
+            except OSError as error:  # The entry may be a folder, for example. Other commands are still read.
                 logger.warning("the command %s cannot be read: %s", path, error)
                 continue
             try:
@@ -265,7 +268,8 @@ def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
     read = json.loads(text)
     if _is_deep(read):
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-    json.dumps(read, ensure_ascii=False).encode()  # raises for lone surrogates, which can't be stored
+    # Lone surrogates can't be stored, so encoding them raises an error here.
+    json.dumps(read, ensure_ascii=False).encode()
     command = str(read["by"]), str(read["verb"]), dict(read["arguments"]), str(read["id"])
     if not command[0]:
         raise ValueError("nobody has given it")

@@ -141,7 +141,7 @@ _NOT_READ = (ValueError, LookupError, TypeError, AttributeError)
 
 
 def _decode_ascii(text: str) -> Any:
-    # Configurations are stored as ASCII, so any other character is a damaged byte.
+    # Configurations are stored as ASCII, so any other character shows a damaged byte.
     return decode_config(text.encode("ascii").decode())
 
 
@@ -200,8 +200,8 @@ class ExperimentReader:
         """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
-        # A checkpoint copied from another trial has no report here. Its times continue from this trial's last
-        # report.
+        # A checkpoint copied from a different trial has no report of this trial. Its times continue from this
+        # trial's last report.
         for trial_id, dropped, number, dirname, iteration, score, metrics, latest in self._rows(
             "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics, "
             "CASE WHEN r.metrics IS NULL AND NOT c.dropped THEN (SELECT metrics FROM results "
@@ -214,7 +214,8 @@ class ExperimentReader:
             if not dropped:
                 result = self._report(trial_id, metrics or "{}")
                 spent = result or self._report(trial_id, latest or "{}")
-                if policy is not None and (result or not metrics):  # a damaged report can't be ranked
+                # A damaged report can't be ranked, so the stored score is kept.
+                if policy is not None and (result or not metrics):
                     score = checkpoint_score(policy, result)
                 checkpoints[trial_id].append(SavedCheckpoint.after(number, dirname, iteration, score, spent))
         trials = []
@@ -237,10 +238,11 @@ class ExperimentReader:
             place = row[17:]
             suggested, result = self._config(trial_id, config), {}
             if metrics is not None and (last := self._report(trial_id, metrics)):
-                # Trial and result share the object, because most attempts run with the trial's own
-                # configuration.
+                # The trial and its result share one configuration object, because most attempts run with the
+                # trial's own configuration.
                 own = suggested if other is None else self._config(trial_id, other)
-                host, ip = places.setdefault(place, place)  # one shared tuple per machine saves memory
+                # All trials on a machine share one tuple, which saves memory.
+                host, ip = places.setdefault(place, place)
                 origin = Origin(trial_id, tag, own, pid, host, ip)
                 result = full_result(last, origin, done=False)
             trials.append(
@@ -288,7 +290,8 @@ class ExperimentReader:
 
     def spent_s(self) -> float:
         """Return the total running time of the experiment's runs in seconds, up to the last event."""
-        runs: list[tuple[int, float, float]] = []  # first entry, start time, last time
+        # Each run is stored as its first entry, start time and last time.
+        runs: list[tuple[int, float, float]] = []
         for seq, kind, time in self._rows("SELECT seq, kind, time FROM events ORDER BY seq"):
             if kind == ev.BEGAN:
                 runs.append((seq, time, time))
@@ -297,7 +300,8 @@ class ExperimentReader:
         ends = [*(seq for seq, _, _ in runs[1:]), sys.maxsize]
         return sum(
             max(until, self._last_report(seq, end)) - since
-            for (seq, since, until), end in zip(runs, ends, strict=False)  # without runs, `ends` is longer
+            # Without runs, `ends` is longer than `runs`.
+            for (seq, since, until), end in zip(runs, ends, strict=False)
         )
 
     def _last_report(self, after: int, before: int) -> float:
@@ -333,7 +337,8 @@ class ExperimentReader:
             for trial_id, verdict, reason, decided, reported in self._rows(
                 "SELECT d.trial_id, d.verdict, d.reason, max(d.seq), "
                 "(SELECT max(r.seq) FROM results r WHERE r.trial_id = d.trial_id) "
-                # Only the current attempt counts: after a stop in an earlier attempt, the trial was resumed.
+                # Only decisions on the current attempt count, because a trial that was stopped in an earlier
+                # attempt was resumed.
                 "FROM decisions d JOIN trials t USING (trial_id) WHERE d.attempt = t.attempt "
                 "GROUP BY d.trial_id"
             )
@@ -463,7 +468,7 @@ class ExperimentReader:
             within = (end for end in ends[trial_id] if started <= end[0] <= following)
             ended, kind, reason = next(within, (None, "RUNNING", ""))
             status = TrialStatus(kind)
-            # The file shows a retry only by its reason, such as 'retry 1 of 2 after OutOfMemoryError'.
+            # Only the reason of a pending trial shows a retry, such as 'retry 1 of 2 after OutOfMemoryError'.
             failed = status is TrialStatus.PENDING and " after " in reason
             outcome = outcome_of(status, reason, failed=failed, endings=endings)
             spans.append(Span(trial_id, attempt, (hostname, pid), started, ended, status, reason, outcome))
@@ -519,7 +524,7 @@ class ExperimentReader:
                 if not data:
                     continue
             elif kind in (ev.COMMAND, ev.TOTAL, ev.LEFT_OUT):
-                # A total is a number, or None for an unlimited number of trials.
+                # The entry is a number, or None for an unlimited number of trials.
                 held = self._whole(lambda text: {"value": decode(text)}, data, f"an entry {kind!r}")
                 if not held:
                     continue

@@ -349,7 +349,7 @@ def restore_trials(
     starts = reader.last_starts() if steering.first else {}
     for trial in trials:
         pulled = trial.status is TrialStatus.PAUSED and trial.trial_id in steering.pulled
-        if pulled and not steering.who_holds(trial.trial_id):  # it was resumed during the pause
+        if pulled and not steering.who_holds(trial.trial_id):  # the user resumed the trial during the pause
             _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
         if trial.status is not TrialStatus.PAUSED:
             steering.pulled.discard(trial.trial_id)
@@ -504,8 +504,8 @@ def replay(
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 steering.forget(trial_id)
-                # A searcher that supports resumed trials based later suggestions on this end, so it is
-                # replayed too.
+                # A searcher that supports resumed trials based its later suggestions on this end, so the end
+                # is replayed even if the trial resumes.
                 if ended or source.hears_again:
                     source.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:
@@ -515,8 +515,8 @@ def replay(
             case "again":
                 if consulted.hears_again:
                     consulted.on_trial_again(trial_id)
-        # These verdicts were carried out in the first run, unless that run was cut off or had another
-        # scheduler. The log then shows their consequences and removes them from `owed`.
+        # The first run carried out these verdicts, unless that run was cut off or had a different scheduler.
+        # If carried out, later entries of the log remove them from `owed`.
         owed.update(consulted.verdicts())
     replayed.left_out = _complete_added(source)
     return replayed
@@ -589,7 +589,7 @@ def _settle(
     if trial.status is TrialStatus.PAUSED:
         status = trial.status
     elif trial.status is TrialStatus.RUNNING and decided is not None and decided.verdict in _LEADS_TO:
-        # The decision was committed, but a kill prevented the trial's end.
+        # The decision was committed, but a kill prevented its execution.
         status, reason = _LEADS_TO[decided.verdict], words_for(decided, scheduler.label)
     if what is Resume.SKIP and status is not TrialStatus.TERMINATED:
         status, reason = TrialStatus.TERMINATED, "not resumed"
@@ -598,7 +598,8 @@ def _settle(
     if status is TrialStatus.PENDING and what is Resume.RESTART:
         restored.records += [ev.CheckpointDropped(trial, checkpoint) for checkpoint in trial.checkpoints]
         trial.checkpoints.clear()
-        if trial.tried:  # otherwise nothing records that the trial restarts with its current configuration
+        # Without this record, the file would not show that the trial restarts with its current configuration.
+        if trial.tried:
             restored.records.append(ev.Rearranged(trial, time, trial.config))
     if finished:
         words = "run again after an error" if trial.status is TrialStatus.ERROR else "extended"
@@ -614,7 +615,8 @@ def _owe(restored: Restored, trial: Trial, last: Decision, scheduler: TrialSched
         restored.owed[trial.trial_id] = last
     elif last.verdict is Verdict.STOP:
         _set_status(restored, trial, TrialStatus.TERMINATED, words_for(last, scheduler.label), time)
-    elif last.verdict is Verdict.CONTINUE:  # a different scheduler paused it; the current one won't resume it
+    # A different scheduler paused the trial, and the current one won't resume it.
+    elif last.verdict is Verdict.CONTINUE:
         _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from trainkit.errors import ExperimentNotFoundError, StoreError
 
 FILENAME = "experiment.sqlite"
-APPLICATION_ID = 0x746B6974  # "tkit"
+APPLICATION_ID = 0x746B6974  # The number spells "tkit" in ASCII.
 VERSION = 3
 
 TABLES = """
@@ -160,11 +160,11 @@ _ADVICE = "Put back a copy of it, or start a new experiment under another name"
 
 
 def _tune(connection: sqlite3.Connection) -> None:
-    # With a write-ahead log, NORMAL preserves every commit if the process dies, even by SIGKILL, because
-    # the log has reached the kernel. Only a power failure can lose the last commits, but never the file.
+    # With a write-ahead log, NORMAL preserves every commit even if SIGKILL ends the process, because the
+    # kernel already has the log. A power failure can lose the last commits, but never damages the file.
     connection.execute("PRAGMA synchronous=NORMAL")
-    # Each WAL checkpoint waits three times for the disk and delays commits, so checkpoints are rare. The log
-    # then takes 16 MB.
+    # Each WAL checkpoint waits three times for the disk and delays commits, so this setting makes checkpoints
+    # rare. The log then takes 16 MB.
     connection.execute("PRAGMA wal_autocheckpoint=4000")
 
 
@@ -188,7 +188,7 @@ def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
     page_size = int.from_bytes(header[16:18], "big")
     page_size = 65536 if page_size == 1 else page_size
     pages = int.from_bytes(header[28:32], "big")
-    # Pages in the log are missing from the file itself, so a short file is valid while the log exists.
+    # Pages in the log are still missing from the file, so a short file is valid while the log exists.
     if pages * page_size > size and not path.with_name(path.name + "-wal").exists():
         return f"{path} is cut short: {size} bytes of {pages * page_size}. {_ADVICE}"
     return f"{path} is damaged or cannot be read: {error}. {_ADVICE}"

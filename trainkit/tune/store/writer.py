@@ -68,7 +68,7 @@ class ExperimentStore:
             ConfigError: `folder` holds an experiment.
             StoreError: the file can't be written, or another process uses it.
         """
-        _refuse_existing(folder)  # checked before a lock file is created in the folder
+        _refuse_existing(folder)  # the folder is checked before a lock file is created in it
         try:
             make_private(folder)
         except OSError as error:
@@ -78,8 +78,9 @@ class ExperimentStore:
             ) from None  # the traceback of mkdir has no further information
         ownership = Ownership(folder)
         try:
-            _refuse_existing(folder)  # the experiment may have appeared before the lock was held
-            # The file gets its final name when it is complete, so that a kill leaves no partial experiment.
+            _refuse_existing(folder)  # the experiment may have appeared before this process held the lock
+            # The file gets its final name only when it is complete, so that a kill leaves no partial
+            # experiment.
             aside = folder / f"{FILENAME}.partial"
             for leftover in folder.glob(f"{aside.name}*"):
                 leftover.unlink()
@@ -131,7 +132,7 @@ class ExperimentStore:
                     self._writers[type(record)](record)
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # SQLite may already have rolled the transaction back
+                if self._connection.in_transaction:  # SQLite may already have rolled the transaction back.
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
@@ -174,7 +175,8 @@ class ExperimentStore:
         While another reader is open, or if the disk is full, the log remains, and nothing is lost.
         """
         try:
-            # In WAL mode, every later reader would create a log that it can't remove.
+            # The journal mode is reset, because in WAL mode every later reader would create a log that it
+            # can't remove.
             self._connection.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -217,7 +219,7 @@ class ExperimentStore:
         self._run(sql, record.attempt, trial_id)
 
     def _result_added(self, record: ev.ResultAdded) -> None:
-        # Without _storable, because this record is the most frequent and its strings are all ASCII.
+        # This method skips _storable, because its record is the most frequent and contains only ASCII texts.
         place = (record.trial.trial_id, record.attempt, record.iteration, self._next())
         self._connection.execute("INSERT INTO results VALUES (?,?,?,?,?)", (*place, encode(record.metrics)))
 

@@ -64,8 +64,9 @@ class Mirror(Callback):
         self._abandoned = threading.Event()
         self._problem: Exception | None = None
         self._seen_version = -1
-        self._uploaded: dict[str, tuple[int, int]] = {}  # uploaded other files: size and modification time
-        self._there: dict[str, int] = {}  # checkpoint files at the address, with their sizes
+        # Uploaded files other than checkpoints have their size and modification time here.
+        self._uploaded: dict[str, tuple[int, int]] = {}
+        self._there: dict[str, int] = {}  # checkpoint files at the address are listed with their sizes
         self._thread = threading.Thread(target=self._work, name="trainkit-mirror", daemon=True)
 
     def check(self, *, new: bool) -> None:
@@ -109,7 +110,8 @@ class Mirror(Callback):
         Raises:
             StorageError: the copy is incomplete.
         """
-        shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)  # a killed driver may have left it
+        # A killed driver may have left this folder.
+        shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)
         self._mark_all()
         self._thread.start()
         try:
@@ -169,7 +171,8 @@ class Mirror(Callback):
             self._news.add(trial.dirname)
 
     def _mark_all(self) -> None:
-        # Commands are for the current owner of the experiment, not for the owner of a copy.
+        # Commands are for the owner of this experiment, not for the owner of a copy, so they are not
+        # uploaded.
         ours = (WORKSHOP, COMMANDS)
         names = {
             entry.name for entry in os.scandir(self._folder) if entry.is_dir() and entry.name not in ours
@@ -182,7 +185,8 @@ class Mirror(Callback):
     def _work(self) -> None:
         try:
             self._copy()
-        except Exception as error:  # the local folder can't be read, for example; `fit` reports it
+        # The local folder may be unreadable, for example. `fit` reports this error.
+        except Exception as error:
             self._problem = error
 
     def _copy(self) -> None:
@@ -190,10 +194,12 @@ class Mirror(Callback):
             pause_s = 0.0
             while not self._closing.wait(pause_s):
                 self._try(source)
-                # Half the period, because a commit just after the start of a round waits for the next round.
+                # The pause is half the period, because a commit just after the start of a round waits for the
+                # next round.
                 pause_s = self._sync.sync_period / 2
             for attempt in range(TRIES):
-                self._mark_all()  # includes files that were written after a trial's last report
+                # Some files may be written after a trial's last report, so all trials are marked.
+                self._mark_all()
                 if self._try(source) or self._abandoned.wait(0.1 * 2**attempt):
                     return
 
@@ -245,7 +251,8 @@ class Mirror(Callback):
         """Copy the store, and hard-link its checkpoints, because trials may drop checkpoints at any time."""
         with closing(sqlite3.connect(copy, isolation_level=None)) as target:
             source.backup(target)
-            target.execute("PRAGMA journal_mode=DELETE")  # a single file without a separate log
+            # Without a write-ahead log, the snapshot is a single file.
+            target.execute("PRAGMA journal_mode=DELETE")
             kept = set()
             rows = target.execute(
                 "SELECT c.trial_id, c.number, t.dirname, c.dirname FROM checkpoints c JOIN trials t "
@@ -286,7 +293,7 @@ class Mirror(Callback):
                 for file in files:
                     path = Path(folder, file)
                     short = str(path.relative_to(workshop))
-                    self._there[short] = -1  # if the upload fails, the address may have a partial file
+                    self._there[short] = -1  # a failed upload may leave a partial file at the address
                     self._address.put(path, short)
                     self._there[short] = path.stat().st_size
 

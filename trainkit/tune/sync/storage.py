@@ -60,7 +60,8 @@ class SyncerFileSystem:
 
     def __init__(self, syncer: Syncer, folder: Path) -> None:
         self.syncer = syncer
-        with _alone(folder / "syncer"):  # otherwise other programs could see this folder before it is locked
+        # Without this lock, other programs could see the new folder before it is locked.
+        with _alone(folder / "syncer"):
             for left in folder.glob(".syncer-*"):
                 if not _is_locked(left):
                     shutil.rmtree(left, ignore_errors=True)
@@ -358,7 +359,7 @@ def describe_address(address: Address | None) -> dict[str, Any]:
         return {"copied_to": None}
     text = str(address)
     try:
-        again = _named_by(text).fs == address.fs  # fsspec compares classes and arguments
+        again = _named_by(text).fs == address.fs  # fsspec's comparison covers classes and arguments
     except (ConfigError, MissingDependencyError):
         again = False
     made_by = address.fs.syncer if isinstance(address.fs, SyncerFileSystem) else address.fs
@@ -482,7 +483,7 @@ def _is_locked(folder: Path) -> bool:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
-        return True  # its program has just removed the folder
+        return True  # the program that owned the folder has just removed it
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -514,7 +515,7 @@ def _download(address: Address, folder: Path) -> None:
             aside.rename(folder)
             return
         except StorageError as error:
-            # A running driver may have replaced a checkpoint while it was read.
+            # A running driver may have replaced a checkpoint during the read, so the read is repeated.
             if attempt == MAX_TRIES - 1 or not isinstance(error.__cause__, FileNotFoundError):
                 raise
         finally:

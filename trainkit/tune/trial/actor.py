@@ -89,10 +89,10 @@ class FunctionRunner(Runner):
         self._session.checkpoint = checkpoint
 
     def save(self) -> Reply:
-        return reply(self._session.meter.iteration)  # a function saves by itself, with its reports
+        return reply(self._session.meter.iteration)  # a function saves by itself, together with its reports
 
     def stop(self, save: bool) -> Reply:
-        del save  # a function saves by itself, with its reports
+        del save  # a function saves by itself, together with its reports
         self._session.stopping = True
         if not self._greenlet:  # the function has not begun and need not begin
             return reply(self._session.meter.iteration, done=True)
@@ -136,7 +136,7 @@ class ClassRunner(Runner):
     def __init__(
         self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any], *, keep: bool = False
     ) -> None:
-        # An object that another trial may take over is cleaned up only if no trial takes it over.
+        # The object is not cleaned up now if another trial may take it over.
         self._keeps = keep and cls.reset_config is not Trainable.reset_config
         self._kept = False
         self._trainable = cls._of_trial(spec, parameters)
@@ -145,7 +145,7 @@ class ClassRunner(Runner):
     def _begin(self, spec: TrialSpec) -> None:
         self._spec = spec
         self._next_checkpoint = spec.next_checkpoint
-        # Iteration of the checkpoint that holds the current state; -1 without such a checkpoint.
+        # This is the iteration of the checkpoint with the current state, or -1 without such a checkpoint.
         self._saved_at = spec.iteration if spec.checkpoint is not None else -1
         if spec.checkpoint is not None:
             with self._cleaned_up_after():
@@ -158,7 +158,7 @@ class ClassRunner(Runner):
         with self._cleaned_up_after():
             accepted = self._trainable._take_over(spec)
         if not accepted:
-            # The object's former trial has ended long ago, so stderr is the only place for this error.
+            # The former trial of this object ended long ago, so stderr is the only place for its error.
             sys.stderr.write(self._clean_up())
             return False
         self._begin(spec)
@@ -357,7 +357,8 @@ class TrialActor:
         if before is not None and before.take_over(spec):
             self._runner = before
         else:
-            del before  # frees the resources of the user's object before the next object is created
+            # Deleting `before` frees the resources of the old object before the new object is created.
+            del before
             self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
         # The host name is not resolved, because a hanging resolver would hang every trial.
         return WorkerProcess(pid=os.getpid(), hostname=socket.gethostname(), node_ip="127.0.0.1")

@@ -105,10 +105,10 @@ class TrialContext:
         self._next_checkpoint = spec.next_checkpoint
         self._hand_over = hand_over
         self._start = self.meter.iteration
-        self._refused = ""  # error of a report from another thread, which may have ignored it
+        self._refused = ""  # a thread may have ignored the error of its report, so the error is kept
         self._process = os.getpid()
         self._thread = threading.get_ident()
-        self._written: str | None = None  # folder from `checkpoint_dir` for the next report
+        self._written: str | None = None  # this is the folder from `checkpoint_dir` for the next report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
         """Pass a report to the driver; return once the report is committed and the trial may continue."""
@@ -204,7 +204,8 @@ class TrialContext:
 
 
 _active: ContextVar[TrialContext | None] = ContextVar("trainkit_trial", default=None)
-# Threads that the user starts don't inherit the context variable, but may read the trial's identity.
+# Threads that the user starts don't inherit the context variable. This variable lets them read the trial's
+# identity.
 _of_process: TrialContext | None = None
 
 

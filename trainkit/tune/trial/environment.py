@@ -54,7 +54,7 @@ class TrialEnvironment:
         if is_first:
             os.environ[OLD_WORKING_DIR] = before
         moved: Moved = []
-        try:  # faster than an exit stack, which would double the cost of a report
+        try:  # try is faster than an exit stack, which would double the cost of a report
             if self.chdir:
                 os.chdir(trial_dir)
                 if before:
@@ -78,7 +78,8 @@ def divert(paths: Sequence[str]) -> None:
 
     Only for a process that serves a single trial, such as a trainer's worker.
     """
-    # The old descriptors stay open: their reader notices the process's end and receives a crash's output.
+    # The old descriptors stay open, so that their reader notices the process's end and receives the output of
+    # a crash.
     _redirect(paths, contextlib.ExitStack(), own_process=True)
 
 
@@ -114,17 +115,20 @@ def _is_inside(name: str) -> bool:
 def _working_dir() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # the directory was removed; the trial can run anyway
+    except FileNotFoundError:  # the directory was removed, but the trial can run anyway
         return ""
 
 
 def _move(before: str, moved: Moved) -> None:
     """Keep modules in the former working directory importable, also for the trial's subprocesses."""
-    # '' on the search path means the working directory, and modules beside the script must stay importable.
+    # An empty entry on the search path means the working directory. It is made absolute, so that modules
+    # beside the script stay importable.
     for place, entry in enumerate(sys.path):
-        if type(entry) is str and entry[:1] != os.sep:  # faster than os.path.isabs, as each report runs this
+        # This is faster than os.path.isabs, and each report runs this line.
+        if type(entry) is str and entry[:1] != os.sep:
             whole = os.path.join(before, entry) if entry else before
-            # A missing path is a name for an import hook, as in editable installs by setuptools.
+            # A path that does not exist names an import hook, as in editable installs by setuptools, so it
+            # stays unchanged.
             if os.path.exists(whole):
                 sys.path[place] = whole
                 moved.append((None, whole, entry))
@@ -141,7 +145,7 @@ def _absolute(paths: str, folder: str) -> str:
 
 def _leave(before: str | None, is_first: bool, moved: Moved) -> None:
     if is_first:
-        try:  # faster than contextlib.suppress, which would double the cost of a report
+        try:  # try is faster than contextlib.suppress, which would double the cost of a report
             del os.environ[OLD_WORKING_DIR]
         except KeyError:
             is_first = False  # the trial has removed the variable
@@ -187,7 +191,7 @@ def _redirect(paths: Sequence[str], undo: contextlib.ExitStack, own_process: boo
         os.dup2(file, descriptor)
         os.close(file)
         if descriptor == 2 and own_process and faulthandler.is_enabled():
-            # A crash's traceback must go to the runtime, which adds it to the trial's error.
+            # The traceback of a crash must go to the runtime, which adds the traceback to the trial's error.
             faulthandler.enable(kept)
             undo.callback(faulthandler.enable, 2)
     new = [

@@ -75,7 +75,7 @@ class Trainable:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for old, new in _RENAMED.items():
-            # If the new name is defined too, the old name is an unrelated method of the user.
+            # If the class also defines the new name, then the old name is an unrelated method of the user.
             if old in cls.__dict__ and getattr(cls, new) is getattr(Trainable, new):
                 raise ConfigError(
                     f"{cls.__name__}.{old}() is an old name that is never called; rename it {new}()"

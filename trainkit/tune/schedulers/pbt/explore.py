@@ -128,7 +128,7 @@ def completed(
         if isinstance(mutation, Mapping):
             inner = whole.get(key, {})
             if isinstance(inner, When):
-                continue  # the branch may be absent; if it is present, its values are explored
+                continue  # The branch may be absent. If it is present, its values are explored.
             if not isinstance(inner, Mapping):
                 raise ConfigError(
                     f"hyperparam_mutations mutates inside {name!r}, which is {inner} in "
@@ -241,7 +241,7 @@ def explored_value(
     if not is_number(value):
         if isinstance(mutation, Domain):
             raise ConfigError(f"{name}={value!r} is no number, so its mutation {mutation} can't perturb it")
-        return value, "keep"  # a function may draw anything, but only numbers can be multiplied
+        return value, "keep"  # a function may draw any value, but only numbers can be multiplied
     factor = float(factors[int(rng.integers(len(factors)))])
     return multiplied(value, factor, mutation), f"* {factor:g}"
 
@@ -287,7 +287,7 @@ def _shifted(options: Sequence[Any], place: int, rng: Generator) -> tuple[Any, s
 def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, name: str) -> Any:
     if isinstance(mutation, Domain):
         return mutation.draw(rng)
-    # A function may draw from the global generators. They are seeded, so that a run is repeatable.
+    # The user's function may draw from the global generators, so they are seeded to make a run repeatable.
     with global_generators_seeded(rng):
         drawn = mutation()
     plain = drawn.item() if hasattr(drawn, "item") and getattr(drawn, "shape", None) == () else drawn
@@ -397,7 +397,7 @@ def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str,
     conditional = {in_config(path) for path in space.conditions}
     merged = _merged(config, grown, conditional, ())
     if space.computed:
-        compute(merged, rng)  # fills in computed values of new branches
+        compute(merged, rng)  # new branches may contain computed values, which are filled in here
     return merged
 
 

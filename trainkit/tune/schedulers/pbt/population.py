@@ -162,8 +162,8 @@ class Barrier:
     def open(self) -> Iterator[Member]:
         """Release the waiting members in the order of the population, so that arrivals do not matter."""
         waited, self._arrived = self._arrived, {}
-        # The barrier moves past the furthest member: a report over several intervals must not separate
-        # members.
+        # The barrier moves past the furthest member, so that a report over several intervals does not
+        # separate members.
         self.target = max(self._members[trial_id].intervals for trial_id in waited) + 1
         return (member for member in self._members if member.trial_id in waited)
 

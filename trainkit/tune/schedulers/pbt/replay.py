@@ -119,7 +119,8 @@ def read_policy(text: str, where: str) -> Schedule:
     changes: list[tuple[int, dict[str, Any]]] = []
     initial, came_from = rows[-1][3], rows[-1][0]
     for trial, donor, step, old, new in reversed(rows):
-        if trial != came_from:  # an earlier line of the trial; its donor had had no exchange by then
+        # The donor had no earlier exchange, so the schedule begins with its first configuration.
+        if trial != came_from:
             break
         came_from, initial = donor, old
         changes.append((step, new))
@@ -168,7 +169,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        # The schedule itself is stored, because the file may be gone when the experiment resumes.
+        # The schedule itself is stored, because the policy file may be gone when the experiment resumes.
         changes = [[step, config] for step, config in self.schedule.changes]
         return {"policy_file": {"initial": self.schedule.initial, "changes": changes}}
 

@@ -139,7 +139,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._members = Population(perturbation_interval, burn_in_period)
         self._space: Space | None = None
         self._no_more = False
-        self._barrier = Barrier(self._members)  # for synch=True, as are the verdicts made when it opens
+        self._barrier = Barrier(self._members)  # only synch=True uses the barrier and its verdicts
         self._verdicts: dict[str, Decision] = {}
 
     @property
@@ -154,11 +154,11 @@ class PopulationBasedTraining(TrialScheduler):
 
     def resize(self, total_samples: int | None) -> None:
         super().resize(total_samples)
-        self._no_more = False  # `on_no_more_trials` is called again if no further trials follow
+        self._no_more = False  # `on_no_more_trials` is called again if no further trials follow.
         self._open_barrier_if_all_came()
 
     def on_begin(self) -> None:
-        # After a restore there may be fewer workers, so each member counts as waiting until it reports.
+        # A restored experiment may have fewer workers, so each member counts as waiting until it reports.
         for member in self._members.active():
             if member.paused is None:
                 self._members.pause(member)
@@ -181,7 +181,8 @@ class PopulationBasedTraining(TrialScheduler):
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
         member = self._members[trial_id]
-        member.paused = None  # a reporting member runs, even if it failed while paused and was not resumed
+        # A member that reports is running, even if it failed while paused and was never resumed.
+        member.paused = None
         self._verdicts.pop(trial_id, None)
         if time is None or score is None or not math.isfinite(time) or not member.active:
             return CONTINUE
@@ -310,7 +311,8 @@ class PopulationBasedTraining(TrialScheduler):
     def _at_barrier(self, member: Member, intervals: int, score: float) -> Decision:
         if intervals < self._barrier.target:
             return CONTINUE
-        if member.trial_id not in self._barrier:  # a member that failed while waiting arrives twice
+        # A member that failed while waiting arrives twice, but counts once.
+        if member.trial_id not in self._barrier:
             self.judge(member, intervals, score)
             self._barrier.arrive(member)
         self._members.pause(member)
@@ -321,7 +323,8 @@ class PopulationBasedTraining(TrialScheduler):
             "members": sum(1 for _ in self._members.active()),
         }
         best = self._open_barrier_if_all_came()
-        # The last arrival may be among the best. It saves, so that it can donate even if it resumes at once.
+        # The last member to arrive may be among the best. It saves, so that it can be a donor even if it
+        # resumes at once.
         return Decision(Verdict.PAUSE, reason, save=member.trial_id in best)
 
     def _open_barrier_if_all_came(self) -> Sequence[str]:
@@ -349,7 +352,8 @@ class PopulationBasedTraining(TrialScheduler):
     ) -> str | None:
         if pending:
             return pending[0]
-        if new and self.total_samples is not None:  # without this limit paused members would never resume
+        # An unlimited supply of new trials would keep paused members from ever resuming.
+        if new and self.total_samples is not None:
             return None
         free = [self._members[trial_id] for trial_id in paused if trial_id not in self._barrier]
         first = min(free, key=lambda member: (member.time, member.paused or 0), default=None)

@@ -66,7 +66,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     """
 
     several = True
-    _shared: ClassVar = ("_space", "_form", "_storage")  # a copy writes to the same storage
+    _shared: ClassVar = ("_space", "_form", "_storage")  # a copy of the searcher writes to the same storage
 
     def __init__(
         self,
@@ -181,8 +181,9 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         self._study.add(trial_id, known)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # Some samplers only look at results, and would repeat the suggestion. They get no result, and draw
-        # with a new seed. The remaining samplers count their suggestions, so each suggestion gets a result.
+        # Some samplers look only at results, so they would repeat the suggestion. For these samplers, the
+        # rejected trial gets no result and the next draw a new seed. Other samplers count their suggestions,
+        # so each suggestion gets a result.
         answer = None if samplers.follows_from_trials(self._suggester) else result
         self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer))
 
@@ -195,7 +196,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     ) -> dict[str, Any] | None:
         if not same_space or samplers.follows_from_trials(self._suggester):
             return super().replay(trial_id, config, same_space=same_space)
-        # The study in the user's storage contains everything that the sampler wrote there.
+        # The study in the user's storage contains everything that the sampler wrote there, so the trial is
+        # adopted from it.
         known = self._storage is not None and not holds_opaque(config) and self._study.adopt(trial_id)
         self._number += known
         return config if known else None
@@ -203,9 +205,10 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     # --- results ----------------------------------------------------------------------------------
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        self._cut_short.discard(trial_id)  # the trial runs, for example because a restore started it again
+        # The trial is running, for example because a restore started it again.
+        self._cut_short.discard(trial_id)
         if len(self._aims) > 1:
-            return  # Optuna accepts no reports for several objectives
+            return  # Optuna accepts no reports for several objectives.
         value, step = lookup(result, self._aims[0].metric), result.get("training_iteration")
         if trial_id not in self._left_out and is_number(value) and is_whole(step):
             self._study.report(trial_id, float(value), int(step or 0))
@@ -254,7 +257,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         elif evaluated.pruned or math.isnan(value):
             state = TrialState.PRUNED
         reports = dict(enumerate(evaluated.intermediate_values or []))
-        # The mark is a hash of the content: after a restore, a study in a database already has the point.
+        # The mark is a hash of the content. After a restore, it shows that a study in a database already has
+        # the point.
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
         values = [float(value)] if state is TrialState.COMPLETE else None

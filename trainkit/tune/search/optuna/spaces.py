@@ -88,7 +88,8 @@ def _params_of(categories: Sequence[Any]) -> list[Any]:
     plain = all(type(value) in _PLAIN and value == value for value in categories)
     if plain and len(set(categories)) == len(categories):
         return list(categories)
-    # A default repr contains an address, but a study's database needs equal names in every process.
+    # A default repr contains an address, but a study's database needs equal names in every process, so the
+    # address is removed.
     words = [re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))[:40] for value in categories]
     return [f"{place}: {each}" for place, each in enumerate(words)]
 
@@ -185,7 +186,8 @@ def _values(distribution: Any) -> list[Any]:
     low, high, step = distribution.low, distribution.high, distribution.step
     if isinstance(distribution, IntDistribution):
         return list(range(low, high + 1, step))
-    # Rounded like in Optuna's samplers, so that each of their suggestions exactly equals one of these values.
+    # The values are rounded like in Optuna's samplers, so that each suggestion of a sampler exactly equals a
+    # value of this list.
     return [min(place * step + low, high) for place in range(round((high - low) / step) + 1)]
 
 
@@ -322,7 +324,7 @@ class DefineByRun(_Asked):
         trial = FixedTrial(given)
         try:
             self._call(trial)
-        except ValueError:  # FixedTrial has no value for a parameter that was asked for
+        except ValueError:  # FixedTrial has no value for this parameter.
             return flatten(point), True
         unknown = [name for name in flatten(point) if name not in trial.params]
         if unknown:
@@ -340,12 +342,13 @@ class DefineByRun(_Asked):
         trial = FixedTrial(_by_name(config))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", UserWarning)  # Optuna warns of values outside a domain
+                # Optuna warns of values outside a domain, which must fail here.
+                warnings.simplefilter("error", UserWarning)
                 constants = self._call(trial)
-        except Exception:  # the next suggestion calls the function again and raises the error there
+        except Exception:  # the next suggestion calls the function again, and then raises the error
             return None
         if constants.keys() & trial.params.keys():
-            return None  # a constant has replaced a suggested value
+            return None  # the function has replaced a suggested value by a constant
         return dict(trial.params), dict(trial.distributions)
 
     def param_of(self, name: str, value: Any) -> Any:
@@ -397,7 +400,7 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
         low, high = distribution.low, distribution.high
         return trial.suggest_int(name, low, high, step=distribution.step, log=distribution.log)
     if isinstance(distribution, CategoricalDistribution):
-        with warnings.catch_warnings():  # only databases need choices to be plain values
+        with warnings.catch_warnings():  # only databases need plain choices, so the warning is ignored
             warnings.simplefilter("ignore", UserWarning)
             return trial.suggest_categorical(name, distribution.choices)
     raise ConfigError(

@@ -49,7 +49,7 @@ class PausedAsPruned:
         """Paused trials and their views by number, cached because each suggestion reads all of them."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_storage":  # `copy` asks for these before they exist
+        if name.startswith("__") or name == "_storage":  # `copy` asks for these attributes before they exist.
             raise AttributeError(name)
         return getattr(self._storage, name)
 
@@ -128,7 +128,7 @@ def _storage_at(given: BaseStorage | str) -> BaseStorage:
     for number in range(1, _TRIES):
         try:
             return optuna.storages.get_storage(given)
-        except Exception as error:  # database errors have no common type without importing SQLAlchemy
+        except Exception as error:  # errors of databases have no common type without an import of SQLAlchemy
             if not re.search("already exists|locked|unique|duplicate", str(error), re.IGNORECASE):
                 raise
             SYSTEM.sleep(0.1 * 2**number)
@@ -324,7 +324,8 @@ class LazyStudy:
                 f"the study {self._name!r} in the storage is there to {' and '.join(theirs)}, and this "
                 f"experiment to {' and '.join(self._directions)}: give another study_name"
             )
-        # An exhausted sampler reports this by stopping the optimisation loop, which does not exist here.
+        # An exhausted sampler calls `stop` to end the optimisation loop. This searcher has no such loop, so
+        # `stop` is replaced.
         setattr(study, "stop", self._on_exhausted)  # noqa: B010
         self._study_id = self._storage.get_study_id_from_name(self._name)
         self._study = study
@@ -359,7 +360,8 @@ class LazyStudy:
         params, distributions = known.params
         state = known.state if known.state is not None else TrialState.RUNNING
         values = known.values
-        if state is TrialState.PRUNED and known.reports:  # Optuna's own `tell` does the same
+        # Optuna's own `tell` treats pruned trials in the same way.
+        if state is TrialState.PRUNED and known.reports:
             last = known.reports[max(known.reports)]
             values = None if math.isnan(last) else [last]
         trial = create_trial(
@@ -371,7 +373,7 @@ class LazyStudy:
             user_attrs={**known.attributes, **({MARK: known.trial_id} if self._given is not None else {})},
             system_attrs=known.marks,
         )
-        # The storage accepts the finished trial directly, so the sampler is not notified of its end.
+        # The finished trial goes directly into the storage, so the sampler is not notified of its end.
         if known.attributes:
             trial.system_attrs |= samplers.constraint_marks(self._sampler, trial)
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
