@@ -53,7 +53,7 @@ class CrossLanguageError(RayError):
 
 
 class ObjectFetchTimedOutError(ObjectLostError):
-    """Never raised: no object is fetched from another machine."""
+    """Never raised, because trainkit fetches no objects from other machines."""
 
 
 class ObjectReconstructionFailedError(ObjectLostError):

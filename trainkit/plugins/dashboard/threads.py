@@ -110,7 +110,7 @@ class Threads:
 
 
 class _SharedAnswer:
-    """Answer that equal concurrent requests share.
+    """Answer that is computed once for identical concurrent requests.
 
     Attributes:
         lock: lock for making or reading the answer.

@@ -80,7 +80,7 @@ MISFITS = (CheckpointError, RuntimeError, ValueError, KeyError, TypeError, Attri
 
 @dataclass(frozen=True)
 class WorkerState:
-    """One worker's share of a snapshot.
+    """Part of a snapshot that belongs to one worker.
 
     Attributes:
         shared: this worker's part of the state that all workers have in common, detached (tensors.py); None

@@ -240,7 +240,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return BatchSizes(self.samples(), self.global_batch_size, self.drop_last)
 
     def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
-        """Return the order, and the rest of the sampler's iterator.
+        """Return the sampler's order of the samples, and the remaining iterator of the sampler.
 
         A sampler may make another random draw when it ends. A plain loop reaches the sampler's end with its
         last batch, or never if it stops earlier.

@@ -175,7 +175,7 @@ def join_process_group(
     """Join the other workers; return once all have joined.
 
     Args:
-        rendezvous: meeting place of the workers.
+        rendezvous: rendezvous address of the workers.
         rank: this worker's rank.
         world_size: number of workers.
         address: address of this machine among the workers' machines; None if all workers are on this machine.

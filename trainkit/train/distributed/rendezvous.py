@@ -34,11 +34,11 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Machine and meeting place of a worker.
+    """Machine and rendezvous address of a worker.
 
     Attributes:
         node: id of the worker's machine.
-        place: meeting place in the worker's process; None if the worker does not listen.
+        place: rendezvous address in the worker's process; None if the worker does not listen.
     """
 
     node: str
@@ -68,11 +68,11 @@ def on_one_machine() -> bool:
 def make_rendezvous(
     world_size: int, held: ExitStack, ask: Callable[[dict[int, tuple[bool]]], list[WorkerAddress]]
 ) -> tuple[str, list[str]]:
-    """Return the workers' meeting place, in the first worker's process if necessary, and their machines.
+    """Return the workers' rendezvous address (a file, or a port of worker 0) and each worker's machine.
 
     Args:
         world_size: number of workers.
-        held: stack that removes the meeting place when the stack closes.
+        held: stack that removes the rendezvous file when the stack closes.
         ask: function that calls `Worker.home` of the workers with these arguments, by worker number.
 
     Raises:
@@ -157,7 +157,7 @@ class RendezvousStore:
 
 
 def rendezvous_store(place: str, world_size: int, timeout: timedelta) -> Any:
-    """Return torch's store at the workers' meeting place."""
+    """Return torch's store at the workers' rendezvous address `place`."""
     import torch.distributed as dist
 
     scheme, _, rest = place.partition("://")
@@ -175,7 +175,7 @@ def set_torchrun_variables(place: str, rank: int, world_size: int, locality: Loc
     Without these variables, an Accelerator assumes a single process, and loggers print on every rank.
 
     Args:
-        place: meeting place; a file, used on one machine, has no address to set.
+        place: rendezvous address; a file, used on one machine, has no address to set.
         rank: this worker's rank.
         world_size: number of workers.
         locality: this worker's position among the workers of its machine.

@@ -105,7 +105,7 @@ class StrategySpec(ABC):
     """Choice of a strategy: a frozen value, checked before any worker starts."""
 
     spreads: ClassVar[bool] = False
-    """True if no worker has the whole state; all workers then write a checkpoint together."""
+    """True if no worker has the whole state, so that all workers write a checkpoint together."""
 
     @property
     def model_ways(self) -> int:

@@ -62,7 +62,7 @@ class WorkerSpec(Generic[Options]):
         options: the trainer's resolved options.
         rank: this worker's rank, from 0.
         locality: this worker's position among the workers of its machine.
-        rendezvous: the workers' meeting place; None for a single worker.
+        rendezvous: the workers' rendezvous address; None for a single worker.
         seed: seed of the generators, equal on all workers during setup; None: the generators are not seeded.
     """
 
@@ -93,7 +93,7 @@ class GroupMember:
         """Return the address of this worker; called if the workers may be on several machines.
 
         Args:
-            listens: True to make this process the workers' meeting place.
+            listens: True to open the workers' rendezvous store in this process.
         """
         self._listener = RendezvousStore(own_address()) if listens else None
         return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)

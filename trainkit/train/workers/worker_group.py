@@ -170,7 +170,7 @@ class WorkerGroup(Generic[M]):
             self._end(why)
 
     def _rendezvous(self) -> tuple[Rendezvous, list[LocalRank]]:
-        """Assign ranks by machine; return the workers' meeting place and each worker's local rank."""
+        """Assign ranks by machine; return the workers' rendezvous address and each worker's local rank."""
         place, nodes = make_rendezvous(
             self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
         )

@@ -26,7 +26,7 @@ def checkpoint_score(policy: CheckpointConfig, result: Mapping[str, Any]) -> flo
 def to_drop(
     policy: CheckpointConfig, checkpoints: Sequence[SavedCheckpoint], *, running: bool
 ) -> list[SavedCheckpoint]:
-    """Return the `checkpoints` that the policy does not keep; they are passed oldest first.
+    """Return the checkpoints that the policy does not keep. `checkpoints` must be sorted, oldest first.
 
     The policy keeps the `num_to_keep` best checkpoints; among equal checkpoints, later checkpoints are
     better. A running trial also keeps its latest checkpoint, because a retry resumes from it.

@@ -158,7 +158,7 @@ class Controller:
         return self._state.error
 
     def fail_by(self, error: Exception) -> None:
-        """Let `raise_error` raise `error`, unless another error is already stored."""
+        """Store `error`, which `raise_error` raises, unless an earlier error is already stored."""
         self._state.error = self._state.error or error
 
     def raise_error(self) -> None:

@@ -143,7 +143,7 @@ class Stopper(ABC):
         return False
 
     def reason(self) -> Mapping[str, Any]:
-        """Return facts that explain the last True, by name; they are recorded with the stop."""
+        """Return named facts that explain why the stopper returned True. They are stored with the stop."""
         return {}
 
     def on_time(self, elapsed_s: float) -> None:

@@ -289,7 +289,7 @@ _REGISTRIES = {"scheduler": (SCHEDULERS, "base_scheduler"), "search_alg": (SEARC
 def new_facts(
     trainable: str, space: Space, tune: TuneConfig, run: RunConfig, address: Address | None, created: float
 ) -> dict[str, Any]:
-    """Return the facts of a new experiment; if no seed is given, they include a random seed.
+    """Return the facts of a new experiment. If no seed is given, the facts include a random seed.
 
     Args:
         trainable: name of the trainable.

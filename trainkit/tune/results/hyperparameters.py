@@ -280,7 +280,10 @@ def trial_state(result: Result, stop: Mapping[str, Any] | None, *, has_value: bo
 
 
 def distribution_of(parameter: Hyperparameter, kinds: Any) -> BaseDistribution:
-    """Return Optuna's distribution for the domain, or else for the values; it covers all tried values."""
+    """Return Optuna's distribution for the domain, or for the values if no domain is known.
+
+    The distribution covers all tried values.
+    """
     if parameter.is_numeric:
         low, high = parameter.bounds
         if parameter.is_whole:

@@ -131,7 +131,7 @@ class TrialSource:
         """First trial with each configuration, by the configuration's fingerprint."""
         self._results: dict[str, dict[str, Any] | None] = {}
         self._unknown: set[str] = set()
-        """Trials that the searcher does not know; it does not receive their results."""
+        """Trials that the searcher does not know, so their results are not passed to the searcher."""
         self.corrected = 0
         """Number of trials for which a restored searcher made a different suggestion than before."""
         self._ahead: dict[str, dict[str, Any] | str] = {}

@@ -68,7 +68,7 @@ def look_up(config: Any, path: Path) -> Any:
 
 
 def is_there(found: Any) -> bool:
-    """Return True if `found`, from `look_up`, is not the marker."""
+    """Return True if `look_up` found a value: `found` is not its marker for a missing value."""
     return found is not _ABSENT
 
 

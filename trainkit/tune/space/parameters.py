@@ -85,7 +85,7 @@ def parameters(
 
 
 class Grid:
-    """The combinations of those axes whose values are not given.
+    """Combinations of the values of all grid axes that have no given value.
 
     Args:
         axes: axes by path, in the order of the space; the last axis varies fastest.

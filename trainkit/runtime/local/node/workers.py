@@ -429,7 +429,7 @@ class WorkerProcesses:
         self._loop.after(_SWEEP_S, self._find_lost)
 
     def _have_plain(self) -> None:
-        """Restart the plain template if it has ended; it may end again.
+        """Restart the plain template if it has ended. The new template may end, too.
 
         Raises:
             OSError: the machine is out of memory, processes or descriptors.

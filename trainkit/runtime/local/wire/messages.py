@@ -412,7 +412,7 @@ class Output(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Text for the user, such as why a request waits."""
+    """Text shown to the user, for example the reason why a request waits."""
 
     text: str
 
