@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # no imports before the finder is installed, as another thread may import
+# No import may come before the finder is installed, because another thread may import too.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec

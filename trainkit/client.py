@@ -264,11 +264,13 @@ class Experiment:
         while True:
             overdue = SYSTEM.monotonic() >= deadline
             lost = owner_of(self.folder) is None
-            # Withdraw the command, so that no process executes it after this call has failed.
+            # The command is withdrawn, so that no process executes it after this call has failed.
             withdrawn = (overdue or lost) and _taken_back(file)
-            # Check again, as a process that resumed the experiment may have taken the command meanwhile.
+            # The owner is checked again, because a process that resumed the experiment may have taken the
+            # command meanwhile.
             lost = lost and (withdrawn or owner_of(self.folder) is None)
-            # Read the answers last, to see an answer that was written just before the process ended.
+            # The answers are read last, so that an answer is seen even if it was written just before the
+            # process ended.
             for event in reader.commands(since):
                 since = event.seq
                 answer = Answer.of(event)

@@ -24,7 +24,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clock."""
 
-    # These are the C functions without a wrapper, as waits read the time very often.
+    # These are the C functions without a wrapper, because waits read the time very often.
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
 

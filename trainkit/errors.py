@@ -319,7 +319,7 @@ def message_of(error: BaseException) -> str:
 
 def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.7) -> str:
     """Return " Did you mean 'loss'?" for the most similar of `names`, or '' if none is similar."""
-    import difflib  # needed only for an error's message
+    import difflib  # the import is needed only for an error's message
 
     by_lower = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)

@@ -23,8 +23,8 @@ def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
         names: names that the package has.
     """
     # For `from package import name`, Python calls `__getattr__` before it tries the submodule of that name,
-    # and then discards the text of the AttributeError. A function that adds former names may be a frame
-    # between the import and this one.
+    # and then discards the text of the AttributeError. A function that adds former names may add a frame
+    # between the import and this function, so two frames are checked.
     callers = [sys._getframe(2), sys._getframe(2).f_back]
     imported = any(frame is not None and frame.f_code.co_name == "_handle_fromlist" for frame in callers)
     if imported and importlib.util.find_spec(f"{module}.{name}") is not None:

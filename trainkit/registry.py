@@ -168,7 +168,7 @@ def _may_be_declared(group: bytes) -> bool:
     """Return False if no installed package names the group. A full search takes ten times as long."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder] or any(map(os.path.isfile, sys.path)):
-        return True  # packages may also be outside folders, such as in archives
+        return True  # a package may also be outside folders, such as in an archive
     for folder in sys.path:
         for name in iglob(f"{escape(folder or '.')}/*-[Ii]*/entry_points.txt"):
             with contextlib.suppress(OSError), open(name, "rb") as file:

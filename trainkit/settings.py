@@ -97,7 +97,7 @@ def log_dir_is_own() -> bool:
 
 
 def _user_name() -> str:
-    import pwd  # exists only on systems that have the local engine
+    import pwd  # this module exists only on systems that have the local engine
 
     try:
         return pwd.getpwuid(os.getuid()).pw_name

@@ -46,7 +46,7 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
         StoreError: a process is running the experiment.
     """
     folder = experiment_folder(word)
-    store = ExperimentStore.open(folder)  # also locks the experiment
+    store = ExperimentStore.open(folder)  # opening the store also locks the experiment
     try:
         overview = Overview.of(folder, 0.0)
         kept = None

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words after the program's name; None means the arguments of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that it can't encode are escaped
+    if isinstance(sys.stdout, io.TextIOWrapper):  # characters that stdout can't encode are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         named = COMMANDS.find(words[0]) if words and not words[0].startswith("-") else None
@@ -49,7 +49,8 @@ def _overview() -> argparse.ArgumentParser:
         prog="trainkit",
         description="Look at your experiments and your sessions on this machine, and end them.",
     )
-    version = sys.modules["trainkit"].__version__  # the version of the package that contains this module
+    # This is the version of the package that contains this module.
+    version = sys.modules["trainkit"].__version__
     parser.add_argument("--version", action="version", version=f"trainkit {version}")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, words in sorted(HELP.items()):
@@ -58,11 +59,11 @@ def _overview() -> argparse.ArgumentParser:
     for name in sorted({*COMMANDS.names()}.difference(COMMANDS.own_names())):
         try:
             found.setdefault(COMMANDS.get(name), []).append(name)
-        except ConfigError as error:  # one broken command must not hide the others
+        except ConfigError as error:  # a broken command must not hide the other commands
             commands.add_parser(name, help=str(error).replace("%", "%%"))
     for command, names in found.items():
-        # List only the aliases that lead to this command. For example, "ls" is trainkit's own, and argparse
-        # refuses duplicates.
+        # Only the aliases that lead to this command are listed, because argparse refuses duplicates. For
+        # example, "ls" belongs to trainkit itself.
         first, *further = sorted(names, key=command.aliases.__contains__)
         commands.add_parser(first, help=command.help.replace("%", "%%"), aliases=further)
     return parser

@@ -190,7 +190,8 @@ def selected(
     if options.condition is not None:
         holds = _condition(options.condition, known)
         rows = [row for row in rows if holds(row)]
-    for name in reversed(_names(options.sort, known)):  # sorting is stable, so the first column comes last
+    # Sorting is stable, so sorting by the first column last makes it decisive.
+    for name in reversed(_names(options.sort, known)):
         rows = sorted(rows, key=lambda row, name=name: _rank(row.get(name)), reverse=options.descending)  # type: ignore[misc]
         rows = sorted(rows, key=lambda row, name=name: row.get(name) is None)  # type: ignore[misc]
     columns = _names(options.columns, known) or _default_columns(known, metric)

@@ -214,7 +214,8 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
 
 
 def _end(session: Session, by: str, *, force: bool) -> str:
-    # Includes processes without the mark in their environment, which are found only while the node lives.
+    # The count includes processes without the mark in their environment, which are found only while the node
+    # lives.
     below = process.descendants(session.node)
     count = len({session.node, *below, *process.marked(str(session.folder))})
     local_sessions.note_end(session.folder, by)

@@ -74,13 +74,14 @@ def tail(
             new = _reported(reader, None if chosen is None else chosen.trial_id, lines)
         try:
             while True:
-                running = owner_of(folder) is not None  # checked before the output, so that the last is shown
+                # The owner is checked before the output, so that the last output is shown.
+                running = owner_of(folder) is not None
                 sys.stdout.write("".join(f"{line}\n" for line in next(new)))
                 sys.stdout.flush()
                 if not (running and follow):
                     return 0
                 clock.sleep(_EVERY_S)
-        except KeyboardInterrupt:  # Ctrl-C is the normal way to end this command
+        except KeyboardInterrupt:  # Ctrl-C is the normal way to end this command.
             return 0
 
 

@@ -152,7 +152,8 @@ def experiment_lines(folder: Path, trial: str | None) -> list[str]:
         if trial is None:
             names = {trial.trial_id: trial.name for trial in overview.trials}
             of_all, commands = reader.events(), reader.commands()
-            events_of = {event.seq: event for event in [*of_all, *commands]}  # some are about trials
+            # Some commands concern single trials, so they are included.
+            events_of = {event.seq: event for event in [*of_all, *commands]}
             return [
                 f"{folder}: {overview.state}",
                 *(_event_line(events_of[seq], names) for seq in sorted(events_of)),
@@ -187,8 +188,8 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):
-        # An event such as 'paused by PBT: ...' may repeat the words of a decision. Then only the part before
-        # the colon is shown.
+        # An event such as 'paused by PBT: ...' may repeat the text of a decision. In this case, only the part
+        # before the colon is shown.
         who, _, words = event.detail.partition(": ")
         yield f"  {_event_line(replace(event, detail=who) if words in told else event)}"
     if trial.failure is not None:

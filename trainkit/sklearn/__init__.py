@@ -7,7 +7,8 @@ from typing import Any
 from trainkit.lazy import from_stub
 from trainkit.tune.core.checks import load
 
-# Loaded on first use: scikit-learn is optional, and a worker needs only the module that evaluates candidates.
+# The names are loaded on first use, because scikit-learn is optional and a worker needs only the module that
+# evaluates candidates.
 _get, __dir__, __all__ = from_stub(__name__)
 
 

@@ -98,7 +98,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     the results of previous candidates. Each call of `evaluate_candidates` is a separate experiment.
     """
 
-    # Defaults for subclasses whose constructor lacks these arguments, as scikit-learn's constructors do.
+    # Some subclasses have a constructor without these arguments, like scikit-learn's, so these are their
+    # defaults.
     early_stopping: Any = None
     local_dir: Any = None
     name: str | None = None
@@ -128,7 +129,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         "mode": "no_validation",
         "pre_dispatch": [Integral, str, None],
     }
-    # Arguments of `fit` itself; an enclosing search must not route them.
+    # These are arguments of `fit` itself, so an enclosing search must not route them.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
     _space_argument: ClassVar[str] = "param_grid"
@@ -187,11 +188,11 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         tasks = FitCallbacks(self, X, y, params.get("sample_weight"))
         tasks.begin()
         self._checked_cv_orig = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        # Before scikit-learn 1.9 only halving searches have this method.
+        # Before scikit-learn 1.9, only halving searches have this method.
         if hasattr(self, "_check_input_parameters"):
             self._check_input_parameters(X=X, y=y, split_params=routed.splitter.split)
         self.n_splits_ = self._checked_cv_orig.get_n_splits(X, y, **routed.splitter.split)
-        # The calls are in scikit-learn's order, because they may draw from the same generator.
+        # The calls follow scikit-learn's order, because they may draw from the same generator.
         search = None if self._has_own_rounds() else self._search()
         stopping = self._early_stopping(clone(self.estimator), tune_params, in_rounds=search is None)
         task = EvaluationTask(
@@ -229,7 +230,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit:
             try:
                 self._refit(task, stopping, candidates[self.best_index_], tasks)
-            except BaseException:  # A second `fit` then repeats only this step.
+            except BaseException:  # After this, a second `fit` repeats only this step.
                 self._unfinished = found.unfinished
                 raise
         for each in evaluated.rounds:
@@ -427,7 +428,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self._require_refit_metric(found.candidates)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
-            # The traceback references this frame, so `found` would make the error reference itself and X.
+            # The error's traceback references this frame. With `found`, the error would keep itself and X
+            # alive.
             del found
             try:
                 raise error
@@ -455,7 +457,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit or not self.multimetric_:
             self.best_index_ = self._select_best_index(self.refit, refit_metric, results)
             if by_portions and self.resource is not None and not callable(self.refit):
-                # As in halving searches, because a score on few samples predicts little about all samples.
+                # Only the candidates with the most samples are compared, as in halving searches, because a
+                # score on few samples predicts little about all samples.
                 reached = results["training_iteration"]
                 furthest = np.flatnonzero(reached == reached.max())
                 self.best_index_ = furthest[results[f"rank_test_{refit_metric}"][furthest].argmin()]
@@ -506,7 +509,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self, task: EvaluationTask, stopping: EarlyStopping | None, best: CandidateResult, tasks: FitCallbacks
     ) -> None:
         """Fit the best candidate on all data; the results are kept even if this fails."""
-        # Parameters may be estimators, so they are cloned too.
+        # The parameters may be estimators, so they are cloned too.
         fitted = clone(task.estimator).set_params(**clone(self.best_params_, safe=False))
         started = SYSTEM.monotonic()
         with tasks.refitting(fitted):

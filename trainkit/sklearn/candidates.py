@@ -240,7 +240,7 @@ def _of_scipy(given: Any) -> Domain:
     from scipy import stats  # type: ignore[import-untyped]
 
     kind = type(getattr(given, "dist", None))
-    # Public methods return the parameters, even if the distribution was given location, scale or shape.
+    # Public methods return the bounds even if the distribution was created with a location, scale or shape.
     if kind is type(stats.uniform):
         low, high = map(float, given.support())
         return Float(low, high)
@@ -424,7 +424,8 @@ def search_of(
         )
     cls: Any = SEARCHERS.find(LEARNING[name])
     given, seed = dict(arguments or {}), seed_of(random_state)
-    if name == "bayesian":  # Its default seed is fixed; other searchers use the tuner's seed.
+    # The searcher "bayesian" has a fixed default seed. Other searchers use the tuner's seed.
+    if name == "bayesian":
         given.setdefault("random_state", seed)
     taken = inspect.signature(cls).parameters
     unknown = sorted(given.keys() - taken.keys())
@@ -444,7 +445,7 @@ def _random(distributions: Any, n_trials: int, random_state: Any) -> CandidateSo
         space = for_searcher(distributions)
         return CandidateSource(BasicVariantGenerator(), space, n_trials, False, seed_of(random_state))
     sampler = ParameterSampler(for_sampler(distributions), n_trials, random_state=random_state)
-    # Drawing the candidates advances a generator exactly as in RandomizedSearchCV.
+    # The list draws the candidates now, which advances a generator exactly as in RandomizedSearchCV.
     seed = random_state if isinstance(random_state, numbers.Integral) else None
     return CandidateSource(CandidateList(list(sampler)), None, -1, False, None if seed is None else int(seed))
 

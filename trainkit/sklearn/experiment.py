@@ -234,8 +234,8 @@ def evaluate(
         if first is not None:
             task = stack.enter_context(_with_first_folds(task, first, cpus, tune.max_concurrent_trials))
         if first is not None and not first.left:
-            # This folder is never created. A random name avoids a folder of another program, which could
-            # contain commands.
+            # This folder is never created. Its random name differs from every folder of another program,
+            # which could contain commands.
             folder: Path | None = Path(tempfile.gettempdir(), f"trainkit-sklearn-{secrets.token_hex(8)}")
             bound = replace(with_parameters(trainable, task=task), here=True)
         else:
@@ -250,7 +250,7 @@ def evaluate(
             experiment = ExperimentRun(bound, whole, tune, run, folder, in_memory=True)
         if task.digest:
             experiment.note({MORE_TO_COME: True})
-        experiment.restorable = False  # A search is resumed by calling `fit` again.
+        experiment.restorable = False  # A search is resumed by another call of `fit`, not by a restore.
         try:
             grid = experiment.fit()
         except InfeasibleError as error:
@@ -323,7 +323,7 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
         if shared and not _sharing:
             api.init(num_cpus=cpus or os.cpu_count())
         _sharing += shared
-    end = api.shutdown  # After an interrupt the session may be in an unknown state.
+    end = api.shutdown  # After an interrupt, the session may be in an unknown state.
     try:
         yield
         end = session.park
@@ -380,10 +380,14 @@ def _with_first_folds(
             if not there:
                 begun = api.remote(_is_there).remote()
                 while first.left and not api.wait([begun], timeout=LOOK_S)[0]:
-                    continue  # Folds are evaluated meanwhile. If they finish first, the search need not wait.
+                    # Folds are evaluated during this wait. If they finish first, the search need not wait for
+                    # the session.
+                    continue
                 first.suffice(int(workers), there=True)
         if first.stop():
-            around.close()  # Otherwise it closes at the end, when the current fold has usually finished.
+            # Without this call, the stack closes `around` at the end, when the current fold has usually
+            # finished.
+            around.close()
         yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 
 
@@ -443,7 +447,7 @@ def _in_tasks(
         return replace(bound, ahead=1), tune
     fit, folds = _fit(bound), len(task.splits)
     limit = tune.max_concurrent_trials or fit
-    # Starting more candidates than can run helps only if resources, not a limit, restrict the running ones.
+    # More parts than can run at once help only if resources, not the limit, restrict the running candidates.
     if fit <= limit:
         parts = max(1, min(folds, AHEAD * fit, math.ceil(FEW * (fit - 1) / task.candidates)))
         return replace(bound, ahead=AHEAD, parts=parts), replace(tune, max_concurrent_trials=None)
@@ -464,7 +468,8 @@ def _at_once(bound: Bound, tune: TuneConfig) -> int:
 
 def _fit(bound: Bound) -> int:
     """Return the number of candidates that fit into the resources of the current session."""
-    there = session.engine().cluster_resources()  # This process knows them, even if the node has just died.
+    # This process knows the resources, even if the node has just died.
+    there = session.engine().cluster_resources()
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
     return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
 
@@ -475,7 +480,7 @@ def _temporary_folder(run: RunConfig) -> Iterator[Path | None]:
     if run.name or run.storage_path:
         yield None
         return
-    # Checkpoints of large models may not fit into the session's folder.
+    # Checkpoints of large models may not fit into the session's folder, so they get a different folder.
     made = tempfile.TemporaryDirectory(prefix="trainkit-sklearn-")
     with api.linked(Path(made.name)), made:
         yield Path(made.name, "search")
@@ -504,7 +509,7 @@ def comparable_candidates(
     """
     complete, cut_off = complete_candidates(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
-        cut_off = max(cut_off, task.candidates - len(complete))  # Some candidates were not even started.
+        cut_off = max(cut_off, task.candidates - len(complete))  # Some candidates did not even start.
     if not complete and not may_be_none and found.interrupted:
         raise KeyboardInterrupt
     why = "" if found.ended_by is None else found.ended_by.why
@@ -539,7 +544,8 @@ def error_to_raise(
             cause = error.cause
             cause.__cause__ = RemoteTraceback(error.remote_traceback)
             return cause
-        # Errors of stop rules in the driver, for example a rule about a value that is not reported.
+        # These errors come from stop rules in the driver, for example from a rule about a value that is not
+        # reported.
         if isinstance(error, MetricError) or type(error) is TrialError:
             return error
         if error is not None and error_score == "raise":

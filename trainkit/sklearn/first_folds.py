@@ -144,7 +144,8 @@ class FirstFolds:
         finally:
             self._put_back.set()
             if self._thread.ident is None:
-                self.in_use.release()  # Otherwise the thread releases it after its last fold.
+                # The thread never started. Otherwise it releases the lock after its last fold.
+                self.in_use.release()
             elif self._ended.is_set():
                 self._thread.join()
 
@@ -171,7 +172,8 @@ class FirstFolds:
         """
         spent_s = 0.0
         while self.left and not self._ended.wait(max(LOOK_S, spent_s)):
-            spent_s, done = self._spent_s(), max(1, self._done)  # A lower bound for the current fold.
+            # The elapsed time is a lower bound for the current fold.
+            spent_s, done = self._spent_s(), max(1, self._done)
             if there and worth_handing_over(spent_s / done, self.left, workers):
                 break
             if not there and worth_starting(spent_s, done, self.left):
@@ -197,7 +199,8 @@ class FirstFolds:
         if len(self.known) < len(self._candidates) or "" in self.known:
             return  # Some candidates share a key or have no key.
         task = replace(self._task, estimator=writable_copy(self._task.estimator))
-        # A worker raises the same error again, and `fit` then reports where it occurred.
+        # The error is dropped here, because a worker raises it again and `fit` then reports where it
+        # occurred.
         with contextlib.suppress(Exception), self._native.limit(limits=1, user_api="openmp"):
             for candidate, outcomes in enumerate(self.known.values()):
                 parameters = {name: writable_copy(each) for name, each in self._candidates[candidate].items()}

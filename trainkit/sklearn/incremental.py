@@ -195,7 +195,7 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
         return estimator
     if not last_step:
         if hasattr(estimator, "partial_fit") or "warm_start" in estimator.get_params(deep=False):
-            return estimator  # A user's own class.
+            return estimator  # The estimator's class is a user's own class.
         raise ConfigError(
             "early_stopping: a Pipeline as a whole can't be trained a portion at a time: set "
             "pipeline_auto_early_stop=True, so that its last step is, or early_stopping=None"

@@ -60,8 +60,9 @@ def _loops(estimator: Any) -> bool:
 
 def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
     usual = estimator.tol
-    estimator.tol = None  # A tolerance could end the loop early, which never happens in single passes.
-    # In all these classes `fit` and `partial_fit` call this method, with the number of passes as a keyword.
+    estimator.tol = None  # A tolerance could end the loop early, unlike single passes.
+    # In all these classes, `fit` and `partial_fit` call this method and pass the number of passes as a
+    # keyword.
     estimator._partial_fit = functools.partial(_with_passes, estimator._partial_fit, passes)
     try:
         estimator.partial_fit(*data, **params)
@@ -111,7 +112,7 @@ class IncrementalFit:
         require_free(self._way, searched, self._prefix)
         parameters = self._trained.get_params(deep=False)
         self._maximum = self._way.maximum(parameters, portions)
-        # Parameters that are changed during a portion and restored afterwards.
+        # These parameters are changed during a portion and restored afterwards.
         self._usual = {name: parameters[name] for name in ("warm_start", "max_iter") if name in parameters}
         self._prototype = clone(self._trained) if self._way.kind is MethodKind.CATBOOST else None
         self._data: Data | None = None
@@ -169,7 +170,7 @@ class IncrementalFit:
         if self._data is not None:
             return self._data
         data = self._transformed(*load())
-        if self.transforms:  # Without transformers the data is not kept, because `load` returns it again.
+        if self.transforms:  # Without transformers, the data is not kept, because `load` returns it again.
             self._data = data
         return data
 
@@ -240,7 +241,8 @@ class IncrementalFit:
             iterations = getattr(self._trained, "n_iter_", None)
             ended_by_limit = iterations is not None and np.max(iterations) >= amount
             return ended_by_limit and self.done + 1 < self._portions
-        # A forest warns that class weights may change with the data, but here the data never changes.
+        # A forest warns that class weights may change with the data, but here the data never changes, so the
+        # warning is ignored.
         return str(warning.message).startswith("class_weight presets")
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -302,8 +304,8 @@ class RepeatedFit:
         """
         self.done += portions
         X, y, params = load()
-        # On failure the estimator stays unfitted, because it may be trained again from the model of a
-        # different candidate.
+        # The estimator itself stays unfitted after a failure, because it may be trained again from the model
+        # of a different candidate.
         self.estimator = self.trained = clone(self.estimator).fit(X, *_labels(y), **params)
 
     def change(self, parameters: Mapping[str, Any]) -> None:

@@ -147,7 +147,8 @@ def digest(value: Any, what: str) -> str:
     """
     packed = pack(value, what)
     payload = bytes(packed.payload)
-    # The pickle of a class of `__main__` contains a random name that differs between program runs.
+    # The pickle of a class of `__main__` contains a random name, which is removed because it differs between
+    # program runs.
     for drawn in list(_DYNAMIC_CLASS_TRACKER_BY_CLASS.values()):
         payload = payload.replace(drawn.encode(), b"")
     found = hashlib.blake2b(payload, digest_size=16)
@@ -165,7 +166,8 @@ def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
     """
     try:
         return task + digest(dict(parameters), "the parameters")
-    except SerializationError:  # A later search then only fails to recognize the candidate.
+    # The only consequence is that a later search does not recognize the candidate.
+    except SerializationError:
         return ""
 
 

@@ -236,7 +236,7 @@ class TuneSearchCV(TuneBaseSearchCV):
         self._keep(locals())
 
     def _early_stopping_asked(self) -> Any:
-        # BOHB has its own scheduler, for estimators that are trained in portions.
+        # BOHB brings its own scheduler if estimators are trained in portions.
         is_bohb = str(self.search_optimization).lower() == BOHB
         if is_bohb and (self.early_stopping is True or (self.early_stopping is None and self.max_iters != 1)):
             return "HyperBandForBOHB"

@@ -196,13 +196,14 @@ def settings_of(
     )
     callbacks, files = loggers_of(search.loggers)
     storage = search.local_dir
-    if callbacks or files:  # The files that they write must be readable after the search.
+    # The user must be able to read the files of callbacks and loggers after the search.
+    if callbacks or files:
         storage = storage or results_dir
     kept = search.name is not None or storage is not None
     run = RunConfig(
         name=search.name,
         storage_path=storage,
-        # For completely fitted folds, scikit-learn's own lines replace the tuner's console.
+        # If folds are fitted completely, scikit-learn's own lines replace the tuner's console.
         verbose=min(int(search.verbose), 3) if scheduler is not None or search.verbose < 2 else 0,
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
@@ -284,7 +285,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
     if isinstance(refit, str):
         several = isinstance(scoring, (list, tuple, set, Mapping)) or callable(scoring)
         return metric_name(refit if several else SINGLE)
-    # A function may return a single number or numbers by name, which only a call can show.
+    # Only a call shows if a function returns a single number or numbers by name.
     single = isinstance(scoring, BaseScorer) or not callable(scoring) or needed_by
     if not isinstance(scoring, (list, tuple, set, Mapping)) and single:
         return metric_name(SINGLE)

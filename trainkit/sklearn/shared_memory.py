@@ -63,7 +63,7 @@ def view_slices(train: Any, test: Any) -> tuple[slice | None, slice | None]:
         test: indices of its test rows.
     """
     ours, others = contiguous_slice(train), contiguous_slice(test)
-    # If both slices shared a row, writes to one view would be visible in the other.
+    # If the slices shared a row, a write to one view would be visible in the other.
     apart = ours is None or others is None or max(ours.start, others.start) >= min(ours.stop, others.stop)
     return (ours, others) if apart else (None, None)
 
@@ -147,7 +147,7 @@ MOST_FILES = 128
 
 CHUNK_BYTES = 4 * 2**20
 
-_MADV_POPULATE_READ = 22  # Since Linux 5.14; the mmap module lacks the name.
+_MADV_POPULATE_READ = 22  # Linux has this flag since 5.14, but the mmap module lacks its name.
 
 Part: TypeAlias = tuple[int, int]
 """Number of a fold, followed by 0 for its training samples or 1 for its test samples."""
@@ -204,7 +204,7 @@ class SharedCopies:
             if _is_full(fd, size):
                 return
             # A process keeps a lock only on full files. The loop checks again, because another process may
-            # empty files between the two locks.
+            # empty the file between the two locks.
             fcntl.flock(fd, fcntl.LOCK_EX)
             self._empty_unused(part)
             _write(fd, X, rows, read)
@@ -219,7 +219,7 @@ class SharedCopies:
                 if os.fstat(fd).st_size:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.ftruncate(fd, 0)
-            except BlockingIOError:  # The copy is in use.
+            except BlockingIOError:  # Another process is using the copy.
                 continue
             finally:
                 os.close(fd)
@@ -231,7 +231,7 @@ class SharedCopies:
         except OSError:  # The driver is on another machine or has ended.
             return None
         if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{_name(self.token, part)} (deleted)":
-            os.close(fd)  # On this machine the id belongs to a different process.
+            os.close(fd)  # The id belongs to a different process on this machine.
             return None
         return fd
 
@@ -258,7 +258,7 @@ def parts_to_copy(X: Any, splits: Sequence[Split], *, views: bool) -> list[Part]
 def _is_worth(X: np.ndarray, rows: Any) -> bool:
     if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu" or rows.ndim != 1:
         return False
-    # Copies that NumPy would not lay out row by row are left to NumPy.
+    # If NumPy would not lay out the copy row by row, NumPy makes it instead.
     return X[:1].nbytes * len(rows) >= LEAST_BYTES and bool(X[rows[:2], ...].flags.c_contiguous)
 
 
@@ -271,7 +271,7 @@ def open_copies(parts: Sequence[Part]) -> Iterator[SharedCopies]:
         try:
             for part in parts:
                 files[part] = os.memfd_create(_name(token, part), os.MFD_CLOEXEC)
-        except OSError:  # Descriptors have run out; each worker makes its own copies.
+        except OSError:  # Descriptors have run out, so each worker makes its own copies.
             while files:
                 os.close(files.popitem()[1])
         yield SharedCopies(os.getpid(), token, files)
@@ -311,7 +311,7 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
         if error.errno == errno.ENOMEM:
             raise MemoryError(f"a copy of {size} bytes can't be mapped: {error}") from error
         raise
-    with contextlib.suppress(OSError):  # An older kernel loads the pages one by one.
+    with contextlib.suppress(OSError):  # An older kernel lacks the call and loads the pages one by one.
         mapping.madvise(_MADV_POPULATE_READ)
     return mapping
 
@@ -331,7 +331,7 @@ def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -
             read()
         _written(fd, memoryview(b"\0"), offset)
     except (OSError, MemoryError) as error:
-        os.ftruncate(fd, 0)  # Half a copy is useless.
+        os.ftruncate(fd, 0)  # An incomplete copy is useless.
         raise MemoryError(f"a copy of {len(rows)} samples, {offset} bytes of it made: {error}") from error
 
 

@@ -77,7 +77,8 @@ class EvaluationTask:
     decisive: str | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Clones share a frozen estimator, so the estimator's arrays must be writable. X and y stay shared.
+        # The estimator's arrays must be writable, because clones share a frozen estimator. X and y stay
+        # shared and read-only.
         self.__dict__.update(state, estimator=writable_copy(state["estimator"]))
 
     def known_outcomes(self, key: str) -> Sequence[Outcome]:
@@ -95,7 +96,7 @@ class EvaluationTask:
 
     def failure(self, split: int, error: BaseException) -> Outcome:
         """Return the outcome of fold `split` after the death of its process."""
-        # The time is unknown.
+        # The process died, so the times are unknown.
         times = {"fit_time": math.nan, "score_time": math.nan}
         counts = {"n_test_samples": len(self.splits[split][1])}
         why = {"fit_error": f"{type(error).__name__}: {message_of(error)}"}
@@ -195,7 +196,7 @@ def writable_copy(value: Any) -> Any:
     """
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
-    # Protocol 5 would keep arrays read-only.
+    # Protocol 5 would keep arrays read-only, so protocol 4 is used.
     return pickle.loads(serialize.dumps(value, protocol=4))
 
 
@@ -247,7 +248,8 @@ class FoldTrial(SerializedTrainable):
         candidate = int(self.trial_id.rsplit("_", 1)[1])
         seed = self._trial_spec.seed
         if seed is not None and os.getpid() != self._trial_spec.driver_pid:
-            seed_generators(trial_seed(seed, split))  # Draws are then equal in every process and order.
+            # Each fold has its own seed, so its draws are equal in every process and order.
+            seed_generators(trial_seed(seed, split))
         self._outcomes[split] = self._task.outcome(self._parameters, split, candidate)
 
     def _report(self) -> dict[str, Any]:
@@ -275,7 +277,7 @@ class FoldByFoldTrial(FoldTrial):
     def step(self) -> dict[str, Any]:
         if self._is_told and self._missing:
             self._evaluate(self._missing[0])
-        self._is_told = True  # Outcomes known from the start are in the first report.
+        self._is_told = True  # Outcomes that are known from the start are in the first report.
         return self._report()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -326,7 +328,8 @@ class IncrementalTrial(Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         with Path(checkpoint, STATE).open("rb") as file:
             state = pickle.load(file)
-        # The checkpoint may come from a different candidate; training continues with this trial's parameters.
+        # The checkpoint may come from a different candidate, but training continues with this trial's
+        # parameters.
         changed = {
             name: value
             for name, value in self.config.items()
@@ -389,7 +392,7 @@ class IncrementalFold:
     def _started(self) -> IncrementalFit | RepeatedFit:
         if self._fit is None:
             estimator = clone(self._task.estimator)
-            # Parameters may be estimators, and each fold trains its own clone of them.
+            # The parameters may be estimators, so each fold trains its own clones of them.
             estimator = with_own_threads(estimator.set_params(**clone(dict(self._parameters), safe=False)))
             self._fit = self._portions.begin(estimator, labels=self._task.y, searched=self._parameters)
         return self._fit
@@ -400,21 +403,22 @@ class IncrementalFold:
         if not self._portions.of_samples:
             return self._all
         last = self._portions.reports[-1]
-        # A candidate that continues the model of a different candidate may be beyond the last portion.
+        # The candidate may continue a different candidate's model, which may be beyond the last portion.
         count = end_of(min(self._started.done, last), len(self._all), last)
-        return self._all[np.sort(self._order[:count])]  # In the fold's order, as in a fit on all samples.
+        # The samples keep the fold's order, as in a fit on all samples.
+        return self._all[np.sort(self._order[:count])]
 
     @functools.cached_property
     def _order(self) -> Any:
         y = self._task.y
-        # All candidates use equal samples, so that their scores can be compared.
+        # All candidates use the same samples, so that their scores can be compared.
         by_class = is_classifier(self._started.estimator) and np.ndim(y) == 1
         labels = np.asarray(y)[self._all] if by_class else None
         return growing_order(labels, len(self._all), np.random.RandomState(self._split))
 
     def _data(self) -> Data:
         task = self._task
-        # No views, because the estimator may keep its samples between reports.
+        # The arrays are copies, because the estimator may keep its samples between reports.
         with task.fold_array(self._split, views=False) as array:
             X, y = internals.safe_split(self._started.estimator, array, task.y, self._train)
         return X, y, dict(internals.check_method_params(task.X, params=task.fit_params, indices=self._train))
@@ -508,13 +512,14 @@ def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -
             and task.verbose < 2
             and all(map(_is_harmless, (task.estimator, *parts)))
         )
-    except Exception:  # An object of the user raised the error; a worker will raise it too.
+    except Exception:  # An object of the user raised the error, and a worker will raise it too.
         return False
 
 
 def _is_harmless(value: Any) -> bool:
     named = callable(value) and hasattr(value, "__name__")
-    module = getattr(value, "__module__", None) if named else type(value).__module__  # C methods lack it.
+    # Methods that are written in C lack `__module__`.
+    module = getattr(value, "__module__", None) if named else type(value).__module__
     if str(module).partition(".")[0] not in _HARMLESS:
         return False
     if isinstance(value, Mapping):

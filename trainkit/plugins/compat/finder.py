@@ -98,7 +98,8 @@ def _full(path: str) -> str:
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
-    Loader = object  # its methods are Python's defaults, and importing it takes as long as all the rest
+    # Loader's methods equal Python's defaults, and its import takes as long as the rest of this module.
+    Loader = object
 
 
 def find(path: str, others: Iterable[Any], search: Sequence[str] | None) -> ModuleSpec | None:
@@ -128,7 +129,8 @@ class ServedModule(ModuleType):
         if not (isinstance(value, ModuleType) and object_there):
             super().__setattr__(name, value)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # functions that are sent to a worker may refer to the module
+    # A function that is sent to a worker may refer to the module, so the module must be picklable.
+    def __reduce__(self) -> tuple[Any, ...]:
         return importlib.import_module, (self.__name__,)
 
 
@@ -180,7 +182,8 @@ class Extended(Loader):
         """Run the module's code, then add the names."""
         self._loader.exec_module(module)
         if self._row.children and not hasattr(module, "__path__"):
-            module.__path__ = []  # The old path was a package; Python looks for submodules only in packages.
+            # The old path was a package, and Python looks for submodules only in packages.
+            module.__path__ = []
         add_names(module, self._row)
 
     def __getattr__(self, name: str) -> Any:
@@ -206,7 +209,8 @@ def add_names(module: ModuleType, row: Row) -> None:
                 raise AttributeError(f"{path}.{name} is not here: {row.gone[name]}")
             if name in row.children:
                 return importlib.import_module(f"{path}.{name}")
-            # Submodules of a real package come before its old names; Python imports them after this error.
+            # In a real package, a submodule takes precedence over an old name. This error makes Python import
+            # the submodule.
             if is_real and hasattr(module, "__path__") and find_spec(f"{path}.{name}"):
                 raise AttributeError(f"module {path!r} has no attribute {name!r}: it is not imported yet")
             for home in row.homes:

@@ -141,7 +141,7 @@ class DistributeResources:
             spare: number of units beyond all initial reservations.
             scheduler: the calling scheduler.
         """
-        share = -(-spare // len(live))  # rounded up: some trials get one unit more while units are free
+        share = -(-spare // len(live))  # rounding up gives some trials one more unit while units are free
         return min(share, has[trial.trial_id] + free)
 
     def _unit(self, base: PlacementGroupFactory) -> dict[str, float]:
@@ -219,7 +219,8 @@ class DistributeResourcesToTopJob(DistributeResources):
             return own + free
         limited = self.increase_by and self.increase_by_times >= 1
         growing = [one for one in live if not limited or has[one.trial_id] < self.increase_by_times]
-        best = max(growing, key=lambda one: _score(one, metric, mode), default=None)  # the first of equals
+        # max() returns the first of equally good trials.
+        best = max(growing, key=lambda one: _score(one, metric, mode), default=None)
         return own + free if best is not None and best.trial_id == trial.trial_id else own
 
 
@@ -283,7 +284,8 @@ class ResourceChangingScheduler(TrialScheduler):
         resources_allocation_function: Allocation | Mapping[str, Any] | None = evenly_distribute_cpus_gpus,
     ) -> None:
         base, allocate = base_scheduler, resources_allocation_function
-        if isinstance(allocate, Mapping):  # the form that `arguments` returns
+        # The property `arguments` describes a function as such a mapping, which a restore passes back.
+        if isinstance(allocate, Mapping):
             allocate = _OURS[allocate["class"]](**allocate["arguments"])
         base = FIFOScheduler() if base is None else base
         if not isinstance(base, TrialScheduler) or isinstance(base, ResourceChangingScheduler):
@@ -296,7 +298,7 @@ class ResourceChangingScheduler(TrialScheduler):
             )
         super().__init__(base.time_attr, base.metric, base.mode)
         self.base_scheduler = base
-        # The base scheduler judges trials, so this scheduler uses the base's label and calls.
+        # The base scheduler judges the trials, so this scheduler uses the base's label and calls.
         self.label, self.hears_again = base.label, base.hears_again  # type: ignore[misc]
         self._allocate = allocate
         self._view: ExperimentView | None = None
@@ -315,7 +317,7 @@ class ResourceChangingScheduler(TrialScheduler):
         """Initial reservation of each trial; None before the first report."""
         return self._base
 
-    _base_trial_resources = base_trial_resources  # functions written for Ray read this name
+    _base_trial_resources = base_trial_resources  # functions that were written for Ray read this name
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
         """Return a trial's current reservation, or the new reservation that applies from its next start."""
@@ -353,7 +355,7 @@ class ResourceChangingScheduler(TrialScheduler):
     def see(self, view: ExperimentView) -> None:
         self._view = view
         self.base_scheduler.see(view)
-        # A kill may have happened between a pause and its change; such trials wait for nothing else.
+        # A kill between a pause and its change leaves a paused trial that nothing else would resume.
         for trial in view.get_trials():
             if trial.status is TrialStatus.PAUSED and trial.trial_id not in self._theirs:
                 self._ours.setdefault(trial.trial_id)

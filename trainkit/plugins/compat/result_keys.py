@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# trainkit adds these keys, unless a trial reports them itself.
+# trainkit adds these keys to each report, unless the trial reports them itself.
 TRAINING_ITERATION = "training_iteration"
 TIME_THIS_ITER_S = "time_this_iter_s"
 TIME_TOTAL_S = "time_total_s"
@@ -14,7 +14,7 @@ PID = "pid"
 HOSTNAME = "hostname"
 NODE_IP = "node_ip"
 
-# Trials report these keys. A report that is a plain number gets the first key.
+# Trials report these keys. A report that is a plain number is stored under the first key.
 DEFAULT_METRIC = "_metric"
 SHOULD_CHECKPOINT = "should_checkpoint"
 TIMESTEPS_THIS_ITER = "timesteps_this_iter"

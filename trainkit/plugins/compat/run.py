@@ -63,7 +63,7 @@ class Experiment:
         arguments = dict(spec)
         if "run" not in arguments:
             raise ConfigError(f"the experiment {name!r} has no 'run': give the trainable, or its name")
-        if "env" in arguments:  # RLlib's specifications have this entry
+        if "env" in arguments:  # RLlib's specifications have the entry `env`.
             arguments["config"] = {**arguments.get("config", {}), "env": arguments.pop("env")}
         return cls(name, arguments.pop("run"), **arguments)
 
@@ -223,12 +223,13 @@ def run(
     tuner = _resumed(bound, config, tune_config, run_config, resume, resume_config)
     if tuner is None:
         policy = run_config.checkpoint_config
-        policy.checkpoint_at_end = bool(policy.checkpoint_at_end)  # like Ray's `run`, unlike Ray's Tuner
+        # Ray's `run` saves no last checkpoint by default, unlike Ray's Tuner.
+        policy.checkpoint_at_end = bool(policy.checkpoint_at_end)
         tuner = _RunTuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise _failed(list(grid), grid.experiment_path) from grid.errors[0]
-    return ExperimentAnalysis(grid.experiment_path, trials=grid)  # `grid` knows the metric or metrics
+    return ExperimentAnalysis(grid.experiment_path, trials=grid)  # The grid knows the metric or metrics.
 
 
 def run_experiments(
@@ -286,7 +287,8 @@ def _resumed(
     if not wish.wanted:
         return None
     if run_config.name is None:
-        if not wish.required:  # the name is new each time, so no experiment can be resumed
+        # A generated name is always new, so no experiment with this name can be resumed.
+        if not wish.required:
             return None
         raise ConfigError(f"resume={resume!r} needs name=..., to find the experiment by")
     root = settings.results_dir() if run_config.storage_path is None else run_config.storage_path
@@ -324,7 +326,7 @@ def _failed(trials: Sequence[Result], folders: str) -> TrialError:
     )
 
 
-# arguments of Ray 1.x
+# These arguments of Ray 1.x are obsolete.
 
 OBSOLETE = {
     "export_formats": "export_model() is not called: save a checkpoint, and export from that",

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from trainkit.lazy import from_stub
 
-# Loaded on first use, because each server needs its own packages.
+# The servers are loaded on first use, because each needs its own packages.
 __getattr__, __dir__, __all__ = from_stub(__name__)

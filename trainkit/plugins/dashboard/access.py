@@ -28,7 +28,7 @@ class Access:
 
     def __post_init__(self) -> None:
         if not self._is_loopback:
-            _ = self._names  # resolved now, so that a slow lookup does not delay requests later
+            _ = self._names  # the names are resolved now, so that a slow lookup does not delay requests later
 
     def knows_host(self, header: str) -> bool:
         """Return True if a `Host` header names this server.

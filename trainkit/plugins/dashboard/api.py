@@ -95,7 +95,7 @@ def experiment(call: Call) -> dict[str, Any]:
     settings, space = settings_of(facts), space_of(facts)
     return {
         **server.board.summary(folder),
-        # The objectives in the summary already include the metric and the mode.
+        # The summary's objectives already include the metric and the mode, so these settings are left out.
         "settings": {name: value for name, value in settings.items() if name not in ("metric", "mode")},
         "space": space,
         "columns": {

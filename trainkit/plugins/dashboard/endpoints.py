@@ -193,7 +193,8 @@ class Endpoint:
                 return response
             make = partial(self._made, threads, call)
             if self.method == "GET" and self.in_turn and not isinstance(self.answers, str):
-                # The raw path and query are compared, because `request.url` changes names with '#' or a tab.
+                # The raw path and query are compared, because `request.url` changes names that contain '#' or
+                # a tab.
                 asked = request.scope["path"], request.scope["query_string"]
                 return await threads.share(asked, make)
             return await make()

@@ -100,7 +100,7 @@ class _Download(StreamingResponse):
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._file:  # close the file even if reading was interrupted
+        with self._file:  # the file is closed even if reading was interrupted
             await super().__call__(scope, receive, send)
 
 
@@ -127,7 +127,7 @@ def write_note(folder: Path, trial_id: str, text: str) -> None:
     if len(text) > MAX_NOTE:
         raise StoreError(f"the note has {len(text)} characters: {MAX_NOTE} at most are kept")
     aside = folder / f".{NOTES}.{uuid.uuid4().hex}.partial"
-    with _WRITING:  # so that neither of two concurrent notes is lost
+    with _WRITING:  # the lock ensures that neither of two concurrent notes is lost
         notes = _notes(folder)
         notes[trial_id] = text
         try:

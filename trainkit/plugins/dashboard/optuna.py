@@ -24,7 +24,7 @@ _LOOPBACK = "127.0.0.1"
 _SCRIPT = Path(__file__).parent / "static" / "optuna.js"
 _BUNDLE = b'<script defer src="/static/bundle.js"></script>'
 _OURS = f'<script defer src="/static/{_SCRIPT.name}"></script>'.encode()
-# This follows Optuna's own policy, because its parallel coordinates need `eval`.
+# This policy is Optuna's own, whose parallel coordinates need `eval`.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' data: 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -57,7 +57,7 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
     def __init__(self, root: Path, port: int = 0) -> None:
         app = load("optuna_dashboard", "Optuna's pages", "optuna-dashboard")
-        # This imports Optuna, which exists because optuna-dashboard needs it.
+        # This module imports Optuna, which is installed because optuna-dashboard needs it.
         storages = importlib.import_module("trainkit.plugins.integrations.optuna_storage")
         self.storage: ExperimentStorage = storages.ExperimentStorage(root)
         self.token = secrets.token_urlsafe(24)
@@ -76,7 +76,7 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = 30  # seconds for a client to send its request or to continue reading
+    timeout = 30  # a client has this many seconds to send its request or to continue reading
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""
@@ -132,7 +132,7 @@ def _sent(start: Start, body: bytes, kind: str, *headers: tuple[str, str]) -> It
 
 
 def _refusal(start: Start, status: HTTPStatus, words: str) -> Iterable[bytes]:
-    body = json.dumps({"reason": words}).encode()  # in the form that the pages expect
+    body = json.dumps({"reason": words}).encode()  # Optuna's pages expect this form
     start(
         f"{status.value} {status.phrase}",
         [("Content-Type", "application/json"), ("Content-Length", str(len(body)))],

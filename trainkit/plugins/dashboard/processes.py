@@ -45,7 +45,8 @@ class ProcessorMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[int, tuple[int, float, float]] = {}  # by pid: start, CPU s, time
+        # Each pid has its start, its CPU time in seconds and the time of the look.
+        self._last: dict[int, tuple[int, float, float]] = {}
 
     def percent(self, pid: int) -> float | None:
         """Return a process's CPU use since the last measurement, in percent of one CPU; None at the first."""
@@ -61,7 +62,8 @@ class ProcessorMeter:
                     del self._last[ended]
                 self._last[pid] = (start, used, now)
                 return None
-            if now - before[2] >= 0.2:  # the kernel counts in hundredths of a second
+            # The kernel counts CPU time in hundredths of a second, so shorter intervals are too imprecise.
+            if now - before[2] >= 0.2:
                 self._last[pid] = (start, used, now)
             return round(100 * (used - before[1]) / max(now - before[2], 1e-3), 1)
 
@@ -129,7 +131,7 @@ def _gpus() -> tuple[list[Row], dict[int, int]]:
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no NVIDIA driver is installed
+    except pynvml.NVMLError:  # the machine has no NVIDIA driver
         return [], {}
     try:
         devices, memory_of = [], dict[int, int]()
@@ -210,7 +212,7 @@ def _metrics(call: Call) -> Response:
     folder = _session_of(call).folder
     try:
         text = metrics.prometheus_text(folder / metrics.FOLDER)
-    except (OSError, ValueError):  # Prometheus' library raises one of these if the folder is gone
+    except (OSError, ValueError):  # Prometheus' library raises one of these errors if the folder is gone.
         if folder.is_dir():
             raise
         raise NotFoundError(f"the session in {folder} has just ended") from None

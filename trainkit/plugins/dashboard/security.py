@@ -24,7 +24,7 @@ MAX_CONNECTIONS = 256
 READ_S = 30.0
 """Timeout in seconds for a client to resume reading, once the output buffer is full."""
 
-# Plotly sets inline styles. Only scripts from the server's own files may run.
+# Inline styles are allowed, because Plotly sets them. Only scripts from the server's own files may run.
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -41,7 +41,7 @@ _HEADERS = [
 
 def answer(value: Any, status: int = 200) -> Response:
     """Return `value` as JSON that every reader accepts: NaN and infinities become strings."""
-    text = encode(value)  # ASCII, so that names with any characters can be sent
+    text = encode(value)  # The text is ASCII, so that names with any characters can be sent.
     return Response(text, status, media_type="application/json")
 
 
@@ -197,7 +197,7 @@ class BoundedConnection(H11Protocol):
             bounded = [each for each in self.connections if isinstance(each, BoundedConnection)]
             oldest = min(bounded, key=lambda each: each.waits_since)
             if oldest.waits_since < math.inf:
-                oldest.waits_since = math.inf  # it is removed in the next turn of the loop
+                oldest.waits_since = math.inf  # the next turn of the loop removes this connection
                 oldest.transport.abort()
         self.waits_since = self.loop.time()
 
@@ -213,7 +213,7 @@ class BoundedConnection(H11Protocol):
             self.waits_since = math.inf
         else:
             self.waits_since = min(self.waits_since, self.loop.time())
-        if self.cycle is not before:  # the head is complete
+        if self.cycle is not before:  # the head of the request is complete
             self._head.call_off()
         elif self.cycle is None or self.cycle.response_complete:
             self._head.set(REQUEST_S, self)

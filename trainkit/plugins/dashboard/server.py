@@ -145,7 +145,7 @@ class Dashboard:
 
     def server_close(self) -> None:
         """Stop listening, and end all waits for other processes and all checks for changes."""
-        self._server.should_exit = True  # also ends traces that are being recorded
+        self._server.should_exit = True  # the flag also ends traces that are being recorded
         self._socket.close()
         self.threads.close()
 
@@ -180,8 +180,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise DashboardError(
             f"port {port} of {host} cannot be used: {why}; name another --port or --host"
         ) from error
-    # Accepted connections inherit this option. asyncio would set it only on sockets made with an explicit
-    # protocol number, unlike this socket. Without the option, the body of each answer would wait 40 ms until
+    # Accepted connections inherit this option. asyncio would set the option only on sockets with an explicit
+    # protocol number, which this socket lacks. Without the option, each answer's body would wait 40 ms until
     # the client acknowledges the head.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

@@ -87,12 +87,12 @@ class ExperimentWatch:
         newest = self._table.newest
         summary = self._board.summary(self._folder, at_leisure=True)
         if since.generation is None:
-            # Changes since the page was loaded are unknown, so the page must request the trials again.
+            # The changes since the page was loaded are unknown, so the page must request the trials again.
             rows, more = list[Row](), True
         else:
             rows, more = self._table.changed_since(since.generation, MAX_ROWS)
         events, seq = [], newest
-        # A log that has become shorter belongs to another experiment of the same name.
+        # A log that has become shorter belongs to a different experiment with the same name.
         if since.generation is not None and newest > since.seq:
             with RowReader(self._folder) as reader:
                 events = reader.events_after(since.seq, MAX_EVENTS)
@@ -147,7 +147,8 @@ async def stream(call: Call) -> Response:
         watch = ExperimentWatch(server.board, await run_in_threadpool(server.board.folder_of, name))
     else:
         watch = ListWatch("experiments", server.board.summaries)
-    first = await _look(server.threads, watch, Since())  # a failure now becomes the response's status
+    # The first look comes before the response starts, so that a failure becomes the response's status.
+    first = await _look(server.threads, watch, Since())
     return StreamingResponse(_told(server, watch, first), media_type=STREAM)
 
 
@@ -192,7 +193,7 @@ async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Fou
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
         now, rest = SYSTEM.monotonic(), found.rest_s
-        # Sleep until the next common time of all streams, so that one check serves all streams.
+        # All streams sleep until the same time, so that one check serves all of them.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
 
 

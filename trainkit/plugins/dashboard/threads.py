@@ -54,7 +54,7 @@ class Threads:
         try:
             async with shared.lock:
                 if shared.begun == begun:
-                    await asyncio.sleep(0)  # lets requests of the same moment arrive
+                    await asyncio.sleep(0)  # the pause lets requests of the same moment arrive
                     shared.begun += 1
                     shared.made = asyncio.ensure_future(make())
                     shared.made.add_done_callback(_take_note)
@@ -62,7 +62,7 @@ class Threads:
                 made: T = await asyncio.shield(shared.made)
                 return made
         finally:
-            del shared  # otherwise, an error's traceback would keep the answer alive
+            del shared  # otherwise, the traceback of an error would keep the answer alive
 
     async def read(self, function: Callable[[], T], experiment: str | None) -> T:
         """Run a function in a thread; `experiment` is the experiment that it reads, or None."""

@@ -22,7 +22,8 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=torch before Python imports it, or install what that backend needs"
     ) from error
 
-session.register("keras")  # imported once, because the import takes seconds in each trial
+# Registered packages are imported once, because the import would take seconds in each trial.
+session.register("keras")
 
 FILENAME = "model.keras"
 EVENTS = tuple(

@@ -42,7 +42,8 @@ class LightGBMCheckpointCallback(RoundsCallback):
         """Report a round; LightGBM calls this after each round."""
         found = {}
         for data, metric, value, *rest in env.evaluation_result_list or ():
-            deviation = rest[1] if len(rest) > 1 else None  # only `lightgbm.cv` gives it, with a mean
+            # Only `lightgbm.cv` gives a deviation, together with a mean.
+            deviation = rest[1] if len(rest) > 1 else None
             found[f"{data}-{metric}" if deviation is None else f"{data}-{metric}-mean"] = value
             if deviation is not None:
                 found[f"{data}-{metric}-stdv"] = deviation

@@ -25,8 +25,9 @@ _FOUND = [name for name in PACKAGES if name in sys.modules] or [
 FIRST: Any = load(next(iter(_FOUND), PACKAGES[0]), "Lightning trainers", "lightning")
 """The Lightning package whose classes the callbacks extend."""
 for _package in PACKAGES:
-    session.register(_package)  # imported once, because the import takes seconds in each trial
-# These hooks return a value to Lightning, so they are not events.
+    # Registered packages are imported once, because the import would take seconds in each trial.
+    session.register(_package)
+# These hooks return a value to Lightning, so they are not treated as events.
 _NO_EVENTS = frozenset({"on_save_checkpoint", "on_load_checkpoint"})
 HOOKS = frozenset(
     name
@@ -46,7 +47,8 @@ class OfEitherPackage:
         kind: Any = cls
         for package in filter(None, map(sys.modules.get, PACKAGES)):
             theirs = class_in(package, cls.NAME)
-            if theirs not in cls.__mro__:  # not `issubclass`, which caches former bases of a class
+            # `issubclass` is avoided, because it caches former bases of a class.
+            if theirs not in cls.__mro__:
                 own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_named": cls}
                 kind = type(cls.__name__, (cls, theirs), own)
         made: Self = super().__new__(kind)

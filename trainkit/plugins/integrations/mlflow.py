@@ -176,14 +176,14 @@ def setup_mlflow(
     if tracking_token is not None:
         os.environ[_TOKEN] = tracking_token
     folder = os.environ.get(OLD_WORKING_DIR, ".") if trial is not None else "."
-    with contextlib.chdir(folder):  # MLflow's own store and artifacts are in the working directory
+    with contextlib.chdir(folder):  # MLflow's own store and artifacts are relative to the working directory.
         if trial is not None:
             tracking_uri = _beside(folder, tracking_uri or mlflow.get_tracking_uri())
         if tracking_uri is not None:
             mlflow.set_tracking_uri(tracking_uri)
         if registry_uri is not None:
             mlflow.set_registry_uri(registry_uri)
-        if mlflow.active_run() is not None:  # left by an earlier trial in this process
+        if mlflow.active_run() is not None:  # an earlier trial in this process left its run active
             mlflow.end_run()
         client = mlflow.MlflowClient()
         if experiment_id is None:
@@ -244,7 +244,7 @@ def _experiment_id(
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
-        return str(found.experiment_id)  # another trial created it in the meantime
+        return str(found.experiment_id)  # another trial created the experiment in the meantime
 
 
 def _find_run(client: Any, experiment_id: str, key: str) -> str | None:

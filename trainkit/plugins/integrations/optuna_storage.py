@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
-from optuna.study._frozen import FrozenStudy  # what get_all_studies() has to return
+from optuna.study._frozen import FrozenStudy  # the method get_all_studies() must return this type
 from optuna.trial import FrozenTrial, TrialState
 
 from trainkit.clock import SYSTEM
@@ -250,7 +250,7 @@ def _direction(objective: Objective) -> StudyDirection:
 
 def _stamp(folder: Path) -> tuple[Any, ...] | None:
     """Return a stamp that changes with the experiment; None if the next change might not change the stamp."""
-    if not (folder / FILENAME).exists():  # an experiment of Ray, which has many files
+    if not (folder / FILENAME).exists():  # the folder is an experiment of Ray, which has many files
         return None
     now, stamp = SYSTEM.now(), [owner_of(folder)]
     for name in (FILENAME, f"{FILENAME}-wal"):
@@ -274,7 +274,8 @@ def _study_of(
         objectives = given or _own_objectives(folder, reader.facts())
         trials = reader.trials()
         for trial in trials:
-            if owner is None and trial.status is TrialStatus.RUNNING:  # the program was killed
+            # The program of a running trial without an owner was killed.
+            if owner is None and trial.status is TrialStatus.RUNNING:
                 trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         results = [result_of(trial, folder, None, None) for trial in trials]
         found = optuna_trials(results, reader, objectives, first_id=first_id)

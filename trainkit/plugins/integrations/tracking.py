@@ -186,7 +186,8 @@ class TrackerCallback(FileLoggerCallback, ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         self._token = state["token"]
         for trial, results in self._past():
-            # A trial without an entry ended and was sent completely, or began after the state was saved.
+            # A trial without an entry either ended and was sent completely, or began after the state was
+            # saved.
             before = len(results) if trial.index < state["trials"] else 0
             sent = state["sent"].get(trial.trial_id, before)
             if not trial.status.is_finished:
@@ -215,7 +216,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         """Send the results that the service has not received."""
         status = _STATUS.get(trial.status, "")
-        # Made a list now, because only this thread may read the file that `past` reads lazily.
+        # The list is made now, because only this thread may read the file that `past` reads lazily.
         self._put("adding results", trial, partial(self._do_complete, results=list(results), status=status))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
@@ -245,7 +246,8 @@ class TrackerCallback(FileLoggerCallback, ABC):
         if told.trial_id in self._open:
             return
         self._sent.setdefault(told.trial_id, 0)
-        self._broken.add(told.trial_id)  # removed when the run is open, so that a failure is not repeated
+        # The trial stays marked as broken until its run is open, so that a failure is not repeated.
+        self._broken.add(told.trial_id)
         if not self._connected:
             self.connect()
             self._connected = True

@@ -75,7 +75,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._left_to_user = self._wandb.run is not None
 
     def disconnect(self) -> None:
-        # This ends W&B's service process, unless the program has a run of its own.
+        # W&B's service process ends here, unless the program has its own run.
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 
@@ -166,7 +166,7 @@ def setup_wandb(
     }
     if trial is not None:
         folder = trial.get_trial_dir()
-        # Trials of two experiments may have the same id. Without the hash, they would share a run.
+        # Trials of two experiments may have the same id. Without the hash, the trials would share a run.
         own = hashlib.blake2s(folder.encode(), digest_size=4).hexdigest()
         arguments |= {
             "id": f"{trial.get_trial_id()}_{own}",

@@ -106,7 +106,7 @@ class Run(Command):
             _add(refused, name, nargs="?", action=_Refused, help=argparse.SUPPRESS, const=reason)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        with boot.begun():  # the session boots while the launcher's code is loaded
+        with boot.begun():  # the session starts while the launcher's code is loaded
             options = options_of(arguments)
             streams = torch.RankStreams(
                 log_dir=arguments.log_dir,
@@ -220,7 +220,8 @@ def options_of(arguments: argparse.Namespace) -> ScriptOptions:
         ConfigError: the flags contradict each other, or one is not supported.
     """
     for name, reason in _REFUSED.items():
-        if getattr(arguments, name.replace("-", "_")):  # set by a variable, as the parser refuses the flag
+        # A variable set this option, because the parser refuses the flag.
+        if getattr(arguments, name.replace("-", "_")):
             raise ConfigError(f"{_pet(name)}: {reason}")
     if arguments.nnodes not in ("1", "1:1") or arguments.node_rank != 0:
         raise ConfigError(f"--nnodes {arguments.nnodes} --node-rank {arguments.node_rank}: {_ONE_MACHINE}")
@@ -266,7 +267,7 @@ def variables_of(
     """
     run_id = secrets.token_hex(16) if arguments.standalone else arguments.rdzv_id
     found: dict[str, str | None] = {"ROLE_NAME": arguments.role, "TORCHELASTIC_RUN_ID": run_id}
-    # Ranks on one machine must not listen on the network.
+    # Ranks on one machine must not listen on the network, so they use the loopback interface.
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | dict.fromkeys(
         ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo"
     )

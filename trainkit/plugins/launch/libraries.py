@@ -82,7 +82,7 @@ class _OnImport(MetaPathFinder):
         return spec
 
     def _run(self, execute: Callable[[ModuleType], None], name: str, module: ModuleType) -> None:
-        execute(module)  # checks run only after this succeeds; otherwise the module stays registered
+        execute(module)  # if this call fails, the module stays registered and its checks do not run
         for check in self._awaited.pop(name, ()):
             check(module)
 
@@ -103,7 +103,9 @@ def check_states(module: Any) -> None:
 def _check_after(state: Any, check: Callable[[Any], None]) -> None:
     plain = state.__init__
     made = getattr(plain, "checks", ())
-    if check in made:  # an engine without separate processes runs several workers in this process
+    # An engine without separate processes runs several workers in this process, so the check may already be
+    # done.
+    if check in made:
         return
 
     @functools.wraps(plain)

@@ -78,7 +78,8 @@ class ScriptOptions:
     use_local: bool = field(default=False, init=False)
     meets: bool = field(default=True, init=False)
     backend: str = field(default="", init=False)
-    # A rank may continue for hours after the others have ended, for example with a last evaluation.
+    # No timeout applies, because a rank may continue for hours after the others have ended, for example with
+    # a last evaluation.
     timeout_s: float = field(default=float("inf"), init=False)
 
     @classmethod
@@ -209,7 +210,8 @@ class ScriptWorker(GroupMember):
         if isinstance(end, Exception):
             raise end
         code = process.flush_streams(code)
-        if killed_by:  # ended by the program's signal, so that waiting processes see this signal
+        # The process ends itself by the program's signal, so that waiting processes see this signal.
+        if killed_by:
             faulthandler.disable()
             if killed_by != signal.SIGKILL:
                 signal.signal(killed_by, signal.SIG_DFL)
@@ -232,12 +234,13 @@ class ScriptWorker(GroupMember):
         else:
             path = os.path.abspath(command[0])
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-            # Unlike with `runpy.run_path`, the module stays `__main__` while threads and exit functions end.
+            # `runpy.run_path` would remove the module too early. Here it stays `__main__` while threads and
+            # exit functions end.
             loader = SourceFileLoader("__main__", path)
             main = types.ModuleType("__main__")
             main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
             sys.modules["__main__"] = main
-            # dont_inherit: without this file's own `from __future__ import annotations`.
+            # With dont_inherit, this file's `from __future__ import annotations` does not affect the script.
             code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
             exec(code, main.__dict__)  # noqa: S102 - it is asked for
 
@@ -254,7 +257,7 @@ class ScriptWorker(GroupMember):
         text = _traceback(error)
         if lost_peer(error):
             return LostOthersError(None, text)
-        # The hook of torch.distributed puts the rank before each line, but the launcher already names it.
+        # torch.distributed's hook puts the rank before each line, but the launcher already names the rank.
         own = (None, "sys", "torch.distributed.distributed_c10d")
         if getattr(sys.excepthook, "__module__", None) not in own:
             try:
@@ -503,9 +506,11 @@ class Launcher:
         with listening_at(options.address, options.port) as listening:
             self._options = options = replace(options, port=listening.getsockname()[1])
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) != signal.SIG_IGN:  # a shell's background jobs ignore Ctrl-C
+                # A shell's background jobs ignore Ctrl-C, which must stay so.
+                if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, self._signalled)
-            threads = options.variables.get("OMP_NUM_THREADS")  # torch is loaded before `start` sets it
+            # The variable is set now, because torch is loaded before `start` sets it.
+            threads = options.variables.get("OMP_NUM_THREADS")
             runtime.init(
                 engine="local",
                 num_cpus=options.num_workers * options.bundle["CPU"],
@@ -551,7 +556,8 @@ class Launcher:
             self._streams.sent()
             pids = group.call("apply", os.getpid)
             for rank, pid in enumerate(pids):
-                with contextlib.suppress(ProcessLookupError):  # the rank was killed; the next call reports it
+                # The rank was killed, which the next call reports.
+                with contextlib.suppress(ProcessLookupError):
                     self._ranks[rank] = os.pidfd_open(pid)
             runtime.get(listening)  # the store must be running before any script needs it
             group.call("run")

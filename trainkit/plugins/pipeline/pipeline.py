@@ -195,7 +195,7 @@ class PipelineStrategy(Strategy):
             )
         model, degree, step = models[0], self._spec.stages, self._step
         refuse_unusable(model, "split already: register the plain model, and give tensor=TensorParallel(...)")
-        # The cut is made before any change, so that an error leaves the user's model intact.
+        # The model is cut before any change, so that an error leaves the user's model intact.
         parts = cut(model, self._spec.split, degree)
         self._slots = ParameterSlots([model], optimizers)
         self._skeleton = skeleton(model)
@@ -208,7 +208,8 @@ class PipelineStrategy(Strategy):
         self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
         for optimizer in optimizers:
             gradients.step_by_kind(optimizer)
-        # Later, only pairs of stages communicate, but NCCL's first call needs all workers of a group.
+        # Later, only pairs of stages communicate. NCCL's first call needs all workers of a group, so this
+        # call includes all of them.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
         self._relay = MicrobatchSchedule(
@@ -261,7 +262,8 @@ class PipelineStrategy(Strategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each pipeline has its own statistics, such as batch norm's. All use the first pipeline's.
+        # Each pipeline has its own statistics, such as batch norm's, so all pipelines receive the first
+        # pipeline's statistics.
         if self.data.world_size > 1 and self._model is not None:
             first = dist.get_global_rank(self._copies, 0)
             for buffer in self._model.buffers():
@@ -269,7 +271,7 @@ class PipelineStrategy(Strategy):
         yield
 
     def leave(self) -> None:
-        # The schedule holds process groups, so it is released before they are destroyed.
+        # The schedule holds process groups, so it is released before the groups are destroyed.
         self._relay = None
         self.group.leave()
 
@@ -288,7 +290,7 @@ class PipelineStrategy(Strategy):
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
             held, own = _held_state(self.unwrap(model)), self.unwrap(model).state_dict()
-            # A state that this worker itself returned has only its own stage.
+            # A state that this worker itself returned contains only its own stage.
             check_fits(f"model {number}", held if set(saved) == set(held) else own, saved)
         if self._slots is not None:
             self._slots.check(state["optimizers"])
@@ -298,7 +300,8 @@ class PipelineStrategy(Strategy):
         for model, saved in zip(models, state["models"], strict=True):
             own = self.unwrap(model)
             held = {name: placed_entry(saved[name], value) for name, value in _held_state(own).items()}
-            own.load_state_dict(held, strict=False)  # Other workers load the other entries.
+            # The state may have entries of other stages, which other workers load.
+            own.load_state_dict(held, strict=False)
         if self._slots is not None:
             self._slots.load(optimizers, state["optimizers"])
 

@@ -110,7 +110,7 @@ class Link:
         """Fill `tensors` with values from `stage`."""
         works = [dist.irecv(tensor, self._rank(stage), group=self.group) for tensor in tensors]
         for work in works:
-            if work is not None:  # None if this worker is not in the group.
+            if work is not None:  # `work` is None if this worker is not in the group.
                 work.wait()
         return list(tensors)
 
@@ -128,7 +128,7 @@ class Link:
         return []
 
     def send_description(self, passed: Passed, stage: int) -> None:
-        # Unpickling is safe here: both workers run the same program.
+        # Unpickling is safe here, because both workers run the same program.
         dist.send_object_list([passed], self._rank(stage), group=self.group, device=torch.device("cpu"))
 
     def receive_description(self, stage: int) -> Passed:
@@ -191,7 +191,8 @@ class _Runner(nn.Module):
         self._link = link
         self._step = step
         self.incoming = self.outgoing = NOTHING
-        # Maps the last stage's output to the start value of backward; called for the microbatches in order.
+        # This function maps the last stage's output to the start value of backward. It is called for the
+        # microbatches in order.
         self.finish: Callable[[Any], torch.Tensor] = torch.mean
 
     def forward(self, *tensors: torch.Tensor) -> Any:
@@ -243,7 +244,7 @@ class MicrobatchSchedule:
         self._step = step
         self._one_f_one_b = schedule == "1f1b"
         self._most = microbatches
-        # Keys are batch shapes. All stages remove the same least recently used shape first.
+        # The keys are batch shapes. All stages remove the same least recently used shape first.
         self._known: OrderedDict[str, Any] = OrderedDict()
 
     def forward_backward(
@@ -276,7 +277,7 @@ class MicrobatchSchedule:
             f"training {shapes}", lambda: self._schedule(count, features)
         )
         with _errors_of_the_user():
-            # The runner has the targets; torch uses this argument only to count microbatches.
+            # The runner has the real targets, so torch uses this argument only to count microbatches.
             counted = {"target": torch.empty(count)} if link.last else {}
             schedule.step(*(features if link.first else ()), **counted)
         wait(sent)
@@ -362,7 +363,8 @@ class MicrobatchSchedule:
             link.index,
             link.stages,
             link.device,
-            # Given explicitly, because torch would otherwise run the stage on uninitialized memory.
+            # The shapes are given explicitly, because torch would otherwise run the stage on uninitialized
+            # memory to find them.
             input_args=tuple(leaf.meta() for leaf in incoming.leaves),
             output_args=tuple(leaf.meta() for leaf in outgoing.leaves),
             group=link.group,
@@ -390,7 +392,7 @@ class MicrobatchSchedule:
         with _no_trace(runner, link.device), torch.set_grad_enabled(training):
             output = runner.compute(part)
             if link.last:
-                # In training the last stage returns the scaled loss.
+                # In training, the last stage returns the scaled loss.
                 dtype = torch.get_default_dtype()
                 return incoming, Passed((Leaf((1,), dtype, True),), several=False)
             tensors, outgoing = described(output, link.index)

@@ -78,7 +78,7 @@ def _recorded(model: nn.Module, names: Sequence[str], *, training: bool) -> fx.G
             return _Tracer(names).trace(model)
         except (
             Exception
-        ) as error:  # It runs the user's forward on stand-ins for tensors, which may raise anything.
+        ) as error:  # The trace runs the user's forward on stand-ins for tensors, which may raise any error.
             raise ConfigError(
                 f"the forward of {type(model).__name__} can't be taken apart at {list(names)} ({error}): "
                 f"give Pipeline(split=function), where function(module) returns the modules it calls in turn"
@@ -238,7 +238,8 @@ def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
 
 def _flat(model: nn.Sequential, prefix: str) -> Iterator[Block]:
     for name, child in model.named_children():
-        # A subclass's forward may do more than call its children.
+        # Only a plain nn.Sequential is opened, because a subclass's forward may do more than call its
+        # children.
         if type(child) is nn.Sequential and len(child):
             yield from _flat(child, f"{prefix}{name}.")
         else:
@@ -261,7 +262,7 @@ def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
 
 def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[tuple[Block, ...], ...]:
     known = [block.name for block in blocks]
-    # The name of a nested nn.Sequential means its first block.
+    # The name of a nested nn.Sequential stands for its first block.
     starts = []
     for name in names:
         inside = [i for i, other in enumerate(known) if other == name or other.startswith(f"{name}.")]
@@ -341,14 +342,16 @@ class StageModel(nn.Module):
         self.stage = _Chain(blocks, packed=cut.packed, first=index == 0)
         _replace(whole, _emptied([block.module for stage in cut.stages for block in stage], keep=self.stage))
         if split is not None:
-            # Only this stage has values now, so splitting needs no communication or memory for other stages.
+            # Only this stage has values now, so splitting needs no communication and no memory for other
+            # stages.
             before = dict(whole.named_parameters(remove_duplicate=False))
             split(whole)
             after = dict(whole.named_parameters(remove_duplicate=False))
             _replace(self.stage, {id(before[name]): after[name] for name in before})
             _refuse_lost_hooks(whole, cut)
         _replace(whole, _moved(self.stage, device))
-        # The tuple hides the module from torch. As a child, the module would add its parameters to this one.
+        # The tuple hides the module from torch, which would otherwise add the module's parameters to this
+        # module.
         self._whole = (whole,)
 
     @property

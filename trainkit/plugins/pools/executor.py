@@ -215,7 +215,8 @@ class PoolFuture(futures.Future[T]):
         try:
             by(what)
         except futures.InvalidStateError:
-            if self._pool.has_session():  # otherwise, the end of the session has already failed the future
+            # Without a session, the end of the session has already failed the future.
+            if self._pool.has_session():
                 raise
 
 
@@ -318,16 +319,19 @@ class Executor(futures.Executor):
         cpus = self._options.num_cpus
         fills = (1 if cpus is None else cpus) * (self.workers + 1) > total
         self._most_ahead = MOST_AHEAD if fills else 0
-        # A worker waits only for calls that were sent, because only these can run on the CPUs that it lends.
+        # In a worker, every call is sent at once, because only calls that were sent can run on the CPUs that
+        # the waiting worker lends.
         self._window = math.inf if self.is_nested else self.workers
         self._refilled_at = self._window - 1
         self._ended = 0
         self._since = SYSTEM.monotonic()
         self._is_shut_down = self._is_killed = False
         self._failure: InitializerError | None = None
-        at_end(self._fail_all)  # engines differ in the errors of calls after a session
+        # Engines raise different errors for calls after a session, so the open calls are failed here.
+        at_end(self._fail_all)
         _open.add(self)
-        # Registered again for each executor, after the session's own handler, so that it runs before it.
+        # The function is registered again for each executor, after the session's own exit function, so that
+        # it runs before it.
         atexit.unregister(_finish_all)
         atexit.register(_finish_all)
 
@@ -467,7 +471,8 @@ class Executor(futures.Executor):
             self._sent.clear()
         _fail(waiting, error)
         for each in sent:
-            if each.running():  # other calls are about to be sent by another thread, and fail by themselves
+            # Another thread is about to send the remaining calls, which fail by themselves.
+            if each.running():
                 with contextlib.suppress(futures.InvalidStateError):  # the call has just ended
                     futures.Future.set_exception(each, error)
 
@@ -488,7 +493,7 @@ class Executor(futures.Executor):
         return calls
 
     def _send(self, calls: list[PoolFuture[Any]]) -> None:
-        # A loop instead of recursion, because each call that can't be sent makes room for the next call,
+        # The loop replaces recursion, because each call that can't be sent makes room for the next call,
         # maybe thousands of times.
         while calls:
             left = []
@@ -500,9 +505,9 @@ class Executor(futures.Executor):
                 try:
                     ref = future.ref = self._remote(*call)
                     ref.future(future)
-                    if self._is_killed:  # another thread killed the workers meanwhile
+                    if self._is_killed:  # another thread killed the workers in the meantime
                         cancel(ref, force=True)
-                except BaseException as error:  # set on the future, as in `ProcessPoolExecutor`
+                except BaseException as error:  # the error is set on the future, as in `ProcessPoolExecutor`
                     futures.Future.set_exception(future, _as_pickled(error))
                     left.append(future)
                     if not isinstance(error, Exception):
@@ -520,8 +525,8 @@ class Executor(futures.Executor):
             self._quiet.notify_all()
 
     def _remote(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
-        # The contents of a closure or a bound method may change between calls, so they are sent with each
-        # call.
+        # The contents of a closure or a bound method may change between calls, so such functions are sent
+        # with each call.
         if self._before is None and type(fn) is FunctionType and fn.__closure__ is None:
             remote = self._functions.get(fn)
             if remote is None:
@@ -587,7 +592,7 @@ class Sharing:
             or value.dtype.hasobject
         ):
             return value
-        # The array is kept with its id, because another object could get the same id after it is gone.
+        # The array is stored with its id, because another object could get the same id later.
         _, ref = self._put.get(id(value)) or (None, None)
         if ref is None:
             ref = put(value)

@@ -77,7 +77,8 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self.parallel = parallel
         count = self.effective_n_jobs(n_jobs)
         if count == 1 or engine().is_worker:
-            # joblib's waits lend no CPUs, so a worker's calls might wait for the CPUs of that same worker.
+            # joblib's waits lend no CPUs, so calls of a worker might wait forever for the CPUs of that same
+            # worker.
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         given = {name: settings[name] for name in _OF_WORKERS if settings.get(name) is not None}
         threads = self.inner_max_num_threads

@@ -41,7 +41,8 @@ class AsyncResult(Generic[T]):
         self._parts = parts
         self._joined = joined
         self._has_told = threading.Event()
-        if not parts or (callback is None and error_callback is None):  # like multiprocessing
+        # Nothing is left to report, so the result counts as reported at once, as in multiprocessing.
+        if not parts or (callback is None and error_callback is None):
             self._has_told.set()
         else:
             self._when_done(callback, error_callback)
@@ -135,7 +136,8 @@ class ResultIterator(Iterator[T]):
             return
         if isinstance(part, PoolFuture):
             self._nested.append(part)
-        # Not called in the executor's callback thread, where a callback that reads these results would block.
+        # This callback runs outside the executor's callback thread, where a callback that reads these results
+        # would block.
         futures.Future.add_done_callback(part, self._parts.put)
 
     def end(self) -> None:

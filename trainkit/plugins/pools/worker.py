@@ -63,7 +63,8 @@ def broken_pool(kind: Any, message: str, attributes: Mapping[str, Any]) -> BaseE
 
 @functools.cache
 def _broken_class(kind: Any) -> type[BaseException]:
-    from concurrent.futures.process import BrokenProcessPool  # imports all of multiprocessing
+    # This import loads all of multiprocessing, so it comes late.
+    from concurrent.futures.process import BrokenProcessPool
 
     return type(kind.__name__, (kind, BrokenProcessPool), {"__module__": __name__})
 
@@ -141,9 +142,11 @@ def _survive(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         return fn(*args, **kwargs)
     except (SystemExit, KeyboardInterrupt) as error:
-        if type(error) not in (SystemExit, KeyboardInterrupt):  # the runtime cancels with a subclass
+        # The runtime cancels with a subclass of these errors.
+        if type(error) not in (SystemExit, KeyboardInterrupt):
             raise
-        if type(error) is KeyboardInterrupt and not engine().is_worker:  # Ctrl-C of the caller
+        # The user pressed Ctrl-C in the calling program.
+        if type(error) is KeyboardInterrupt and not engine().is_worker:
             raise
         raise EndedError(error) from error
 

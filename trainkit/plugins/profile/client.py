@@ -36,7 +36,8 @@ def trace(
         try:
             with aside.open("wb") as file:
                 shutil.copyfileobj(recorded, file)
-            aside.replace(target)  # renamed when complete, so that nobody reads a partial file
+            # The file is renamed when it is complete, so that nobody reads a partial file.
+            aside.replace(target)
         finally:
             aside.unlink(missing_ok=True)
     return target

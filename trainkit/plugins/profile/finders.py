@@ -176,7 +176,8 @@ class RangeTest:
                 f"lr_find(metric={self._metric!r}): train_batch returned no such metric, but {names}"
             )
         self._average = _MEMORY * self._average + (1 - _MEMORY) * (sum(total for total, *_ in told) / samples)
-        # Corrects the average's start at 0. Source: Kingma and Ba 2015, "Adam", arXiv:1412.6980, section 3.
+        # The division corrects the average's start at 0. Source: Kingma and Ba 2015, "Adam", arXiv:1412.6980,
+        # section 3.
         self.losses.append(self._average / (1 - _MEMORY ** (len(self.losses) + 1)))
         best = min(self.losses[:-1], default=math.inf)
         grown = self._threshold is not None and not self.losses[-1] <= self._threshold * best

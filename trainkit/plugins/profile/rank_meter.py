@@ -221,7 +221,7 @@ class RankMeter(RankObserver):
             if not self._is_broken:
                 log.warning("the figures of this rank are kept no longer: %s", why)
             self._is_broken = True
-            self._cells[Cell.DUE] = math.inf  # No more checks until a trace is requested.
+            self._cells[Cell.DUE] = math.inf  # No more checks happen until a trace is requested.
             self._stop_recording()
             asked = self._cells[Cell.ASKED]
             if asked != self._cells[Cell.ANSWERED]:

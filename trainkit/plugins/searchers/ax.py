@@ -136,7 +136,7 @@ class AxSearch(UnitSearcher):
             return {names[name]: value for name, value in self.form.whole(place).items()}
 
         with warnings.catch_warnings(), threadpool_limits(1), _quiet():
-            warnings.simplefilter("ignore")  # Ax warns of failed fits, but retries them itself
+            warnings.simplefilter("ignore")  # Ax warns of failed fits, but retries them itself.
             client = Client(random_seed=seed)
             client.configure_experiment(
                 name="trainkit",
@@ -245,7 +245,8 @@ def _sum(tree: ast.expr) -> dict[str, float]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence Ax's log line for each trial."""
-    # Each of Ax's loggers has its own level, but all write through the handlers of the root logger "ax".
+    # Each of Ax's loggers has its own level, but all write through the handlers of the root logger "ax", so
+    # the handlers' levels are raised.
     before = [(handler, handler.level) for handler in logging.getLogger("ax").handlers]
     for handler, _ in before:
         handler.setLevel(logging.WARNING)

@@ -145,7 +145,8 @@ class Box(Declared[Coordinates]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        return self.declared.point(point), open_  # not encoded, because exp(log(x)) may differ from x
+        # The value is not encoded, because exp(log(x)) may differ from x.
+        return self.declared.point(point), open_
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
         """Return the configuration at a position, with `fixed` values; `sample_from` uses `rng`."""
@@ -262,12 +263,13 @@ class BayesOptSearch(RefittedSearcher[Box]):
 
     def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any] | str:
         form, given = self.form, fixed or {}
-        # A model that repeats a suggestion may repeat it forever, because it believes that this is the best.
+        # A model that repeats a suggestion may repeat it forever, because it considers the suggestion the
+        # best. The number of redraws is therefore limited.
         for again in range(self._patience):
             redraw = self._redraws * self._patience + again
             rng = suggestion_generator(self._base, self._number, redraw)
             config = form.configuration(self._asked(redraw), given, rng)
-            place = form.encoded(form.choices(config))  # the same encoding that a restore computes
+            place = form.encoded(form.choices(config))  # a restore computes the same encoding
             if not self.is_drawn(trial_id) or not self._was_tried(place):
                 self._note(trial_id, place)
                 return config
@@ -307,14 +309,14 @@ class BayesOptSearch(RefittedSearcher[Box]):
         )
         told = self._losses()
         if n >= self._random_search_steps and told:
-            # The package prints repeated positions even with verbose=0.
+            # The package prints repeated positions even with verbose=0, so its output is discarded.
             silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
-            # The matrices are small: more threads would be slower and take CPUs from the trials.
+            # The matrices are small, so more threads would be slower and take CPUs from the trials.
             with silence, warnings.catch_warnings(), threadpool_limits(1):
                 warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
                 worst = max(loss for _, loss in told)
                 for place, loss in self._known.values():
-                    if loss is None:  # a running trial counts as worst, so that the model looks elsewhere
+                    if loss is None:  # a running trial counts as the worst, so that the model looks elsewhere
                         model.register(place, -worst)
                     elif not math.isnan(loss):
                         model.register(place, -loss)

@@ -142,7 +142,7 @@ def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
         case "switch" if node.pos_args[0].name == "hyperopt_param":
             label = node.pos_args[0].arg["label"].obj
             options = list(enumerate(node.pos_args[1:]))
-            if not partial:  # prefer the option with the most keys
+            if not partial:  # the option with the most keys is preferred
                 options.sort(key=lambda option: -len(option[1].named_args))
             for place, option in options:
                 found = _found(option, value, partial=partial)
@@ -216,7 +216,7 @@ class HyperOptDomains(Declared[AnyCode]):
 
         def ask(name: str, domain: Domain) -> Any:
             value = self.codes[name].decode(float(values[name]))
-            active[name] = self.codes[name].encode(value)  # the same encoding that a restore computes
+            active[name] = self.codes[name].encode(value)  # a restore computes the same encoding
             return value
 
         return self.declared.walk(ask, rng), active
@@ -373,9 +373,11 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
     def _tell(self, trial_id: str, value: float | None) -> None:
         document = self._documents[trial_id]
         if value is None:
-            document["state"], document["result"] = 3, {"status": "fail"}  # hyperopt leaves this state out
+            # hyperopt ignores trials in this state.
+            document["state"], document["result"] = 3, {"status": "fail"}
         elif not math.isfinite(value):
-            document["state"], document["result"] = 2, {"status": "fail"}  # counts as worse than all
+            # hyperopt treats this result as worse than all others.
+            document["state"], document["result"] = 2, {"status": "fail"}
         else:
             loss = value if self.mode == "min" else -value
             document["state"], document["result"] = 2, {"status": "ok", "loss": loss}

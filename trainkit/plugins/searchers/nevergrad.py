@@ -133,7 +133,8 @@ class NevergradSearch(UnitSearcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # Repeating the suggestion gives the same configuration and restores the optimizer's state.
+        # None makes the tuner repeat the suggestion, which gives the same configuration and restores the
+        # optimizer's state.
         return None if same_space else super().replay(trial_id, config, same_space=False)
 
 
@@ -184,4 +185,4 @@ def _with_removed_name() -> Iterator[None]:
 
 
 if importlib.util.find_spec("nevergrad") is not None:
-    NevergradSearch._load()  # loaded here, so that a script can import Nevergrad itself later
+    NevergradSearch._load()  # Nevergrad is loaded here, so that a script can import Nevergrad itself later

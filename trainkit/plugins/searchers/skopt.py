@@ -60,7 +60,7 @@ class SkOptSearch(UnitSearcher):
             lambda name: skopt.space.Real(0.0, 1.0),
             lambda name, size: skopt.space.Categorical(range(size)),
         )
-        # The matrices are small: more threads would be slower and take CPUs from the trials.
+        # The matrices are small, so more threads would be slower and take CPUs from the trials.
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
             model = skopt.Optimizer(

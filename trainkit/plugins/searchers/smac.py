@@ -37,7 +37,7 @@ class SMACSearch(UnitSearcher):
         )
         space.add(list(columns.values()))
         configs = [Configuration(space, values=place) for place in places]
-        # SMAC writes into this folder only when it runs the trials itself.
+        # SMAC would write into this folder only if it ran the trials itself.
         scenario = smac.Scenario(
             space, deterministic=True, seed=seed, n_trials=2**31, output_directory=Path("unused")
         )

@@ -93,7 +93,7 @@ class UnitSpace(Declared[UnitCode]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        return self.declared.point(point), open_  # not encoded, because encoding may change the value
+        return self.declared.point(point), open_  # the value is not encoded, because encoding may change it
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
         """Return the configuration of an encoding, with `fixed` values; `sample_from` uses `rng`."""
@@ -171,7 +171,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         place = self._base, self._number, self._redraws
         asked = self._place(*place) if self._drawn and self.form.sizes else {}
         config = self.form.configuration(asked, fixed or {}, suggestion_generator(*place))
-        # Stored in the same encoding that a restore computes.
+        # The stored encoding must equal the encoding that a restore computes.
         self._note(trial_id, self.form.encoded(self.form.choices(config)))
         return config
 

@@ -64,7 +64,7 @@ class Suite:
         for name in dir(cls):
             test = getattr(cls, name)
             if getattr(test, "_needs", frozenset()) - made or getattr(test, "_lacks", frozenset()) & made:
-                setattr(cls, name, None)  # removes the test from this class
+                setattr(cls, name, None)  # setting the name to None removes the test from this class
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod

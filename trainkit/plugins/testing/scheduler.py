@@ -208,8 +208,8 @@ class SchedulerSuite:
         idle += sum(results.ended_s - free_since[worker] for worker in range(results.workers))
         assert results.busy_s + idle == pytest.approx(results.workers * results.ended_s)
 
-        # The iterations of an attempt fill its time, except for a last part without a report, because the
-        # attempt failed or was cut off.
+        # An attempt's iterations fill its time. Only an attempt that failed or was cut off ends with a part
+        # that has no report.
         reports = 0
         for result, attempt, span, made in attempts(results):
             reports += len(made)

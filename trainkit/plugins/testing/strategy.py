@@ -81,7 +81,7 @@ class Promised(TrainingOperator):
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
         metrics = super().train_batch(batch, batch_info)
         if "train_loss" in metrics:
-            # A dummy sample is not counted, because it only lets the worker take part in the step.
+            # A dummy sample only lets the worker take part in the step, so it is not counted.
             counted = metrics["num_samples"] if self._train_feed.weight else 0  # type: ignore[union-attr]
             self.steps.append((float(metrics["train_loss"]), counted))
         return metrics

@@ -31,9 +31,10 @@ class ActorPool(Generic[A]):
     def __init__(self, actors: Iterable[A]) -> None:
         self._idle: deque[A] = deque(actors)
         self._waiting: deque[tuple[int, Callable[[A, Any], _Result], Any]] = deque()
-        # The key is the last of a call's references, because it is done last.
+        # The key is the last reference of a call, because it finishes last.
         self._running: dict[ObjectRef[Any], tuple[int, A, _Result]] = {}
-        # Keys are submission numbers; arrived results are in the order of arrival.
+        # The keys of both dictionaries are submission numbers. `_arrived` has the results in the order of
+        # arrival.
         self._owed: dict[int, None] = {}
         self._arrived: dict[int, _Result | Exception] = {}
         self._submitted = 0
@@ -147,14 +148,14 @@ class ActorPool(Generic[A]):
             index, fn, value = self._waiting.popleft()
             try:
                 self._send(index, fn, value)
-            except Exception as error:  # raised in place of this call's result
+            except Exception as error:  # the error is raised in place of this call's result
                 self._arrived[index] = error
 
     def _collect(self, timeout: float | None) -> None:
         """Free the actors whose calls have ended; wait up to `timeout` seconds for the first such actor."""
         if self._running:
             done = wait(list(self._running), timeout=timeout)[0]
-            if done:  # find all other done calls too
+            if done:  # other calls may have finished too, so all of them are looked up
                 done = wait(list(self._running), num_returns=len(self._running), timeout=0)[0]
             for ref in done:
                 index, actor, result = self._running.pop(ref)

@@ -117,7 +117,9 @@ def init_collective_group(
             "this engine runs all actors in one process, where they can't wait for each other: "
             "use the local engine for collective groups"
         )
-    with _lock:  # released before waiting for other members, which may need other groups of this process
+    # The lock is released before the wait for other members, because they may need other groups of this
+    # process.
+    with _lock:
         if group_name in _groups or group_name in _joining:
             raise ConfigError(f"this process is in the group {group_name!r} already: destroy it first")
         _joining.add(group_name)
@@ -149,7 +151,7 @@ def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     group = gloo(store, rank, size, options)
-    group.barrier().wait()  # after this, all members hold a handle of the actor
+    group.barrier().wait()  # after this barrier, all members hold a handle of the actor
     return _Group(rank, size, group, [*held, store])
 
 
@@ -252,7 +254,8 @@ def reducescatter(
     group = _group(group_name)
     _require_length(tensor_list, group)
     parts = [_tensor(each).clone() for each in tensor_list]
-    for rank, part in enumerate(parts):  # gloo has no reduce-scatter, so each part is reduced by itself
+    # The backend gloo has no reduce-scatter, so each part is reduced separately.
+    for rank, part in enumerate(parts):
         options = _reducing(op, "Reduce")
         options.rootRank = rank
         _done(group.process_group.reduce([part], options))

@@ -51,7 +51,8 @@ class DAGNode(ABC):
     """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
-        self._serial = next(_serials)  # arguments have lower numbers, so this is an order of calls
+        # The serial numbers order the calls, because a node's arguments have lower numbers.
+        self._serial = next(_serials)
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
 
@@ -331,7 +332,7 @@ class CompiledDAG:
         return self._executed(args, kwargs)
 
     def _executed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with self._calling:  # so that all actors see the executions in the same order
+        with self._calling:  # the lock makes all actors see the executions in the same order
             if not self._is_open:
                 raise ConfigError("the graph was torn down: compile it again")
             result = _executed(self._order, GraphInput(args, kwargs))[self._root]

@@ -48,7 +48,8 @@ def _file_class() -> Any:
 
         def _init_value(self, key: str) -> None:
             size = self._capacity
-            while self._used + len(key.encode()) + 32 > size:  # 32 bytes for length, padding, value and time
+            # The length, padding, value and time take 32 bytes.
+            while self._used + len(key.encode()) + 32 > size:
                 size *= 2
             if size > self._capacity:
                 _allocate(self._f.fileno(), self._capacity, size)
@@ -77,8 +78,8 @@ class _Values:
         os.register_at_fork(after_in_child=self._forget)  # a forked child must not use the parent's files
 
     def _forget(self) -> None:
-        # During a write, a signal handler or a `__del__` in this thread may record a value too. That value
-        # is queued.
+        # A signal handler or a `__del__` may record a value in this thread during a write. That value is
+        # queued.
         self._lock = threading.RLock()
         self._asked: list[tuple[Metric, float, dict[str, str], bool]] = []
         self._writes = False
@@ -112,7 +113,7 @@ class _Values:
                     self._files[metric._kind] = file
                 for key, number in metric._entries(value, labels):
                     file.write_value(key, number + file.read_value(key)[0] if adds else number, SYSTEM.now())
-        except OSError as error:  # recording must not fail the caller
+        except OSError as error:  # a failed recording must not fail the caller
             self._is_full = True
             sys.stderr.write(f"trainkit: metrics of this process are kept no longer: {error}\n")
         finally:
@@ -128,8 +129,10 @@ class _Values:
     def _opened(self, folder: Path, kind: str) -> Any:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"{kind}_{os.getpid()}.db"
-        if not path.exists():  # otherwise an earlier process with this pid made it, and its counts continue
-            begun = path.with_suffix(".begun")  # readers must not see an unfinished file
+        # An existing file comes from an earlier process with this pid, so its counts continue.
+        if not path.exists():
+            # Readers must not see an unfinished file, so it gets a temporary name.
+            begun = path.with_suffix(".begun")
             try:
                 with open(begun, "wb") as file:
                     _allocate(file.fileno(), 0, _PAGE)

@@ -174,7 +174,7 @@ class QueueActor:
             await asyncio.wait((turn,), timeout=timeout)
             return (turn.result(),) if turn.done() else ()
         except asyncio.CancelledError:
-            if turn.done():  # an item arrived, but the caller no longer waits
+            if turn.done():  # an item arrived, but the caller no longer waits for it
                 self._give_back(turn.result())
             raise
         finally:

@@ -154,7 +154,7 @@ def get_task(
         timeout: see `list_actors`.
         _explain: see `list_actors`.
     """
-    # On Ray, a reference's id begins with the id of its task; on other engines, both ids are equal.
+    # On Ray, a reference's id begins with the id of its task. On other engines, both ids are equal.
     wanted = id.hex() if isinstance(id, ObjectRef) else id
     return next((row for row in _rows("tasks") if row["task_id"] and wanted.startswith(row["task_id"])), None)
 
@@ -240,7 +240,7 @@ def get_log(
     if not matching:
         whose = filename or f"the process {pid}"
         raise ConfigError(f"there is no log of {whose}: it has printed nothing, or is not of this session")
-    # A rotated file, "name.out.1", contains the earlier output.
+    # A rotated file, such as "name.out.1", contains the earlier output, so it comes first.
     paths = sorted(matching, key=lambda path: not path.name.endswith(".1"))
     return _printed(paths, follow, tail, encoding or "utf-8", errors or "strict", _interval or _FOLLOW_S)
 
@@ -261,7 +261,7 @@ def _printed(
     pid = _pid(newest)
     alive = True
     while alive:
-        # Checked before the file is read, so that the last output is not lost.
+        # The process is checked before the file is read, so that its last output is not lost.
         alive = pid in {row["pid"] for row in engine().state("workers")}
         with open(newest, "rb") as file:
             file.seek(position)
@@ -292,7 +292,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     return [row["name"] for row in rows if row["namespace"] == here]
 
 
-# rows
+# --- rows -----------------------------------------------------------------------------------------
 
 
 class _Columns(NamedTuple):
@@ -404,7 +404,7 @@ def _only(rows: Sequence[State], column: str, wanted: str) -> State | None:
     return next((row for row in rows if row.get(column) == wanted), None)
 
 
-# logs
+# --- logs -----------------------------------------------------------------------------------------
 
 
 def _log_files() -> list[Path]:

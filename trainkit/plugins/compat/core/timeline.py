@@ -62,7 +62,7 @@ def trace_events(calls: Iterable[RecordedCall]) -> list[dict[str, Any]]:
     A process has as many rows (`tid`) as calls that ran in it at the same time.
     """
     events: list[dict[str, Any]] = []
-    ends: dict[int, list[float]] = {}  # for each process, end of the last call in each row
+    ends: dict[int, list[float]] = {}  # each process has the end of the last call in each of its rows
     names: dict[int, str] = {}
     for call in sorted(calls, key=lambda call: call.start_s):
         names[call.pid] = f"worker:{call.worker_id}"

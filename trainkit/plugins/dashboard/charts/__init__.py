@@ -256,7 +256,7 @@ class Source:
     def objectives(self) -> Sequence[Objective]:
         """Objectives of the query, or else of the experiment."""
         if names := self.options.metrics:
-            # The requested mode applies only to metrics without a mode of their own.
+            # A metric's own mode takes precedence over the requested mode.
             return [Objective(name, self.modes.get(name) or self.mode_of(name)) for name in names]
         return known_objectives(self.facts)
 

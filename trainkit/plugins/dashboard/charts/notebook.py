@@ -24,7 +24,7 @@ KINDS = [kind for kind in charts.KINDS if kind != "compare"]
 """Kinds of charts for which no trials have to be chosen."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
-# These names hide the page's module loaders, because Plotly would register with them.
+# These names hide the page's module loaders, because Plotly would otherwise register with the loaders.
 _HEAD = "const module = undefined, exports = undefined, define = undefined;\n"
 _DRAW = """
 const drawer = globalThis.Plotly;
@@ -121,7 +121,7 @@ class LiveChart(Callback):
     def _figure(self) -> Figure:
         try:
             figure = charts.chart(self._folder, self._kind, {})
-        except (ConfigError, MetricError) as error:  # there is no data for this chart yet
+        except (ConfigError, MetricError) as error:  # this chart has no data yet
             figure = {"data": [], "layout": {"title": {"text": text(error)}}}
         plain: Figure = json.loads(encode(figure))
         return plain

@@ -50,8 +50,8 @@ COLUMNS = {
     "status": "TEXT",
     "state": "TEXT",
     "reason": "TEXT",
-    "config": "TEXT",  # flat JSON
-    "metrics": "TEXT",  # flat JSON of the last report
+    "config": "TEXT",  # the column contains flat JSON
+    "metrics": "TEXT",  # the column contains flat JSON of the last report
     "reports": "INTEGER",
     "last": "REAL",
     "best": "REAL",
@@ -143,7 +143,8 @@ class TrialTable:
                 if ids:
                     self._read_again(reader, ids, is_owned=is_owned)
             self._seq, self._last_index = newest, last_index
-            # A file that changed a moment ago may change again with the same date, so it is read once more.
+            # A file that has just changed may change again within the same timestamp, so it is read once
+            # more.
             self._state, self._looked = state, SYSTEM.monotonic()
             yield reader
 
@@ -152,7 +153,7 @@ class TrialTable:
         known = self._known(ids)
         wanted: set[str] | None = ids
         if len(ids) > FEW:
-            # Listeners don't need the other trials: too many have changed to be sent.
+            # The other changed trials are not needed, because too many have changed to be sent to listeners.
             all_of_them = self._is_whole or len(known) > FEW
             wanted = None if all_of_them else known | set(islice(ids - known, FEW))
         if wanted is None:
@@ -265,7 +266,8 @@ class TrialTable:
         with self._lock:
             if self._is_whole:
                 self.refresh()
-            if not self._is_whole:  # also after another experiment has replaced this one
+            # The table is incomplete again if a different experiment has just replaced this one.
+            if not self._is_whole:
                 with self._reader() as reader:
                     metric = self._judged[0]
                     if not values and (sort == "index" or (sort == "last" and metric is not None)):
@@ -330,7 +332,8 @@ class TrialTable:
 def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple[Any, ...]:
     """Return a reader's row as a row of the table, without the last column."""
     trial_id, index, name, status, reason, config, metrics, *numbers, started, kind, message, _ = row
-    if status == TrialStatus.RUNNING and not is_owned:  # the process was killed before it could record this
+    # Nobody owns the experiment, so the process was killed before it could record an end.
+    if status == TrialStatus.RUNNING and not is_owned:
         status, reason = str(TrialStatus.PENDING), CUT_OFF
     error = None if kind is None or status != TrialStatus.ERROR else short(f"{kind}: {message or ''}")
     return (
@@ -353,7 +356,7 @@ def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
     """Return the text of an ORDER BY clause, and the values of its parameters."""
     kind, slash, name = sort.partition("/")
     if slash and kind in ("config", "metrics"):
-        # SQLite ends a name at a null character.
+        # SQLite ends a name at a null character, so the rest of the name is cut.
         value, values = f"(SELECT value FROM json_each({kind}) WHERE key = ?)", [name.partition("\0")[0]]
     elif sort in SORTABLE:
         value, values = ("trial_index" if sort == "index" else sort), []
@@ -414,7 +417,7 @@ class Board:
     def table(self, folder: Path) -> TrialTable:
         """Return the table of an experiment's trials, without reading anything yet."""
         with self._lock:
-            if folder not in self._tables:  # if a watch still holds a dropped table, that table is used again
+            if folder not in self._tables:  # a watch may still hold a dropped table, which is then used again
                 self._tables[folder] = self._alive.get(folder) or TrialTable(folder)
                 self._alive[folder] = self._tables[folder]
             self._tables.move_to_end(folder)

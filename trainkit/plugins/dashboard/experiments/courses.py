@@ -56,11 +56,12 @@ def judgements(decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def labels_of(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequence[Entry]]) -> RungLabels:
     """Return the legend for a scheduler, derived from its decisions."""
-    if all(each["rule"] != CAME for each in decisions):  # each trial is judged when it arrives
+    # No rung waits for trials, so each trial is judged when it arrives.
+    if all(each["rule"] != CAME for each in decisions):
         if any(each["verdict"] == "PAUSE" for each in decisions):
             return RungLabels("promoted", "not promoted", "cutoff, as it moved")
         return RungLabels(cutoff="cutoff, as it moved")
-    # A rung has a cutoff only once its trials have been judged together.
+    # A rung has a cutoff only once its trials have been judged together, so NaN means that they still wait.
     waits = any(math.isnan(entry.cutoff) for entries in rungs.values() for entry in entries)
     return RungLabels(stayed="stopped, or still waiting") if waits else RungLabels()
 
@@ -100,7 +101,7 @@ def rungs_of(
         went_on = each["verdict"] in ("CONTINUE", "RESUME")
         if trial_id in rung:
             entry = replace(rung[trial_id], went_on=went_on)
-            if trial_id in came:  # the trial waited, and is judged now
+            if trial_id in came:  # the trial has waited, and is judged now
                 entry = replace(entry, cutoff=float(each.get("cutoff", math.nan)))
             rung[trial_id] = entry
             continue
@@ -180,7 +181,7 @@ def lanes(spans: Sequence[Span]) -> list[int]:
     """
     rows: list[int] = []
     free: list[int] = []
-    busy: list[tuple[float, int]] = []  # pairs of end and row
+    busy: list[tuple[float, int]] = []  # each pair has an end and a row
     for span in spans:
         if span.place[0] == SIMULATED:
             rows.append(span.place[1])

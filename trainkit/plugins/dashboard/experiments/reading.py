@@ -59,7 +59,8 @@ def experiments(root: Path) -> Iterator[Path]:
     """Yield the folders of experiments in `root`, or `root` itself if it is one, latest first."""
     found = {}
     for folder in experiments_in(root):
-        with contextlib.suppress(FileNotFoundError):  # removed after it was listed
+        # The experiment may have been removed after it was listed.
+        with contextlib.suppress(FileNotFoundError):
             found[folder] = (folder / FILENAME).stat().st_mtime
     yield from sorted(found, key=found.__getitem__, reverse=True)
 
@@ -81,7 +82,8 @@ class FileState:
     @classmethod
     def of(cls, folder: Path) -> FileState:
         """Return the current state of the experiment in `folder`."""
-        owner = owner_of(folder)  # read first, so that an ending owner's last writes are not missed
+        # The owner is read first, so that the last writes of an ending owner are not missed.
+        owner = owner_of(folder)
         parts: list[tuple[int, int, int] | None] = []
         for name in (FILENAME, f"{FILENAME}-wal"):
             try:
@@ -130,7 +132,8 @@ class _Curve:
 
     def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
         """Add further reports (iteration, x, metric) whose x and metric are finite numbers."""
-        for self.iteration, at, value in list(reports):  # all, or none if reading fails
+        # list() reads all reports first, so that an error adds none of them.
+        for self.iteration, at, value in list(reports):
             if is_finite(at) and is_finite(value):
                 self._xs.append(at)
                 self._ys.append(value)
@@ -174,7 +177,7 @@ class RowReader(LogReader):
     _drawn: ClassVar[OrderedDict[tuple[Hashable, ...], _Curves]] = OrderedDict()
 
     def __init__(self, folder: Path, state: FileState | None = None) -> None:
-        # Read before the file is opened, so that the data is at least as new as this state.
+        # The state is read before the file is opened, so that the data is at least as new as the state.
         self._begun = SYSTEM.now()
         self._state = state or FileState.of(folder)
         super().__init__(folder)
@@ -189,7 +192,7 @@ class RowReader(LogReader):
             self._shared.move_to_end(key)
             while len(self._shared) > MAX_SHARED:
                 self._shared.popitem(last=False)
-        with shared.lock:  # a lock per metric, so that readers of other values do not wait
+        with shared.lock:  # each metric has its own lock, so that readers of other values do not wait
             if shared.state != self._state:
                 shared.values = super().last_values(metric)
                 shared.state = self._state
@@ -282,7 +285,7 @@ class RowReader(LogReader):
                 json.dumps(list(places)),
             )
         )
-        # json_each() is not used because it ends a name at a null character.
+        # json_each() is avoided, because it ends a name at a null character.
         configs = (json.loads(flat_config(config)) for config, _ in found)
         metrics = (json.loads(flat_metrics(metrics)) for _, metrics in found)
         return list(dict.fromkeys(chain.from_iterable(configs))), list(
@@ -468,7 +471,7 @@ class RowReader(LogReader):
                         *(*names, trial_id, known.attempt, known.iteration),
                     )
                 )
-            else:  # a new attempt may replace reports of the previous one
+            else:  # a new attempt may replace reports of the previous attempt
                 before = 0 if known is None else len(known)
                 known = _Curve(last[0])
                 known.add(
@@ -564,7 +567,7 @@ class SoFar(NamedTuple):
 
 def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] | None]:
     """Return a function that maps a trial id to its row, or None; calls must have ids in sorted order."""
-    row: tuple[Any, ...] | None = ("",)  # the first row is read at the first call
+    row: tuple[Any, ...] | None = ("",)  # the placeholder makes the first call read the first row
 
     def of(trial_id: str) -> tuple[Any, ...] | None:
         nonlocal row

@@ -30,7 +30,7 @@ def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]
     if ax is not None:
         return cast("Figure", ax.get_figure(root=True)), ax
     figure = load("matplotlib.figure", "plots", "tune").Figure(figsize=size, layout="constrained")
-    # IPython can show figures itself only once pyplot is imported, but it always calls this method.
+    # IPython shows a figure itself only if pyplot is imported, but it always calls this method.
     figure._repr_png_ = functools.partial(as_png, figure)
     return figure, figure.add_subplot()
 
@@ -84,7 +84,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
             f"which metric is drawn? The objectives are {list(modes)}: give one of them, "
             f"results.plot(..., metric={next(iter(modes))!r})"
         )
-    # Each objective has its own mode; the experiment's mode is for the scheduler's metric.
+    # Each objective has its own mode, and the experiment's mode belongs to the scheduler's metric.
     mode = mode or modes.get(metric or "") or grid.mode
     if metric is None or mode is None:
         raise ConfigError(
