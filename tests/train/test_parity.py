@@ -161,6 +161,25 @@ def test_row_1_40_the_package_alone_has_its_torch() -> None:
     assert found.stdout == "TrainingOperator\n", found.stderr
 
 
+def test_row_1_40_meters_need_no_torch_and_take_any_name() -> None:
+    program = """
+import sys
+from trainkit.util.sgd.utils import AverageMeterCollection
+meters = AverageMeterCollection()
+meters.update({1: 2.0}, n=1)
+meters.update({1: 5.0}, n=2)
+assert "torch" not in sys.modules
+print(meters.summary())
+try:
+    meters.update({"loss": "much"})
+except TypeError:
+    print("refused")
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    means = {"batch_count": 2, "num_samples": 3, "1": 4.0, "last_1": 5.0}
+    assert found.stdout.splitlines() == [str(means), "refused"], found.stderr
+
+
 # -- arguments that have become others ---------------------------------------------------------
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from trainkit.errors import ConfigError
 from trainkit.train.keys import BATCH_COUNT, BATCH_SIZE, NUM_SAMPLES, NUM_STEPS, USE_FP16
-from trainkit.train.step.metrics import Meters
 from trainkit.train.step.timers import TimerCollection, TimerStat
 
 __all__ = [
@@ -73,16 +73,22 @@ class AverageMeterCollection:
 
     def __init__(self) -> None:
         self.n: float = 0
-        self._meters = Meters()
+        self._batch_count = 0
+        self._meters: defaultdict[str, AverageMeter] = defaultdict(AverageMeter)
 
     def update(self, metrics: Mapping[str, Any], n: float = 1) -> None:
         """Add the metrics of a batch with `n` samples."""
+        self._batch_count += 1
         self.n += n
-        self._meters.add({**metrics, NUM_SAMPLES: n})
+        for name, value in metrics.items():
+            self._meters[str(name)].update(value, n)
 
     def summary(self) -> dict[str, Any]:
         """Return `batch_count`, `num_samples`, and each metric's mean and last value (`last_<name>`)."""
-        return dict(self._meters.result())
+        stats: dict[str, Any] = {BATCH_COUNT: self._batch_count, NUM_SAMPLES: self.n}
+        for name, meter in self._meters.items():
+            stats |= {name: meter.avg, f"last_{name}": meter.val}
+        return stats
 
 
 def override(interface_class: type[Any]) -> Callable[[F], F]:
