@@ -22,7 +22,7 @@ from trainkit.plugins.dashboard.experiments.reading import NotFoundError
 from trainkit.plugins.dashboard.security import answer, refusal
 from trainkit.plugins.dashboard.threads import BusyError, Threads
 
-logger = logging.getLogger("trainkit.plugins.dashboard")
+logger = logging.getLogger("trainkit.dashboard")
 
 Schema = dict[str, Any]
 """JSON schema in the form of OpenAPI."""
