@@ -22,7 +22,7 @@ mcp = pytest.importorskip("mcp")
 import anyio  # noqa: E402
 
 READING = {"list_experiments", "show_experiment", "list_trials", "show_trial", "why", "logs"}
-STEERING = {"pause", "resume", "stop", "add", "prioritise", "set"}
+STEERING = ["pause", "resume", "stop", "add", "prioritise", "set"]
 
 RUNNING = """
     import json, time, trainkit
@@ -180,7 +180,14 @@ def test_what_is_not_there_or_not_allowed_is_said_in_words(root: Path):
 def test_steering_an_experiment_that_nobody_runs_is_refused(root: Path):
     async def to(client: Any, call: Call) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert set(tools) == READING | STEERING
+        assert set(tools) == READING | {*STEERING}
+        assert [name for name in tools if name in STEERING] == STEERING
+        for name in STEERING:
+            assert "    experiment: its name." in tools[name].description
+        assert "or the beginning of one; default: the whole experiment." in tools["stop"].description
+        assert "which its user can resume later" in tools["stop"].description
+        assert "`show_experiment` shows" in tools["add"].description
+        assert "limits that are left out stay unchanged" in tools["set"].description
         assert [name for name, tool in tools.items() if tool.annotations.destructive_hint] == ["stop"]
         assert not any(tools[name].annotations.read_only_hint for name in STEERING)
         for tool, more in {

@@ -15,9 +15,8 @@ from trainkit.cli import HELP, Command
 from trainkit.cli.experiments import find_trial, folder_of_experiments
 from trainkit.cli.show import TableOptions, row_of, selected
 from trainkit.cli.why import experiment_lines
-from trainkit.client import Answer, Experiment
+from trainkit.client import Experiment
 from trainkit.errors import ConfigError, StoreError, TrainkitError
-from trainkit.plugins.dashboard.steering import VERBS, parameters_of
 from trainkit.tune.core.checks import load
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
@@ -289,21 +288,76 @@ class SteeringTools(_Tools):
 
     def tools(self) -> list[Callable[..., Json]]:
         """Return all steering tools."""
-        return [self._tool(verb) for verb in VERBS]
+        return [self.pause, self.resume, self.stop, self.add, self.prioritise, self.set]
 
-    def _tool(self, verb: str) -> Callable[..., Json]:
-        """Return a client method as a function of an experiment's name and the method's arguments."""
+    def pause(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
+        """Pause a trial, which needs a checkpoint. Without a trial, pause all: none starts until `resume`.
 
-        def steer(experiment: str, **arguments: Any) -> Json:
-            one = self._experiment(experiment)
-            if (trial := arguments.get("trial")) is not None:
-                arguments["trial"] = find_trial(one.trials(), trial).trial_id
-            answer: Answer = getattr(one, verb)(**arguments)
-            return answer.as_dict()
+        Args:
+            experiment: its name.
+            trial: its id, name or number, or the beginning of one; default: all trials.
+        """
+        return self._command("pause", experiment, trial)
 
-        name = inspect.Parameter("experiment", inspect.Parameter.KEYWORD_ONLY, annotation=str)
-        takes = inspect.Signature([name, *parameters_of(verb).values()], return_annotation=dict[str, Any])
-        words = (getattr(Experiment, verb).__doc__ or "").partition("Raises:")[0]
-        steer.__name__, steer.__doc__ = verb, words
-        vars(steer)["__signature__"] = takes
-        return steer
+    def resume(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
+        """Resume a trial that `pause` has paused. Without a trial, resume all.
+
+        Args:
+            experiment: its name.
+            trial: its id, name or number, or the beginning of one; default: all trials.
+        """
+        return self._command("resume", experiment, trial)
+
+    def stop(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
+        """End a trial for good. Without a trial, end the whole experiment, which its user can resume later.
+
+        Args:
+            experiment: its name.
+            trial: its id, name or number, or the beginning of one; default: the whole experiment.
+        """
+        return self._command("stop", experiment, trial)
+
+    def add(self, experiment: str, config: dict[str, Any]) -> dict[str, Any]:
+        """Add a configuration to be tried next.
+
+        Args:
+            experiment: its name.
+            config: value of each hyperparameter of the search space, which `show_experiment` shows.
+        """
+        return self._experiment(experiment).add(config).as_dict()
+
+    def prioritise(self, experiment: str, trial: str) -> dict[str, Any]:
+        """Run a waiting or paused trial before the others.
+
+        Args:
+            experiment: its name.
+            trial: its id, name or number, or the beginning of one.
+        """
+        return self._command("prioritise", experiment, trial)
+
+    def set(
+        self,
+        experiment: str,
+        num_samples: int | None = None,
+        time_budget_s: float | None = None,
+        max_concurrent_trials: int | None = None,
+    ) -> dict[str, Any]:
+        """Change limits of the experiment; limits that are left out stay unchanged.
+
+        Args:
+            experiment: its name.
+            num_samples: total number of samples; -1: unlimited.
+            time_budget_s: seconds from the beginning of this run; -1: no budget.
+            max_concurrent_trials: number of concurrent trials; 0: as many as the resources allow.
+        """
+        answer = self._experiment(experiment).set(
+            num_samples=num_samples,
+            time_budget_s=time_budget_s,
+            max_concurrent_trials=max_concurrent_trials,
+        )
+        return answer.as_dict()
+
+    def _command(self, verb: str, experiment: str, trial: str | None) -> Json:
+        one = self._experiment(experiment)
+        chosen = None if trial is None else find_trial(one.trials(), trial).trial_id
+        return one.command(verb, trial=chosen).as_dict()
