@@ -447,7 +447,7 @@ def _in_tasks(
         return replace(bound, ahead=1), tune
     fit, folds = _fit(bound), len(task.splits)
     limit = tune.max_concurrent_trials or fit
-    # More parts than can run at once help only if resources, not the limit, restrict the running candidates.
+    # Starting more candidates than can run helps only if resources, not the limit, restrict them.
     if fit <= limit:
         parts = max(1, min(folds, AHEAD * fit, math.ceil(FEW * (fit - 1) / task.candidates)))
         return replace(bound, ahead=AHEAD, parts=parts), replace(tune, max_concurrent_trials=None)

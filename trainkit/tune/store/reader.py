@@ -468,7 +468,8 @@ class ExperimentReader:
             within = (end for end in ends[trial_id] if started <= end[0] <= following)
             ended, kind, reason = next(within, (None, "RUNNING", ""))
             status = TrialStatus(kind)
-            # Only the reason of a pending trial shows a retry, such as 'retry 1 of 2 after OutOfMemoryError'.
+            # The file shows a retry only by the reason of a pending trial, such as
+            # 'retry 1 of 2 after OutOfMemoryError'.
             failed = status is TrialStatus.PENDING and " after " in reason
             outcome = outcome_of(status, reason, failed=failed, endings=endings)
             spans.append(Span(trial_id, attempt, (hostname, pid), started, ended, status, reason, outcome))

@@ -38,9 +38,8 @@ def without_repeated_messages(said: set[str]) -> Iterator[None]:
         said.add(words)
         return new
 
-        # A filter only sees records of its own logger, and each of Optuna's modules has its own logger, so
-        # all of them get the filter.
-
+    # A filter only sees records of its own logger, and each of Optuna's modules has its own logger, so all of
+    # them get the filter.
     names = [name for name in list(logging.Logger.manager.loggerDict) if name.startswith("optuna.samplers")]
     loggers = [logging.getLogger(name) for name in names]
     for each in loggers:
