@@ -516,7 +516,7 @@ def replay(
                 if consulted.hears_again:
                     consulted.on_trial_again(trial_id)
         # The first run carried out these verdicts, unless that run was cut off or had a different scheduler.
-        # If carried out, later entries of the log remove them from `owed`.
+        # Later entries of the log show their effect, and then remove them from `owed`.
         owed.update(consulted.verdicts())
     replayed.left_out = _complete_added(source)
     return replayed
