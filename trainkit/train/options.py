@@ -78,7 +78,7 @@ _OF_OTHERS: Mapping[str, str] = {
 
 
 def _unknown(names: Sequence[str], known: Iterable[str]) -> ConfigError:
-    """Return an error with a correction for each of `names`; names with the same correction share it."""
+    """Return an error that corrects each of `names`; it lists names with the same correction together."""
     told: dict[str, list[str]] = defaultdict(list)
     for name in names:
         near = did_you_mean(name, known, cutoff=0.6).lstrip()

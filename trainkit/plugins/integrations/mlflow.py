@@ -29,7 +29,7 @@ _MAX_PARAMS = 100
 class MLflowLoggerCallback(TrackerCallback):
     """A callback that writes an MLflow run per trial: parameters, metrics with their steps, final status.
 
-    A trial that resumes, also by `Tuner.restore`, continues its run. A separate thread does all the work, so
+    A trial that resumes, even by `Tuner.restore`, continues its run. A separate thread does all the work, so
     a slow server does not slow down trials. A failing server is reported once.
 
     Args:

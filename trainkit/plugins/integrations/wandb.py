@@ -22,7 +22,7 @@ _AXIS = "training_iteration"
 class WandbLoggerCallback(TrackerCallback):
     """A callback that writes a Weights & Biases run per trial, in one group per experiment.
 
-    A trial that resumes, also by `Tuner.restore`, continues its run. A separate thread does all the work, so
+    A trial that resumes, even by `Tuner.restore`, continues its run. A separate thread does all the work, so
     a slow service does not slow down trials. A failing service is reported once. Metrics are plotted over the
     trial's iterations. With WANDB_MODE=offline the runs are in the folder `wandb` of the experiment, for
     `wandb sync`.

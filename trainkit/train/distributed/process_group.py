@@ -98,7 +98,7 @@ class TorchProcessGroup(ProcessGroup):
     Args:
         rank: rank of this worker.
         world_size: number of workers.
-        timeout: time limit of each collective, also in subgroups.
+        timeout: time limit of each collective, including collectives of subgroups.
         bound: environment variables that name the network interface to listen on.
     """
 

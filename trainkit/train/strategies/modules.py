@@ -71,7 +71,7 @@ def _compile(module: nn.Module, code: CodeType) -> None:
 
 
 class StrategyHook:
-    """Base of the forward pre-hooks that strategies put on modules. Copies for the user lack these hooks."""
+    """Base of the forward pre-hooks that strategies add to modules, and remove from copies for the user."""
 
 
 def on_cpu(model: nn.Module) -> nn.Module:

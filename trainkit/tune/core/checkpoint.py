@@ -130,7 +130,7 @@ def keep_returned(folder: str, returned: Any) -> None:
 
 
 def given_back(folder: str) -> Any:
-    """Return the argument for `load_checkpoint`: the stored dictionary or path, or else the folder."""
+    """Return the argument for `load_checkpoint`: the stored dictionary or path, or otherwise the folder."""
     if Path(folder, FILENAME).exists():
         return read_dictionary(folder)
     returned = Path(folder, RETURNED)

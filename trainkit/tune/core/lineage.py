@@ -111,7 +111,7 @@ def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
     shifts: dict[str, list[tuple[int, int]]] = {}
 
     def age(trial_id: str, iteration: int, *, after: bool = False) -> int:
-        """Return the number of reports at an iteration; with `after`, after an exchange at this iteration."""
+        """Return the number of reports at an iteration; with `after`, after an exploit at this iteration."""
         taken = reversed(shifts.get(trial_id, []))
         return iteration + next((shift for since, shift in taken if since < iteration + after), 0)
 

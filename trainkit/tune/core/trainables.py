@@ -15,7 +15,7 @@ def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
     """Register a trainable, or replace it, under a name for `Tuner("name")` and `tune.run("name")`.
 
     Args:
-        name: name of the trainable, also for its trials and folders.
+        name: name of the trainable, also used in the names of its trials and folders.
         trainable: a function of the configuration or a `Trainable` class, with or without bound parameters
             and resources.
         warn: has no effect; exists for Ray's signature only.

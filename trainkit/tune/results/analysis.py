@@ -79,7 +79,7 @@ class ExperimentAnalysis:
 
     @classmethod
     def of(cls, grid: ResultGrid) -> ExperimentAnalysis:
-        """Return the analysis of `grid`, which may belong to an in-memory experiment."""
+        """Return an analysis of `grid`; the experiment of `grid` may be in memory."""
         analysis = cls.__new__(cls)
         analysis._grid = grid
         return analysis

@@ -248,7 +248,7 @@ def report(metrics: Any = None, *, checkpoint: Checkpoint | None = None, **more:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the trial's latest checkpoint, also from before a resumption; None without a checkpoint."""
+    """Return the trial's latest checkpoint, even from an earlier attempt; None without a checkpoint."""
     return current_session("get_checkpoint").checkpoint
 
 

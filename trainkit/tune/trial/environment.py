@@ -120,7 +120,7 @@ def _working_dir() -> str:
 
 
 def _move(before: str, moved: Moved) -> None:
-    """Keep modules in the former working directory importable, also for the trial's subprocesses."""
+    """Keep modules in the former working directory importable, here and in the trial's subprocesses."""
     # An empty entry on the search path means the working directory. It is made absolute, so that modules
     # beside the script stay importable.
     for place, entry in enumerate(sys.path):

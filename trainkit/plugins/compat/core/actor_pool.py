@@ -21,7 +21,7 @@ _Result: TypeAlias = "ObjectRef[Any] | list[ObjectRef[Any]]"
 class ActorPool(Generic[A]):
     """Pool of actors that gives each value to a free actor and collects the results.
 
-    An actor is free again when its call ends, also by an error. Queued calls are sent whenever a method of
+    An actor is free again when its call returns or raises. Queued calls are sent whenever a method of
     the pool is called. Only one thread may use a pool.
 
     Args:

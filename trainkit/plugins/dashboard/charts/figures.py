@@ -297,7 +297,7 @@ def lineage(
         winner: path of the training that led to the best member's last report.
         shown: name of the vertical axis.
         mode: "min" or "max" if the axis shows the metric; outliers on its worse side are cut off.
-        exchanges: number of exchanges.
+        exchanges: number of exploits.
         log_y: use a logarithmic axis.
     """
     traces = [

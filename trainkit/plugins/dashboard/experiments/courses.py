@@ -153,7 +153,7 @@ def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
 
 
 def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list[list[tuple[int, float]]]:
-    """Return a line for each exchange, from the donor's report to the first report with the donor's state."""
+    """Return a line for each exploit, from the donor's report to the first report with the donor's state."""
     lines = []
     for each in exchanges:
         donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})

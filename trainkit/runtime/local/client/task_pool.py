@@ -357,7 +357,7 @@ class TaskPool:
             self._background.unwatch(lease, why)
 
     def reclaim(self) -> None:
-        """Return the idle leases now, and the busy leases when they become idle."""
+        """Give back the idle leases now, and the busy leases when they become idle."""
         with InterruptGuard():  # Ctrl-C must not lose a lease
             self._reclaim_all()
 

@@ -111,7 +111,7 @@ class Inherited:
 
 
 class TaskOutput(io.BufferedWriter):
-    """Standard output or error of a worker, in which several functions may run one after another.
+    """Standard output or error of a worker; the worker may run several functions in succession.
 
     When the printing function changes, a mark with the new function's name precedes the output. Only `write`
     is Python code, which a signal may interrupt. An interruption does not put data into the buffer twice.
