@@ -5,11 +5,11 @@ from __future__ import annotations
 import _thread
 import inspect
 import os
-import queue
 import select
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,23 +259,28 @@ class _Pool:
         self._name = name
         self._limit = limit
         self._on_exit = on_exit
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
+        self._idle = 0
         self._count = 0
 
     def add(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
-        if self._count < self._limit and not self._idle.acquire(blocking=False):
+        with self._changed:
+            self._work.append(work)
+            if len(self._work) <= self._idle or self._count == self._limit:
+                self._changed.notify()
+                return
             self._count += 1
-            threading.Thread(target=self._loop, name=f"{self._name}-{self._count}", daemon=True).start()
+        threading.Thread(target=self._loop, name=f"{self._name}-{self._count}", daemon=True).start()
 
     def _loop(self) -> None:
         while True:
-            try:
-                work = self._work.get_nowait()
-            except queue.Empty:
-                self._idle.release()
-                work = self._work.get()
+            with self._changed:
+                while not self._work:
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                work = self._work.popleft()
             try:
                 work()
             except BaseException as error:  # SystemExit and `exit_actor` end the actor, not only the thread
