@@ -176,7 +176,6 @@ class PlacementSuite(Suite):
         assert trainkit.get_gpu_ids() == [0, 1]
         assert trainkit.cluster_resources()["GPU"] == 2
 
-    @needs("placement")
     def test_whole_gpus_have_one_holder(self) -> None:
         holders = [keeper(num_gpus=1) for _ in range(2)]
         (one, _), (other, _) = trainkit.get([holder.gpus.remote() for holder in holders])
@@ -184,7 +183,6 @@ class PlacementSuite(Suite):
         assert eventually(lambda: available("GPU") == 0)
         assert trainkit.get(holders[0].gpus.remote())[0] == one, "as long as it lives"
 
-    @needs("placement")
     def test_fractions_share_a_gpu(self) -> None:
         halves = [keeper(num_gpus=0.5) for _ in range(2)]
         (one, _), (other, _) = trainkit.get([half.gpus.remote() for half in halves])
@@ -231,7 +229,6 @@ class PlacementSuite(Suite):
 
     # amounts
 
-    @needs("placement")
     def test_what_is_held_is_not_available(self) -> None:
         before = available("memory")
         actor = keeper(num_cpus=1, memory=64 * MIB, resources={"licence": 0.5})

@@ -69,9 +69,8 @@ class StateSuite(Suite):
             "death_cause": None,
         }
         assert {key: row[key] for key in expected} == expected
-        if self.engine != "inline":  # there an actor has one life
-            trainkit.kill(actor, no_restart=False)
-            assert eventually(lambda: rows_of(trainkit.list_actors(), name="listed")[0]["restarts"] == 1)
+        trainkit.kill(actor, no_restart=False)
+        assert eventually(lambda: rows_of(trainkit.list_actors(), name="listed")[0]["restarts"] == 1)
         trainkit.kill(actor)
         assert eventually(lambda: rows_of(trainkit.list_actors(), name="listed")[0]["state"] == "DEAD")
         (row,) = rows_of(trainkit.list_actors(), name="listed")

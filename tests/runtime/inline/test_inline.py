@@ -60,9 +60,12 @@ class Doctor:
         self.after.append("killed")
         return self.after
 
-    def kill_itself(self, path: Path) -> None:
-        trainkit.kill(trainkit.get_runtime_context().current_actor)
+    def have_killed(self, own: Any, killer: Any, path: Path) -> None:
+        trainkit.get(killer.kill.remote(own))
         path.touch()
+
+    def reserve(self) -> int:
+        return trainkit.placement_group([{"GPU": 2}]).id
 
 
 class Mourned:
@@ -157,6 +160,7 @@ def test_ctrl_c_is_the_callers(inline: None, kind: str) -> None:
     }
     with pytest.raises(KeyboardInterrupt):
         calls[kind]()
+    assert trainkit.available_resources()["GPU"] == 2
     assert trainkit.get_runtime_context().get_task_id() is None
 
 
@@ -187,24 +191,30 @@ def test_an_actor_ends_with_its_last_handle(inline: None, tmp_path: Path) -> Non
 def test_a_method_that_kills_its_own_actor_goes_no_further(inline: None, tmp_path: Path) -> None:
     doctor, patient = (trainkit.remote(Doctor).remote() for _ in range(2))
     with pytest.raises(ActorDiedError, match="kill"):
-        trainkit.get(patient.kill_itself.remote(tmp_path / "further"))
+        trainkit.get(patient.have_killed.remote(patient, doctor, tmp_path / "further"))
     assert not (tmp_path / "further").exists()
     with pytest.raises(ActorDiedError, match="kill"):
         trainkit.get(doctor.kill.remote(doctor))
 
 
-def test_every_request_may_use_the_whole_machine(inline: None) -> None:
-    one, other = (trainkit.remote(num_gpus=2)(Keeper).remote() for _ in range(2))
-    assert [ids for ids, _ in trainkit.get([one.gpus.remote(), other.gpus.remote()])] == [[0, 1], [0, 1]]
-    assert trainkit.get(trainkit.remote(num_gpus=1)(gpus).remote())[0] == [0]
+def test_an_actors_groups_go_with_it(inline: None) -> None:
+    doctor = trainkit.remote(Doctor).remote()
+    trainkit.get(doctor.reserve.remote())
+    assert "GPU" not in trainkit.available_resources()
+    del doctor
     assert trainkit.available_resources()["GPU"] == 2
+    assert trainkit.list_placement_groups() == []
 
 
-def test_an_actor_has_one_life(inline: None) -> None:
-    actor = trainkit.remote(Keeper).options(max_restarts=1).remote(1)
-    trainkit.kill(actor, no_restart=False)
-    with pytest.raises(ActorDiedError, match="kill"):
-        trainkit.get(actor.get.remote())
+def test_who_could_only_wait_shares(inline: None) -> None:
+    one, other = (trainkit.remote(num_gpus=2)(Keeper).remote() for _ in range(2))
+    assert trainkit.get([one.gpus.remote(), other.gpus.remote()])[0][0] == [0, 1]
+    assert trainkit.get(other.gpus.remote())[0] == [0, 1]
+    assert trainkit.get(trainkit.remote(num_gpus=1)(gpus).remote())[0] == [0]
+    del other
+    assert "GPU" not in trainkit.available_resources()
+    del one
+    assert trainkit.available_resources()["GPU"] == 2
 
 
 def test_a_stream_runs_as_it_is_read(inline: None, tmp_path: Path) -> None:
@@ -215,20 +225,16 @@ def test_a_stream_runs_as_it_is_read(inline: None, tmp_path: Path) -> None:
             seen.append(number)
             yield number
 
-    stream = trainkit.remote(count).remote()
+    stream = trainkit.remote(num_gpus=1)(count).remote()
     assert seen == []
     assert trainkit.get(next(stream)) == 0
     assert seen == [0]
-    assert trainkit.get(stream.completed()) is None
-    assert seen == [0, 1, 2]
-    assert [trainkit.get(ref) for ref in stream] == [1, 2]
-    unread = trainkit.remote(endless).remote(tmp_path / "dropped")
-    next(unread)
-    del unread
-    assert (tmp_path / "dropped").exists()
+    assert trainkit.available_resources()["GPU"] == 1
+    del stream
+    assert trainkit.available_resources()["GPU"] == 2
     unread = trainkit.remote(endless).remote(tmp_path / "cleaned")
     next(unread)
-    trainkit.cancel(unread)
+    trainkit.cancel(unread.completed())
     assert (tmp_path / "cleaned").exists()
     with pytest.raises(TaskCancelledError):
         trainkit.get(unread.completed())

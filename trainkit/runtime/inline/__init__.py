@@ -1,1 +1,1 @@
-"""Inline engine, which runs every call immediately in the calling process."""
+"""Inline engine: every call runs immediately in the calling process."""

@@ -1,4 +1,4 @@
-"""Calls and actors of the inline engine, which are in the calling process."""
+"""Calls and actors of the inline engine. Both are in the calling process."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from trainkit.errors import ActorDiedError, WorkerDiedError
+from trainkit.errors import ActorDiedError, ConfigError, WorkerDiedError
 from trainkit.runtime import serialize, specs
 from trainkit.runtime.calls.options import has_async_init
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline.event_loop import PrivateLoop, running_frames, standing_in
+from trainkit.runtime.inline.placement import ResourceShare
 from trainkit.runtime.observability.call_recorder import CallRecorder
 from trainkit.runtime.refs import Uncopied
+from trainkit.runtime.restart_policy import retries_on
 from trainkit.runtime.serialize import Packed, pack, unpack
 from trainkit.runtime.session import inside
 
@@ -30,40 +32,52 @@ _DEAD_KEPT = 1000
 
 @dataclass(frozen=True, eq=False)
 class CallFrame:
-    """Context of one call, or of the steps of a stream.
+    """Frame of one call, or of the steps of a stream.
 
     Attributes:
-        name: name of the called code, for errors.
-        shown: name of the call for users, such as "Class.method" in an actor; "" for the cleanup of an actor.
+        name: name of the code, for errors.
         loop: event loop for async code.
-        number: number of the call; None for constructors and cleanup.
-        actor: actor whose method is called; None for a task.
+        number: number of the call; None if no call is running.
+        life: actor instance of the method; None for a task.
+        actor: actor of that instance.
+        given: name to show instead of the call's own, for constructors and calls with a given name.
     """
 
     name: str
-    shown: str
     placement: specs.Placement
+    place: ResourceShare
     loop: PrivateLoop
     number: int | None = None
+    life: ActorInstance | None = None
     actor: InlineActor | None = None
+    given: str | None = None
 
     def run(self, awaitable: Awaitable[T]) -> T:
         """Run `awaitable` to its end and return its result."""
         return self.loop.run(awaitable, self.name)
 
-    def leave(self) -> None:
-        """Close the event loop of a task. An actor's loop stays open."""
-        if self.actor is None:
-            self.loop.close()
+    def next_of(self, generator: AsyncGenerator[Any, Any], end: object) -> Any:
+        """Return the next item of `generator`, or `end` if it has ended."""
+        return self.run(anext(generator, end))
 
     @property
-    def task_id(self) -> str | None:
-        """Id of the call; None for constructors and cleanup."""
-        return None if self.number is None else f"{self.number:016x}"
+    def shown(self) -> str:
+        """Name of the call, "Class.method" in an actor."""
+        if self.given is not None:
+            return self.given
+        if self.life is None:
+            return self.name
+        return f"{type(self.life.instance).__name__}.{self.name.rpartition('.')[2]}"
+
+    def leave(self) -> None:
+        """Free what a task holds; an actor keeps its resources. Call this only once."""
+        if self.life is None:
+            self.place.give_back()
+            self.loop.close()
 
 
 def current_frame() -> CallFrame | None:
-    """Return the frame of the call that runs this code; None outside a call."""
+    """Return the call that runs this code; None outside a call."""
     stack = running_frames()
     return stack[-1] if stack else None
 
@@ -74,8 +88,32 @@ def current_actor() -> InlineActor | None:
     return None if frame is None else frame.actor
 
 
+class ActorInstance:
+    """One instance of an actor's class. It corresponds to a process of other engines.
+
+    Attributes:
+        name: name of the actor, for errors.
+        over: reason for its end; None while it is alive.
+        calls: number of its running calls.
+        made: event that is set once the constructor has ended, or will never begin.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.instance: Any = None
+        self.failure: Packed | None = None
+        self.loop = PrivateLoop()
+        self.over: str | None = None
+        self.calls = 0
+        self.made = threading.Event()
+
+
 class InlineActorExit(BaseException):
     """Signal that ends a method of an ended actor. The user's `except Exception` does not catch it."""
+
+    def __init__(self, life: ActorInstance) -> None:
+        super().__init__("the actor that this runs in has ended")
+        self.life = life
 
 
 @dataclass(frozen=True)
@@ -84,9 +122,9 @@ class Outcome:
 
     Attributes:
         value: the returned value.
-        failure: packed failure, if the call failed.
+        failure: the packed failure, instead of a value.
         error: the raised exception.
-        exited: True if a task raised SystemExit, which would end its process on other engines.
+        exited: True if the code raised SystemExit, as if to end its own process.
     """
 
     value: Any = None
@@ -96,10 +134,10 @@ class Outcome:
 
 
 class InlineCallRunner:
-    """Runner of user code in call frames.
+    """Runner of user code in its frames.
 
     Args:
-        spec: settings of the session, whose environment applies to every call.
+        spec: settings of the session, whose environment every call sees.
         recorder: recorder of calls for the timeline; None turns recording off.
     """
 
@@ -110,17 +148,19 @@ class InlineCallRunner:
 
     @contextlib.contextmanager
     def entered(self, frame: CallFrame) -> Iterator[None]:
-        """Run the code of the `with` block in `frame`, with the frame's environment and folder."""
+        """Run the code in this context in `frame`, with the frame's environment and folder."""
         outer: tuple[CallFrame, ...] = running_frames()
-        # Inner calls inherit the environment of outer calls, as the workers that a worker starts do.
+        # Inner calls inherit the environment of outer calls, as a worker's own workers do.
         variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
         folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
-        changed = _changed(variables, folder) if variables or folder else nullcontext()
-        recorded: AbstractContextManager[None] = nullcontext()
-        if self._recorder is not None and frame.shown:
-            actor_id = None if frame.actor is None else frame.actor.actor_id
-            recorded = self._recorder.recorded(frame.shown, frame.task_id, actor_id)
+        changed = _changed(variables, folder) if variables or folder else contextlib.nullcontext()
         self.running.append(frame)
+        is_call = frame.number is not None or frame.given is not None
+        recorded: AbstractContextManager[None] = contextlib.nullcontext()
+        if self._recorder is not None and is_call:
+            actor_id = None if frame.actor is None else frame.actor.actor_id
+            task_id = None if frame.number is None else f"{frame.number:016x}"
+            recorded = self._recorder.recorded(frame.shown, task_id, actor_id)
         try:
             with standing_in((*outer, frame)), changed, recorded:
                 yield
@@ -130,42 +170,52 @@ class InlineCallRunner:
     def outcome(self, frame: CallFrame, work: Callable[[], Any]) -> Outcome:
         """Run `work` in `frame`.
 
-        A KeyboardInterrupt is raised unchanged, because Ctrl-C is meant for the caller in the same process.
+        A KeyboardInterrupt passes through, because Ctrl-C is meant for the caller in the same process.
         """
-        actor = frame.actor
         try:
             with self.entered(frame):
                 value = work()
         except KeyboardInterrupt:
             raise
-        except InlineActorExit:
-            return died(frame)
+        except InlineActorExit as leaving:
+            if leaving.life is not frame.life:
+                raise
         except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-            reason = f"raised SystemExit({leaving.code!r})"
-            if actor is not None:
-                actor.end(f"{frame.name} {reason}")
-                return died(frame, code)
-            error = WorkerDiedError(f"{frame.name} was ended: it {reason}")
-            error.exit_code = code
-            return failed(error, frame.name, exited=True)
+            return self._left(frame, leaving)
         except BaseException as error:
-            return failed(error, frame.name)
-        return Outcome(value) if actor is None or actor.over is None else died(frame)
+            return Outcome(failure=pack_failure(error, frame.name), error=error)
+        else:
+            if frame.life is None or frame.life.over is None:
+                return Outcome(value)
+        return died(frame)
+
+    def _left(self, frame: CallFrame, leaving: SystemExit) -> Outcome:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        reason = f"{frame.name} raised SystemExit({leaving.code!r})"
+        if frame.actor is not None:
+            frame.actor.end(reason, frame.life)
+            return died(frame, code)
+        error = WorkerDiedError(f"{frame.name} was ended: it raised SystemExit({leaving.code!r})")
+        error.exit_code = code
+        return replace(failed(error, frame.name), exited=True)
 
 
-def failed(error: BaseException, name: str, *, exited: bool = False) -> Outcome:
+def failed(error: Exception, name: str) -> Outcome:
     """Return the outcome of a call that failed with `error`."""
-    return Outcome(failure=pack_failure(error, name), error=error, exited=exited)
+    return Outcome(failure=pack_failure(error, name), error=error)
 
 
 def died(frame: CallFrame, code: int | None = None) -> Outcome:
     """Return the outcome of a call whose actor has ended."""
-    actor = frame.actor
-    reason = None if actor is None else actor.over
-    error = ActorDiedError(f"{frame.name if actor is None else actor.name} was ended: {reason}")
+    name, reason = (frame.life.name, frame.life.over) if frame.life is not None else (frame.name, None)
+    error = ActorDiedError(f"{name} was ended: {reason}")
     error.exit_code = code
     return failed(error, frame.name)
+
+
+def is_retried(outcome: Outcome, spec: specs.TaskSpec | specs.MethodSpec) -> bool:
+    """Return whether a call with this outcome is retried if retries are left."""
+    return outcome.exited or retries_on(outcome.error, spec.retry_exceptions)
 
 
 def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Packed:
@@ -180,129 +230,167 @@ def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any,
 
 
 class InlineActor(Uncopied):
-    """Actor of the inline engine, which ends when its last handle is gone.
+    """Actor of the inline engine. Its handles keep it alive; it ends with the last of them.
 
     Args:
         number: id of the actor.
         spec: requested settings, without the arguments.
-        namespace: namespace of the actor's name.
-        caller: runner of the actor's code.
+        packed: packed arguments of the constructor.
+        namespace: namespace of its name.
+        place: resources that it holds during its life.
+        caller: runner of its code.
+        resolve: function that returns the value of an argument that is a reference.
         ended: function that is called once, when the actor has ended.
-
-    Attributes:
-        over: reason for the actor's end; None while the actor is alive.
-        failure: failure of the constructor, which every call reports.
-        made: True once the constructor has ended.
-        calls: number of running calls of the actor.
-        lock: lock that calls of other threads wait for, since an actor runs one call at a time.
     """
 
     def __init__(
         self,
         number: int,
         spec: specs.ActorSpec,
+        packed: Packed,
         *,
         namespace: str,
+        place: ResourceShare,
         caller: InlineCallRunner,
+        resolve: Callable[[Any], Any],
         ended: Callable[[InlineActor], None],
     ) -> None:
         self.number = number
-        self.spec = spec
         self.name = spec.name
         self.registered = spec.registration.name if spec.registration is not None else None
         self.namespace = namespace
         self.detached = spec.registration is not None and spec.registration.detached
-        self.instance: Any = None
-        self.over: str | None = None
-        self.failure: Packed | None = None
-        self.made = False
-        self.calls = 0
-        self.lock = threading.Lock()
+        self.interface = spec.interface
+        self.max_task_retries = spec.max_task_retries
+        self.placement = spec.placement
+        self.place = place
+        self.restarts = 0
+        self.life = ActorInstance(self.name)
         self.owned: weakref.WeakSet[InlineActor] = weakref.WeakSet()
-        self._loop = PrivateLoop()
+        self._spec = spec
+        self._packed = packed
         self._caller = caller
+        self._resolve = resolve
         self._ended = ended
+        # Several threads of this process may call the actor. Its event loop can run only one call at a time.
+        most: dict[str | None, int] = {None: spec.concurrency.max_concurrency or 1}
+        most.update(spec.concurrency.groups)
+        self._room = {
+            group: threading.Semaphore(1 if spec.interface.is_async else count)
+            for group, count in most.items()
+        }
 
     @property
     def actor_id(self) -> str:
         """Id of the actor in hexadecimal digits."""
         return f"{self.number:016x}"
 
-    def make(self, packed: Packed, resolve: Callable[[Any], Any]) -> None:
-        """Make the instance from packed arguments, or record the failure of its constructor."""
-        cls: Any = self.spec.cls
-        frame = self.frame(self.name, f"{cls.__name__}.__init__")
+    def make(self) -> None:
+        """Make the instance, or record the failure of its constructor."""
+        life = self.life
+        frame = self.frame(self.name, None, life, f"{self._spec.cls.__name__}.__init__")
 
         def construct() -> None:
-            args, kwargs = arguments(packed, resolve)
+            args, kwargs = arguments(self._packed, self._resolve)
+            cls: Any = self._spec.cls
             if not has_async_init(cls):
-                self.instance = cls(*args, **kwargs)
+                life.instance = cls(*args, **kwargs)
                 return
             instance: Any = cls.__new__(cls, *args, **kwargs)
             frame.run(instance.__init__(*args, **kwargs))
-            self.instance = instance
+            life.instance = instance
 
-        with self._counted():
-            outcome = self._caller.outcome(frame, construct)
-        self.made = True
-        if outcome.error is not None and self.over is None:
-            self.failure = pack_failure(outcome.error, self.name, of_constructor=True)
-
-    def frame(self, name: str, shown: str, number: int | None = None) -> CallFrame:
-        """Return the frame in which a call of the actor runs."""
-        return CallFrame(name, shown, self.spec.placement, self._loop, number, self)
-
-    @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
-        """Run an actor's call in the `with` block, after the running calls of other threads."""
-        # A call of this actor further up the same stack can't end first, so waiting for that call would never
-        # end.
-        within = any(frame.actor is self for frame in running_frames())
-        with nullcontext() if within else self.lock, self._counted():
-            yield
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        self.calls += 1
         try:
-            yield
+            with self.busy(None, life):
+                outcome = self._caller.outcome(frame, construct)
+            if outcome.error is not None and life.over is None:
+                life.failure = pack_failure(outcome.error, self.name, of_constructor=True)
+            else:
+                life.failure = outcome.failure
         finally:
-            self.calls -= 1
-            self._let_go()
+            life.made.set()
 
-    def end(self, reason: str) -> None:
-        """End the actor, unless it has ended already."""
-        if self.over is not None:
+    def frame(
+        self, name: str, number: int | None, life: ActorInstance, given: str | None = None
+    ) -> CallFrame:
+        """Return the frame in which a call of the actor runs."""
+        return CallFrame(name, self.placement, self.place, life.loop, number, life, self, given)
+
+    @contextlib.contextmanager
+    def busy(self, group: str | None, life: ActorInstance | None = None) -> Iterator[ActorInstance]:
+        """Run a call of that group in `life`, or in the current instance, which is kept until the call ends.
+
+        Raises:
+            ConfigError: the group does not exist.
+        """
+        if group not in self._room:
+            declared = sorted(self._spec.concurrency.groups)
+            raise ConfigError(f"concurrency_group={group!r}: {self.name} declares the groups {declared}")
+        # A call further up the same stack can't end first, so waiting for it would never end.
+        within = any(frame.actor is self for frame in running_frames())
+        if life is None and not within:  # the actor may be under construction in another thread
+            present = self.life
+            present.made.wait()
+        room = None if within else self._room[group]
+        if room is not None:
+            room.acquire()
+        life = life or self.life
+        life.calls += 1
+        try:
+            yield life
+        finally:
+            life.calls -= 1
+            if room is not None:
+                room.release()
+            if life.over is not None:
+                self._let_go(life)
+
+    def restart(self) -> bool:
+        """End the instance and make a new one; return False if no restart is allowed."""
+        if self.life.over is not None or self._spec.max_restarts in (0, self.restarts):
+            return False
+        before, self.life = self.life, ActorInstance(self.name)
+        self.restarts += 1
+        before.over = "it was killed by trainkit.kill(), and is being made anew"
+        self._let_go(before)
+        self.make()
+        return True
+
+    def end(self, reason: str, life: ActorInstance | None = None) -> None:
+        """End the actor; do nothing if it has ended, or if `life` is not its current instance."""
+        present = self.life
+        if present.over is not None or life not in (None, present):
             return
-        self.over = reason
+        present.over = reason
+        present.made.set()
         self._ended(self)
+        self.place.give_back()
         for actor in list(self.owned):
             if not actor.detached:
                 actor.end(f"{self.name}, which made it, has ended")
-        self._let_go()
+        self._let_go(present)
 
-    def _let_go(self) -> None:
-        """Drop the instance of an ended actor, after its last call."""
-        if self.over is not None and self.calls == 0:
-            # The user's cleanup code, such as `__del__`, runs in a call frame too, so a frame is entered for
-            # it.
-            with self._caller.entered(self.frame(self.name, "")):
-                self._loop.close()
-                self.instance = None
+    def _let_go(self, life: ActorInstance) -> None:
+        if life.calls == 0:  # else, the last call does it
+            # The frame is for the user's cleanup code.
+            with self._caller.entered(self.frame(self.name, None, life)):
+                life.loop.close()
+                life.instance = None
 
     def row(self) -> dict[str, Any]:
         """Return the listing row of the actor."""
+        over = self.life.over
         return {
-            "actor_id": self.actor_id,
-            "class_name": self.spec.cls.__name__,
+            "actor_id": f"{self.number:016x}",
+            "class_name": self._spec.cls.__name__,
             "name": self.registered,
             "namespace": self.namespace,
-            "state": "ALIVE" if self.over is None else "DEAD",
+            "state": "ALIVE" if over is None else "DEAD",
             "pid": os.getpid(),
-            "resources": dict(self.spec.placement.resources),
+            "resources": dict(self.placement.resources),
             "detached": self.detached,
-            "restarts": 0,
-            "death_cause": self.over,
+            "restarts": self.restarts,
+            "death_cause": over,
         }
 
     def __reduce__(self) -> Any:
@@ -313,18 +401,56 @@ class InlineActor(Uncopied):
 
 
 class Actors:
-    """Actors of the session."""
+    """Actors of the session, by id and by name.
 
-    def __init__(self) -> None:
+    Args:
+        namespace: default namespace of the session.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
         self._alive: weakref.WeakValueDictionary[int, InlineActor] = weakref.WeakValueDictionary()
         self._detached: set[InlineActor] = set()
         self._dead: deque[dict[str, Any]] = deque(maxlen=_DEAD_KEPT)
 
-    def named(self, name: str, namespace: str) -> InlineActor | None:
+    def namespace_of(self, registration: specs.Registration | None) -> str:
+        """Return the namespace of a registration."""
+        return (registration.namespace if registration is not None else None) or self._namespace
+
+    def named(self, name: str, namespace: str | None) -> InlineActor | None:
         """Return the living actor with that name, or None."""
-        return next(
-            (actor for actor in self if (actor.registered, actor.namespace) == (name, namespace)), None
-        )
+        where = namespace or self._namespace
+        for actor in self:
+            if (actor.registered, actor.namespace) == (name, where):
+                return actor
+        return None
+
+    def existing(self, registration: specs.Registration | None) -> InlineActor | None:
+        """Return the existing actor of a registration if that is requested, or None.
+
+        Raises:
+            ConfigError: the name is taken.
+        """
+        if registration is None:
+            return None
+        found = self.named(registration.name, registration.namespace)
+        if found is not None and not registration.get_if_exists:
+            raise ConfigError(
+                f"name={registration.name!r}: there is an actor of that name in the namespace "
+                f"{found.namespace!r}; get_actor() finds it, and get_if_exists=True uses it"
+            )
+        return found
+
+    def find(self, name: str, namespace: str | None) -> InlineActor:
+        """Return the living actor with that name; raise ConfigError if it does not exist."""
+        found = self.named(name, namespace)
+        if found is None:
+            where = namespace or self._namespace
+            raise ConfigError(
+                f"there is no actor of the name {name!r} in the namespace {where!r}; it may have ended, "
+                "as an actor does when its last handle is gone, unless lifetime='detached'"
+            )
+        return found
 
     def add(self, actor: InlineActor) -> None:
         """Add a new actor, owned by the actor that runs this code."""
@@ -362,6 +488,14 @@ def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def leave_if_over() -> None:
+    """End the calling method if its actor has ended."""
+    frame = current_frame()
+    # Only during a call: otherwise, the running code is the instance's `__del__`.
+    if frame is not None and frame.life is not None and frame.life.over is not None and frame.life.calls:
+        raise InlineActorExit(frame.life)
 
 
 serialize.register(InlineActor, serialize.attached)

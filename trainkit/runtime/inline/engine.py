@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, cast
 
@@ -22,36 +22,43 @@ from trainkit.runtime import specs
 from trainkit.runtime.calls.methods import method_of
 from trainkit.runtime.calls.results import require_iterator, split_results
 from trainkit.runtime.context import address_info
-from trainkit.runtime.engine import PROMISES, Row, group_row, listing, node_row, task_row, worker_row
+from trainkit.runtime.engine import PROMISES, Row, listing, node_row, task_row, worker_row
 from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.inline import calls
+from trainkit.runtime.inline.calls import current_actor
 from trainkit.runtime.inline.event_loop import PrivateLoop
+from trainkit.runtime.inline.placement import Places, ResourceShare
 from trainkit.runtime.inline.refs import InlineRef, InlineStream, stepped
 from trainkit.runtime.labels import require_labels
 from trainkit.runtime.local.system import devices
 from trainkit.runtime.observability.call_recorder import CallRecorder
-from trainkit.runtime.placement import Allocation, Ledger
 from trainkit.runtime.refs import DynamicObjectRefGenerator, ObjectRef
-from trainkit.runtime.restart_policy import retries_on
-from trainkit.runtime.scheduling import captured, require_one_node
+from trainkit.runtime.scheduling import captured
 from trainkit.runtime.serialize import Packed, pack
 from trainkit.settings import records_calls
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class InlinePlacementGroup:
-    """Reserved list of bundles, with the resources of each bundle."""
+def _task(frame: calls.CallFrame) -> Row:
+    pid = os.getpid()
+    return task_row(
+        frame.name,
+        frame.placement.resources,
+        is_running=True,
+        worker_id=f"{pid:016x}",
+        pid=pid,
+        owner_pid=pid,
+        task_id=None if frame.number is None else f"{frame.number:016x}",
+    )
 
-    bundles: Sequence[Bundle]
-    strategy: str
-    name: str
-    shares: Sequence[Allocation]
+
+def _object(ref: InlineRef) -> Row:
+    return {"object_id": f"{ref.id:016x}", "size_bytes": ref.packed.size_bytes, "pids": [os.getpid()]}
 
 
 _LISTED_BYTES = 256 * 1024
-"""Minimum size of the values in listings. Other engines keep values of this size in shared memory."""
+"""Minimum size of listed values. Other engines keep values of this size in shared memory."""
 
 
 class InlineEngine:
@@ -69,108 +76,114 @@ class InlineEngine:
 
     def __init__(self, spec: specs.SessionSpec) -> None:
         self._namespace, self._labels = spec.namespace, spec.labels
-        self._totals = dict(spec.totals)
         self._visible_gpus = devices.visible_gpus()
         self._ids = itertools.count(1)
         self._node_id = secrets.token_hex(16)
+        self._places = Places(spec.totals)
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         recorder = (
             CallRecorder.if_wanted(self.scratch_dir(), f"{os.getpid():016x}") if records_calls() else None
         )
         self._caller = calls.InlineCallRunner(spec, recorder)
-        self._actors = calls.Actors()
-        self._groups: dict[int, InlinePlacementGroup] = {}
+        self._actors = calls.Actors(spec.namespace)
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
-        self._naming = threading.RLock()  # a thread may look up an actor while another makes it
+        self._naming = threading.RLock()  # of two threads, one makes the actor and the other finds it
+        self._owned_groups: dict[int, int] = {}
         self._kinds: dict[str, Callable[[], list[Row]]] = {
             "nodes": self._nodes,
             "actors": self._actors.rows,
-            "tasks": self._tasks,
+            "tasks": lambda: [_task(frame) for frame in self._caller.running if frame.life is None],
             "workers": self._workers,
-            "logs": list,  # the program's output goes to its own streams, so no logs exist
-            "objects": self._objects,
-            "placement_groups": self._group_rows,
-            "requests": list,  # requests never wait in this engine
+            "logs": list,  # output goes where the program prints
+            "objects": lambda: [_object(ref) for ref in list(self._large)],
+            "placement_groups": self._places.rows,
+            "requests": list,  # nothing waits
         }
 
     def require_usable(self) -> None:
-        return  # a fork has a copy of all state, as the state is in this process
+        return  # everything is in this process, and a fork has a copy
 
     def require_node(self) -> None:
-        return  # this engine has no node that could have ended
+        return  # this engine has no node
+
+    # calls
 
     def submit(self, spec: specs.TaskSpec) -> list[ObjectRef[Any]]:
-        frame = calls.CallFrame(spec.name, spec.name, spec.placement, PrivateLoop(), next(self._ids))
-        packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
+        number = next(self._ids)
         try:
-            frame = replace(frame, placement=self._placed(spec.placement, spec.name))
+            spec = replace(spec, placement=self._placed(spec.placement, spec.name))
         except InfeasibleError as refusal:
             _logger.warning("%s", refusal)
-            outcome = calls.failed(refusal, spec.name)
-        else:
-            if self._has_group_of(frame.placement):
-                outcome = self._outcome(frame, lambda: spec.function, packed, spec, spec.max_retries)
-            else:
-                error = WorkerDiedError(f"{spec.name} could not be started: its placement group was removed")
-                outcome = calls.failed(error, spec.name)
+            frame = calls.CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
+            return self._results(frame, calls.failed(refusal, spec.name), spec.num_returns)
+        packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
+        if not self._places.has_group_of(spec.placement):
+            error = WorkerDiedError(f"{spec.name} could not be started: its placement group was removed")
+            frame = calls.CallFrame(spec.name, spec.placement, ResourceShare(), PrivateLoop(), number)
+            return self._results(frame, calls.failed(error, spec.name), spec.num_returns)
+        retries = spec.max_retries
+        while True:
+            frame = calls.CallFrame(
+                spec.name, spec.placement, self._places.take(spec.placement), PrivateLoop(), number
+            )
+            try:
+                outcome = self._outcome(frame, spec.function, packed, spec.num_returns)
+            except BaseException:  # Ctrl-C
+                frame.leave()
+                raise
+            # A stream that fails later is not retried, because its reader already has the first values.
+            if retries == 0 or not calls.is_retried(outcome, spec):
+                break
+            frame.leave()
+            retries -= 1  # a negative number never reaches 0
+        calls.leave_if_over()
         return self._results(frame, outcome, spec.num_returns)
 
     def start_actor(self, spec: specs.ActorSpec) -> calls.InlineActor:
         spec = replace(spec, placement=self._placed(spec.placement, spec.name))
         packed = calls.packed_arguments(spec.args, spec.kwargs, spec.name)
+        can_start = self._places.has_group_of(spec.placement)
         with self._naming:
-            found = self._existing(spec.registration)
+            found = self._actors.existing(spec.registration)
             if found is not None:
                 return found
-            asked = spec.registration
-            actor = calls.InlineActor(
-                next(self._ids),
-                replace(spec, args=(), kwargs={}),
-                namespace=(asked.namespace if asked is not None else None) or self._namespace,
-                caller=self._caller,
-                ended=self._actors.ended,
-            )
-            actor.lock.acquire()  # the lock makes calls of other threads wait for the constructor
-            self._actors.add(actor)
-        try:
-            if self._has_group_of(spec.placement):
-                actor.make(packed, self._resolve)
-            else:
-                actor.end("its placement group was removed")
-        except BaseException:  # Ctrl-C, for example, interrupts the constructor
-            actor.end("its constructor was interrupted")
-            raise
-        finally:
-            actor.lock.release()
+            actor = self._new_actor(spec, packed, can_start)
+        if can_start:
+            try:
+                actor.make()
+            except BaseException:  # Ctrl-C
+                actor.end("its constructor was interrupted")
+                raise
+        else:
+            actor.end("its placement group was removed")
+        calls.leave_if_over()
         return actor
-
-    def _existing(self, asked: specs.Registration | None) -> calls.InlineActor | None:
-        """Return the existing actor with that name, or None. Raise ConfigError if the name is taken."""
-        found = None if asked is None else self._actors.named(asked.name, asked.namespace or self._namespace)
-        if asked is None or found is None or asked.get_if_exists:
-            return found
-        raise ConfigError(
-            f"name={asked.name!r}: there is an actor of that name in the namespace "
-            f"{found.namespace!r}; get_actor() finds it, and get_if_exists=True uses it"
-        )
 
     def _placed(self, placement: specs.Placement, name: str) -> specs.Placement:
         """Return the final placement, in the caller's group if that group captures its children."""
-        require_feasible([placement.resources], self._totals, what=name)
+        require_feasible([placement.resources], self._places.totals, what=name)
         if placement.labels:
             require_labels(placement.labels, self.state("nodes")[0], name)
         return captured(placement, self.current_group())
 
+    def _new_actor(self, spec: specs.ActorSpec, packed: Packed, can_start: bool) -> calls.InlineActor:
+        actor = calls.InlineActor(
+            next(self._ids),
+            replace(spec, args=(), kwargs={}),
+            packed,
+            namespace=self._actors.namespace_of(spec.registration),
+            place=self._places.take(spec.placement) if can_start else ResourceShare(),
+            caller=self._caller,
+            resolve=self._resolve,
+            ended=self._actor_ended,
+        )
+        self._actors.add(actor)
+        return actor
+
     def find_actor(self, name: str, namespace: str | None) -> tuple[calls.InlineActor, specs.Interface]:
-        where = namespace or self._namespace
-        actor = self._actors.named(name, where)
-        if actor is None:
-            raise ConfigError(
-                f"there is no actor of the name {name!r} in the namespace {where!r}; it may have ended, "
-                "as an actor does when its last handle is gone, unless lifetime='detached'"
-            )
-        return actor, actor.spec.interface
+        actor = self._actors.find(name, namespace)
+        return actor, actor.interface
 
     def call(
         self,
@@ -180,53 +193,45 @@ class InlineEngine:
         kwargs: Mapping[str, Any],
         spec: specs.MethodSpec,
     ) -> list[ObjectRef[Any]]:
-        where, group = f"{actor.name}.{method}", spec.concurrency_group
-        declared = actor.spec.concurrency.groups
-        if group is not None and group not in declared:
-            raise ConfigError(
-                f"concurrency_group={group!r}: {actor.name} declares the groups {sorted(declared)}"
-            )
+        where = f"{actor.name}.{method}"
         packed = calls.packed_arguments(args, kwargs, where)
-        shown = spec.name or f"{actor.spec.cls.__name__}.{method}"
-        frame = actor.frame(where, shown, next(self._ids))
-        with actor.busy():
-            if actor.over is not None:
+        with actor.busy(spec.concurrency_group) as life:
+            frame = actor.frame(where, next(self._ids), life, spec.name)
+            if life.over is not None:
                 outcome = calls.died(frame)
-            elif actor.failure is not None:
-                outcome = calls.Outcome(failure=actor.failure)
-            elif not actor.made:
+            elif life.failure is not None:
+                outcome = calls.Outcome(failure=life.failure)
+            elif not life.made.is_set():
                 error = ConfigError(
                     f"{where}() was called by the constructor of its own actor, which comes first"
                 )
                 outcome = calls.failed(error, where)
             else:
                 asked = spec.max_task_retries
-                retries = actor.spec.max_task_retries if asked is None else asked
-                outcome = self._outcome(
-                    frame, lambda: method_of(actor.instance, method), packed, spec, retries
-                )
-        return self._results(frame, outcome, spec.num_returns)
+                retries = actor.max_task_retries if asked is None else asked
+                while True:
+                    function = method_of(life.instance, method)
+                    outcome = self._outcome(frame, function, packed, spec.num_returns)
+                    if retries == 0 or not calls.is_retried(outcome, spec):
+                        break
+                    retries -= 1  # a negative number never reaches 0
+        calls.leave_if_over()
+        return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
 
     def _outcome(
-        self,
-        frame: calls.CallFrame,
-        find: Callable[[], Callable[..., Any]],
-        packed: Packed,
-        spec: specs.TaskSpec | specs.MethodSpec,
-        retries: int,
+        self, frame: calls.CallFrame, function: Callable[..., Any], packed: Packed, num_returns: int
     ) -> calls.Outcome:
-        """Call the function that `find` returns. The value is a list of packed results, or a generator."""
-        num_returns = spec.num_returns
+        """Run `function`; the outcome's value is a list of packed results, or a generator for a stream."""
 
         def work() -> Any:
             args, kwargs = calls.arguments(packed, self._resolve)
-            result = find()(*args, **kwargs)
+            result = function(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = frame.run(result)
-            if num_returns != 1 and hasattr(result, "__anext__"):
-                result = stepped(result, frame)
             if num_returns == specs.STREAMING:
                 return require_iterator(result, frame.name)
+            if num_returns != 1 and hasattr(result, "__anext__"):
+                result = stepped(result, frame)
             if num_returns == specs.DYNAMIC:
                 items = require_iterator(result, frame.name, "dynamic")
                 return [pack(DynamicObjectRefGenerator.of(items, self.put, failure), frame.name).owned()]
@@ -245,34 +250,21 @@ class InlineEngine:
         def failure(error: Exception) -> InlineRef:
             return self._ref(pack_failure(error, frame.name), True)
 
-        while True:
-            outcome = self._caller.outcome(frame, work)
-            # A streaming call that fails later is not retried, because its reader already has the first
-            # values.
-            if retries == 0 or not (outcome.exited or retries_on(outcome.error, spec.retry_exceptions)):
-                return outcome
-            retries -= 1  # a negative number means no limit, and never reaches 0
+        return self._caller.outcome(frame, work)
 
     def _results(
-        self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int
+        self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int, group: str | None = None
     ) -> list[ObjectRef[Any]]:
-        """Return the references of a call. The call's frame is closed here, or at the end of its stream."""
-        actor = frame.actor
+        """Return the references of a call. Its frame ends here, or with its stream."""
+        of_actor = frame.life is not None
 
         def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
-            return self._ref(packed, is_failure, actor is not None)
-
-        def step(work: Callable[[], Any]) -> calls.Outcome:
-            if actor is None:
-                return self._caller.outcome(frame, work)
-            with actor.busy():
-                return calls.died(frame) if actor.over is not None else self._caller.outcome(frame, work)
+            return self._ref(packed, is_failure, of_actor)
 
         if num_returns == specs.STREAMING:
-            stream = InlineStream(next(self._ids), frame, outcome, step, new_ref)
+            stream = InlineStream(self._caller, frame, outcome, new_ref, group)
             self._streams.add(stream)
-            # The protocol allows a generator of references in place of a single reference, so the type is
-            # cast.
+            # The protocol allows a generator of references in the place of a single reference.
             return [cast("ObjectRef[Any]", stream)]
         frame.leave()
         if num_returns == 0:
@@ -290,31 +282,40 @@ class InlineEngine:
     def _resolve(self, value: Any) -> Any:
         return _own(value).value() if isinstance(value, ObjectRef) else value
 
+    # ends of actors and calls
+
+    def _actor_ended(self, actor: calls.InlineActor) -> None:
+        self._actors.ended(actor)
+        for group in [group for group, owner in self._owned_groups.items() if owner == actor.number]:
+            self.release(group)
+
     def kill(self, actor: calls.InlineActor, no_restart: bool) -> None:
-        actor.end("it was killed by trainkit.kill()")
-        if calls.current_actor() is actor:
-            raise calls.InlineActorExit
+        if no_restart or not actor.restart():
+            actor.end("it was killed by trainkit.kill()")
+        calls.leave_if_over()
 
     def end_processes(self, placement: specs.Placement) -> None:
         """Do nothing, because this engine has no worker processes."""
 
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
-        of_actor = ref.of_actor if isinstance(ref, InlineStream) else _own(ref).of_actor
-        if force and of_actor:
+        call = ref if isinstance(ref, InlineStream) else _own(ref)
+        if force and call.of_actor:
             raise ConfigError(
                 "cancel(force=True) ends a process, and an actor is not to end for a call: use kill()"
             )
-        if isinstance(ref, InlineStream):  # calls without a stream have ended already, so they need no cancel
-            ref.cancel()
+        call.cancel()
+        calls.leave_if_over()
 
     def exit_actor(self) -> NoReturn:
         frame = calls.current_frame()
-        if frame is None or frame.actor is None:
+        if frame is None or frame.actor is None or frame.life is None:
             raise ArgumentTypeError(
                 "exit_actor() ends the actor whose method calls it, and this runs in no actor"
             )
-        frame.actor.end(f"exit_actor() was called in {frame.name}")
-        raise calls.InlineActorExit
+        frame.actor.end(f"exit_actor() was called in {frame.name}", frame.life)
+        raise calls.InlineActorExit(frame.life)
+
+    # objects
 
     def put(self, value: Any) -> ObjectRef[Any]:
         return self._ref(pack(value).owned(), False)
@@ -331,143 +332,93 @@ class InlineEngine:
         own: list[ObjectRef[Any]] = [_own(ref) for ref in refs]
         return own[:num_returns], own[num_returns:]
 
+    # placement groups
+
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
-        require_one_node(bundles, strategy)
-        if name and any(group.name == name for group in self._groups.values()):
-            raise ConfigError(
-                f"name={name!r}: there is a placement group of that name; get_placement_group({name!r}) "
-                "finds it"
-            )
-        shares = Ledger.of_machine(self._totals).take_all(bundles)
-        if shares is None:
-            raise InfeasibleError(f"the bundles {list(bundles)} cannot be placed together")
-        number = next(self._ids)
-        self._groups[number] = InlinePlacementGroup(list(bundles), strategy, name, shares)
-        return number
+        group = next(self._ids)
+        self._places.reserve(group, bundles, strategy, name)
+        owner = current_actor()
+        if owner is not None and not detached:
+            self._owned_groups[group] = owner.number
+        return group
 
     def find_group(self, name: str) -> tuple[int, list[Bundle]]:
-        for number, group in self._groups.items():
-            if group.name == name and name:
-                return number, list(group.bundles)
-        raise ConfigError(f"there is no placement group of the name {name!r}")
-
-    def _group(self, number: int) -> InlinePlacementGroup:
-        if number not in self._groups:
-            raise ConfigError("this placement group was removed")
-        return self._groups[number]
-
-    def _has_group_of(self, placement: specs.Placement) -> bool:
-        return placement.group is None or placement.group.group in self._groups
+        return self._places.find(name)
 
     def await_group(self, group: int, timeout_s: float | None) -> bool:
-        self._group(group)
+        self._places.bundles(group)
         return True
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
-        if group in self._groups:
-            return self.put(None)
-        error = ConfigError("this placement group was removed")
-        return self._ref(pack_failure(error, "the placement group"), True)
+        try:
+            self._places.bundles(group)
+        except ConfigError as error:
+            return self._ref(pack_failure(error, "the placement group"), True)
+        return self.put(None)
 
     def release(self, group: int) -> None:
+        self._owned_groups.pop(group, None)
         for actor in self._actors:
-            placed = actor.spec.placement.group
-            if placed is not None and placed.group == group:
+            if actor.placement.group is not None and actor.placement.group.group == group:
                 actor.end("its placement group was removed")
-        self._groups.pop(group, None)
+        self._places.release(group)
+        calls.leave_if_over()
 
     def current_group(self) -> tuple[specs.PlacementGroupId, list[Bundle]] | None:
         frame = calls.current_frame()
-        group = None if frame is None else frame.placement.group
-        if group is None or group.group not in self._groups:
+        placement = None if frame is None else frame.placement
+        if placement is None or placement.group is None or not self._places.has_group_of(placement):
             return None
-        return group, list(self._groups[group.group].bundles)
+        return placement.group, self._places.bundles(placement.group.group)
+
+    # facts
 
     def where_am_i(self) -> specs.WhereAmI:
-        frame, actor = calls.current_frame(), calls.current_actor()
+        frame, actor = calls.current_frame(), current_actor()
         return specs.WhereAmI(
             node_id=self._node_id,
             worker_id=f"{os.getpid():016x}",
             namespace=self._namespace,
             job_id=self._node_id,
-            actor_id=actor.actor_id if actor is not None else None,
+            actor_id=f"{actor.number:016x}" if actor is not None else None,
             actor_name=(actor.registered or "") if actor is not None else None,
-            task_id=frame.task_id if frame is not None else None,
+            task_id=f"{frame.number:016x}" if frame is not None and frame.number is not None else None,
             task_name=frame.shown if frame is not None and frame.number is not None else None,
+            was_restarted=actor is not None and actor.restarts > 0,
             resources=dict(frame.placement.resources) if frame is not None else {},
         )
 
     def is_cancelled(self) -> bool:
-        return False  # every call has ended before its reference exists, so none can be cancelled
+        return False  # a call has ended before its reference exists
 
     def current_actor(self) -> tuple[calls.InlineActor, specs.Interface] | None:
-        actor = calls.current_actor()
-        return None if actor is None else (actor, actor.spec.interface)
+        actor = current_actor()
+        return None if actor is None else (actor, actor.interface)
 
     def address_info(self) -> dict[str, Any]:
         return address_info(self._node_id, None)
 
     def cluster_resources(self) -> Bundle:
-        return dict(self._totals)
+        return dict(self._places.totals)
 
     def available_resources(self) -> Bundle:
-        return dict(self._totals)  # calls run one at a time, so each call can use all resources
+        return self._places.available()
 
     def gpu_ids(self) -> list[int | str]:
         frame = calls.current_frame()
-        if frame is None:
-            gpus = list(range(int(self._totals.get("GPU", 0))))
-        else:
-            gpus = self._gpus(frame.placement)
+        gpus = frame.place.gpus if frame is not None else range(int(self.cluster_resources().get("GPU", 0)))
         return devices.gpu_ids(devices.gpu_name(index, self._visible_gpus) for index in gpus)
-
-    def _gpus(self, placement: specs.Placement) -> list[int]:
-        """Return the first GPUs of the machine, or of the request's bundle, that meet the request."""
-        if placement.group is None:
-            ledgers = [Ledger.of_machine(self._totals)]
-        else:
-            shares, index = self._group(placement.group.group).shares, placement.group.bundle
-            ledgers = [Ledger.of_bundle(share) for share in (shares if index is None else [shares[index]])]
-        taken = (ledger.take(placement.resources) for ledger in ledgers)
-        return next((sorted(share.gpus) for share in taken if share is not None), [])
 
     def state(self, kind: str) -> list[Row]:
         return listing(self._kinds, kind)
 
     def _nodes(self) -> list[Row]:
-        return [node_row(self._node_id, self._labels, self._totals, self._totals)]
+        places = self._places
+        return [node_row(self._node_id, self._labels, places.totals, places.available())]
 
     def _workers(self) -> list[Row]:
         pid = os.getpid()
         return [worker_row(f"{pid:016x}", "driver", "DRIVER", pid, self._node_id)]
-
-    def _tasks(self) -> list[Row]:
-        pid = os.getpid()
-        return [
-            task_row(
-                frame.name,
-                frame.placement.resources,
-                is_running=True,
-                worker_id=f"{pid:016x}",
-                pid=pid,
-                owner_pid=pid,
-                task_id=frame.task_id,
-            )
-            for frame in self._caller.running
-            if frame.actor is None
-        ]
-
-    def _objects(self) -> list[Row]:
-        return [
-            {"object_id": f"{ref.id:016x}", "size_bytes": ref.packed.size_bytes, "pids": [os.getpid()]}
-            for ref in list(self._large)
-        ]
-
-    def _group_rows(self) -> list[Row]:
-        return [
-            group_row(f"{number:016x}", group.name, group.strategy, True, group.bundles)
-            for number, group in self._groups.items()
-        ]
 
     def scratch_dir(self) -> Path:
         if self._scratch is None:

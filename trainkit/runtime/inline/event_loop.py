@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 
 class _Stack(threading.local):
-    # A context variable would not work, as a greenlet has its own context, although its code belongs to the
-    # call that switches to it.
+    # This is not a context variable, because a greenlet's code belongs to the call that switches to it.
     frames: tuple[Any, ...] = ()
 
 
@@ -28,13 +27,13 @@ _stack = _Stack()
 
 
 def running_frames() -> tuple[Any, ...]:
-    """Return the frames of the calls that run this code, from the outermost to the innermost."""
+    """Return the calls that run this code, the innermost last."""
     return _stack.frames
 
 
 @contextlib.contextmanager
 def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
-    """Make the code of the `with` block, in this thread, part of the calls `inside`."""
+    """Make the code in this context, on this thread, part of the calls `inside`."""
     outer = _stack.frames
     _stack.frames = inside
     try:
@@ -44,22 +43,21 @@ def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
 
 
 _open: set[asyncio.Runner] = set()
-"""Open runners. The set keeps the garbage collector from ending a loop before its actor closes the loop."""
+"""Open runners. The references keep the garbage collector from ending a loop before its actor closes it."""
 
 
 class _Stuck(Exception):
-    """Error that the loop waits for an event that can't happen."""
+    """Error that nothing can ever wake the loop."""
 
 
 class _Selector(selectors.DefaultSelector):
     """Selector that detects an endless wait.
 
-    A loop would wait forever if it has no timer, no open file except its own, and no other thread that could
-    wake the loop.
+    A loop would wait for ever if it has no timer, no open file except its own, and no other thread that could
+    wake it.
 
     Attributes:
-        threads: number of threads that can't wake the loop, which are the loop's thread and a thread that
-            waits for it.
+        threads: number of threads that can't wake the loop: its own, and one that waits for it.
     """
 
     threads = 1
@@ -73,8 +71,8 @@ class _Selector(selectors.DefaultSelector):
 class PrivateLoop:
     """Event loop of one actor or task, made on first use, which runs only during a call.
 
-    The caller may be in a running event loop itself, such as a notebook's. As a thread can run only one loop,
-    this loop then runs in a different thread, and the caller waits.
+    The caller may be in a running event loop itself, such as a notebook's. A thread can run only one loop, so
+    this loop then runs in another thread, and the caller waits.
     """
 
     def __init__(self) -> None:
@@ -86,11 +84,11 @@ class PrivateLoop:
         """Run `awaitable` to its end and return its result.
 
         Raises:
-            ConfigError: the awaitable waits for an effect of a different call, which can't run meanwhile.
+            ConfigError: it waits for something that only another call could do.
         """
         if self._task is not None:
             if hasattr(awaitable, "close"):
-                awaitable.close()  # closing the coroutine avoids the warning that it was never awaited
+                awaitable.close()  # avoids the warning that it was never awaited
             raise ConfigError(
                 f"{where} was called while another async call of the same actor runs, and the inline engine "
                 "runs one at a time; engine='local' runs them side by side"
@@ -113,7 +111,7 @@ class PrivateLoop:
             _open.discard(runner)
 
     def _run(self, awaitable: Awaitable[T], where: str) -> T:
-        import asyncio  # imported here, as it takes a tenth of a second
+        import asyncio  # takes a tenth of a second, so only for async calls
 
         if self._runner is None or self._selector is None:
             self._selector = _Selector()
@@ -129,16 +127,22 @@ class PrivateLoop:
         try:
             return self._runner.run(main(), context=contextvars.copy_context())
         except _Stuck:
-            if self._task is not None:
-                self._task.cancel()  # the cancelled task's `finally` blocks run now
-                with contextlib.suppress(_Stuck, asyncio.CancelledError):
-                    self._runner.get_loop().run_until_complete(self._task)
             raise ConfigError(
                 f"{where} waits for something that only another call could do, and the inline engine runs "
                 "one call at a time, to its end; engine='local' runs them side by side"
             ) from None
         finally:
-            self._task = None
+            task, self._task = self._task, None
+            if task is not None and not task.done():
+                self._abandon(task)
+
+    def _abandon(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task whose loop has stopped, so that its `finally` blocks run now."""
+        import asyncio
+
+        task.cancel()
+        with contextlib.suppress(_Stuck, asyncio.CancelledError):
+            task.get_loop().run_until_complete(task)
 
     def _interrupt(self) -> None:
         task = self._task
@@ -157,7 +161,7 @@ def _in_running_loop() -> bool:
 
 
 def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """Call `work` in a new thread and wait for its result. Ctrl-C calls `interrupt`."""
+    """Do `work` in another thread and wait for it; Ctrl-C calls `interrupt`."""
     done: Future[T] = Future()
     inside = running_frames()
 
@@ -165,7 +169,7 @@ def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
         try:
             with standing_in(inside):
                 done.set_result(work())
-        except BaseException as error:  # errors of every type are passed to the waiting thread
+        except BaseException as error:  # passed to the waiting thread, whatever its type
             done.set_exception(error)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="trainkit-inline-loop")

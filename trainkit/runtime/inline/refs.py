@@ -10,7 +10,7 @@ from typing import Any
 from trainkit.errors import TaskCancelledError
 from trainkit.runtime import serialize, session
 from trainkit.runtime.failures import raisable, unpack_failure
-from trainkit.runtime.inline.calls import CallFrame, Outcome, failed
+from trainkit.runtime.inline.calls import CallFrame, InlineCallRunner, Outcome, died, failed
 from trainkit.runtime.refs import ObjectRef, ObjectRefGenerator
 from trainkit.runtime.serialize import Packed, pack, unpack
 
@@ -49,40 +49,72 @@ class InlineRef(ObjectRef[Any]):
             future.set_exception(error)
         return future
 
+    def cancel(self) -> None:
+        """Do nothing, because the call has already ended."""
+
     def __reduce__(self) -> Any:
-        return session.put_again, (self.value(),)  # the user's own pickle must contain the value
+        return session.put_again, (self.value(),)  # pickled by hand, so the value is included
+
+
+class _Completion(InlineRef):
+    """Reference to the end of a stream. Reading its value runs the stream to its end."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, ref_id: int, stream: InlineStream) -> None:
+        super().__init__(ref_id, _NONE, False, stream.of_actor)
+        self._stream = stream
+
+    def value(self) -> Any:
+        self._stream.run_to_end()
+        if self._stream.failure is not None:
+            self.packed, self.failed = self._stream.failure, True
+        return super().value()
+
+    def cancel(self) -> None:
+        self._stream.cancel()
 
 
 class InlineStream(ObjectRefGenerator[Any]):
     """Stream that runs a user's generator one step for each requested reference.
 
     Args:
-        stream_id: id of the call.
+        caller: runner of the steps.
         frame: frame of the steps.
-        started: outcome of the call, with the generator or a failure.
-        run: function that runs a step in the frame.
+        started: outcome with the generator, or with the failure to make it.
         new_ref: function that makes a reference to a packed value or failure.
+        group: concurrency group of the method.
+
+    Attributes:
+        failure: final failure of the generator; None if it has not failed.
     """
 
     def __init__(
         self,
-        stream_id: int,
+        caller: InlineCallRunner,
         frame: CallFrame,
         started: Outcome,
-        run: Callable[[Callable[[], Any]], Outcome],
         new_ref: Callable[[Packed, bool], InlineRef],
+        group: str | None = None,
     ) -> None:
-        self.of_actor = frame.actor is not None
-        self._id = stream_id
+        self._caller = caller
         self._frame = frame
         self._generator = started.value
-        self._run = run
         self._new_ref = new_ref
+        self._id = new_ref(_NONE, False).id
+        self._group = group
         self._ready: deque[InlineRef] = deque()
-        self._failure: Packed | None = None
         self._over = False
+        self._stepping = False
+        self._cancelled = False
+        self.failure: Packed | None = None
         if started.failure is not None:
             self._end(started)
+
+    @property
+    def of_actor(self) -> bool:
+        """True if a method of an actor yields the values."""
+        return self._frame.life is not None
 
     def __next__(self) -> InlineRef:
         if not self._ready:
@@ -98,20 +130,23 @@ class InlineStream(ObjectRefGenerator[Any]):
             raise StopAsyncIteration from None
 
     def upcoming(self) -> ObjectRef[Any]:
-        return self._new_ref(_NONE, False)  # a step runs only when this reference's value is read
+        return self._new_ref(_NONE, False)  # reading its value takes a step
 
     def completed(self) -> ObjectRef[None]:
-        while not self._over:
-            self._step()
-        failed = self._failure is not None
-        return InlineRef(self._id, self._failure or _NONE, failed, self.of_actor)
+        return _Completion(self._id, self)
 
     def hex(self) -> str:
         return f"{self._id:016x}"
 
+    def run_to_end(self) -> None:
+        """Run all remaining steps, and keep the values."""
+        while not self._over:
+            self._step()
+
     def cancel(self, error: Exception | None = None) -> None:
-        """End the generator at its current `yield`. Its last reference raises `error` or a cancellation."""
-        if self._over:
+        """End the generator where it stands; its last reference is `error`, or TaskCancelledError."""
+        self._cancelled = True
+        if self._over or self._stepping:  # a running step ends the generator afterwards
             return
         outcome = self._run(self._close)
         if outcome.failure is None:
@@ -122,25 +157,51 @@ class InlineStream(ObjectRefGenerator[Any]):
     def _step(self) -> None:
         if self._over:
             return
-        outcome = self._run(self._advance)
-        if outcome.failure is not None or outcome.value is _END:
+        self._stepping = True
+        try:
+            if self._frame.life is not None and self._frame.life.over is not None:
+                outcome = died(self._frame)
+            else:
+                outcome = self._run(self._advance)
+        except BaseException:  # Ctrl-C has ended the generator
+            self._end(Outcome())
+            raise
+        finally:
+            self._stepping = False
+        if self._cancelled and not self._over:
+            self.cancel()
+        elif outcome.failure is not None or outcome.value is _END:
             self._end(outcome)
         else:
             self._ready.append(self._new_ref(outcome.value, False))
 
+    def _run(self, work: Callable[[], Any]) -> Outcome:
+        frame = self._frame
+        if frame.actor is None or frame.life is None:
+            return self._caller.outcome(frame, work)
+        with frame.actor.busy(self._group, frame.life):
+            return self._caller.outcome(frame, work)
+
     def _advance(self) -> Any:
-        item = next(self._generator, _END)
+        generator = self._generator
+        if hasattr(generator, "__anext__"):
+            item = self._frame.next_of(generator, _END)
+        else:
+            item = next(generator, _END)
         return item if item is _END else pack(item, f"a value that {self._frame.name} yielded").owned()
 
-    def _close(self) -> None:
-        if hasattr(self._generator, "close"):  # a plain iterator has no `close` and needs no cleanup
-            self._generator.close()
+    def _close(self) -> Any:
+        generator = self._generator
+        if hasattr(generator, "aclose"):
+            self._frame.run(generator.aclose())
+        elif hasattr(generator, "close"):  # a plain iterator needs no cleanup
+            generator.close()
 
     def _end(self, outcome: Outcome) -> None:
         self._over = True
         self._generator = None
         if outcome.failure is not None:
-            self._failure = outcome.failure
+            self.failure = outcome.failure
             self._ready.append(self._new_ref(outcome.failure, True))
         self._frame.leave()
 
@@ -158,11 +219,12 @@ class InlineStream(ObjectRefGenerator[Any]):
 def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
     """Yield the items of an asynchronous generator, with each step run on the loop of `frame`."""
     try:
-        while (item := frame.run(anext(generator, _END))) is not _END:
+        while (item := frame.next_of(generator, _END)) is not _END:
             yield item
     finally:
         frame.run(generator.aclose())
 
 
-# The runtime passes on a reference as the same object. Each reader unpacks its own copy of the value.
+# References are passed as the same object; each reader unpacks its own copy of the value.
 serialize.register(InlineRef, serialize.attached)
+serialize.register(_Completion, serialize.attached)

@@ -1,0 +1,149 @@
+"""Resources of the inline engine: they are counted against the declared machine, but never waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.resources import Bundle, describe
+from trainkit.runtime.engine import Row, group_row
+from trainkit.runtime.placement import Allocation, Ledger
+from trainkit.runtime.scheduling import require_one_node
+from trainkit.runtime.specs import Placement
+
+_counting = threading.RLock()
+"""Lock for the ledgers, since several threads of this process may make calls."""
+
+
+@dataclass(frozen=True)
+class ResourceShare:
+    """Resources given to one holder.
+
+    Attributes:
+        allocation: the resources.
+        ledger: ledger that they return to; None if nothing was free, and the holder shares with others.
+    """
+
+    allocation: Allocation = field(default_factory=Allocation)
+    ledger: Ledger | None = None
+
+    @property
+    def gpus(self) -> list[int]:
+        """Indices of the GPUs in the share."""
+        return sorted(self.allocation.gpus)
+
+    def give_back(self) -> None:
+        """Free the share; call this only once."""
+        if self.ledger is not None:
+            with _counting:
+                self.ledger.give_back(self.allocation)
+
+
+@dataclass(frozen=True)
+class InlinePlacementGroup:
+    """Reserved list of bundles, each with its own ledger."""
+
+    bundles: Sequence[Bundle]
+    strategy: str
+    name: str
+    places: Sequence[ResourceShare]
+    ledgers: Sequence[Ledger]
+
+
+class Places:
+    """Resources of the declared machine, and its reserved placement groups.
+
+    In one process, a request can't wait: the holder may be a caller further up the same stack. A request that
+    fits the machine, but not its free part, therefore shares the resources of their holders.
+
+    Args:
+        totals: all declared resources.
+    """
+
+    def __init__(self, totals: Bundle) -> None:
+        self.totals = dict(totals)
+        self._ledger = Ledger.of_machine(totals)
+        self._groups: dict[int, InlinePlacementGroup] = {}
+
+    def has_group_of(self, placement: Placement) -> bool:
+        """Return True if the requested placement group still exists, or none is requested."""
+        return placement.group is None or placement.group.group in self._groups
+
+    def take(self, placement: Placement) -> ResourceShare:
+        """Return the share of a holder of `placement`, whose group must exist."""
+        request = placement.resources
+        if placement.group is None:
+            ledgers, untouched = [self._ledger], [Ledger.of_machine(self.totals)]
+        else:
+            group, bundle = self._groups[placement.group.group], placement.group.bundle
+            chosen = slice(None) if bundle is None else slice(bundle, bundle + 1)
+            ledgers = list(group.ledgers[chosen])
+            untouched = [Ledger.of_bundle(place.allocation) for place in group.places[chosen]]
+        with _counting:
+            for ledger in ledgers:
+                allocation = ledger.take(request)
+                if allocation is not None:
+                    return ResourceShare(allocation, ledger)
+        for ledger in untouched:
+            allocation = ledger.take(request)
+            if allocation is not None:
+                return ResourceShare(allocation)
+        raise InfeasibleError(f"no bundle of its placement group holds {describe(request)}")
+
+    def available(self) -> dict[str, float]:
+        """Return the free resources."""
+        return self._ledger.amounts()
+
+    # groups
+
+    def reserve(self, number: int, bundles: Sequence[Bundle], strategy: str, name: str) -> None:
+        """Reserve `bundles` as the group `number`.
+
+        Raises:
+            InfeasibleError: the strategy needs more than one node.
+            ConfigError: the name is taken.
+        """
+        require_one_node(bundles, strategy)
+        if name and any(group.name == name for group in self._groups.values()):
+            raise ConfigError(
+                f"name={name!r}: there is a placement group of that name; get_placement_group({name!r}) "
+                "finds it"
+            )
+        with _counting:
+            held = self._ledger.take_all(bundles)
+        owner = self._ledger if held is not None else None
+        shares = held if held is not None else Ledger.of_machine(self.totals).take_all(bundles)
+        if shares is None:
+            raise InfeasibleError(f"the bundles {list(bundles)} cannot be placed together")
+        places = [ResourceShare(allocation, owner) for allocation in shares]
+        ledgers = [Ledger.of_bundle(allocation) for allocation in shares]
+        self._groups[number] = InlinePlacementGroup(list(bundles), strategy, name, places, ledgers)
+
+    def find(self, name: str) -> tuple[int, list[Bundle]]:
+        """Return the group with that name; raise ConfigError if it does not exist."""
+        for number, group in self._groups.items():
+            if group.name == name and name:
+                return number, list(group.bundles)
+        raise ConfigError(f"there is no placement group of the name {name!r}")
+
+    def bundles(self, number: int) -> list[Bundle]:
+        """Return the bundles of a group; raise ConfigError if the group was removed."""
+        group = self._groups.get(number)
+        if group is None:
+            raise ConfigError("this placement group was removed")
+        return list(group.bundles)
+
+    def release(self, number: int) -> None:
+        """Free a group; do nothing if that was done before."""
+        group = self._groups.pop(number, None)
+        for place in group.places if group is not None else ():
+            place.give_back()
+
+    def rows(self) -> list[Row]:
+        """Return the groups as plain data."""
+        return [
+            group_row(f"{number:016x}", group.name, group.strategy, True, group.bundles)
+            for number, group in self._groups.items()
+        ]
