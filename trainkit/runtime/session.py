@@ -23,7 +23,7 @@ from trainkit.errors import (
     NodeDiedError,
     NotInitializedError,
 )
-from trainkit.registry import Registry
+from trainkit.registry import Registry, added
 from trainkit.resources import checked_names, normalize
 from trainkit.runtime import signals
 from trainkit.runtime.engine import Engine
@@ -338,27 +338,24 @@ PRELOADS = {
 }
 """Modules that a template process imports before it forks, by name of the set; "torch" includes NumPy."""
 
-SLOW = {"torch", "torch._dynamo"}
+SLOW = {"torch", "torch._dynamo"} | {row.target for row in added("trainkit.slow_preloads").values()}
 """Sets whose import takes about a second. Other sets take tenths of a second."""
 
-HEAVY = frozenset(SLOW | {"pandas", "sklearn"})
+HEAVY = SLOW | {"pandas", "sklearn"}
 """Packages for which a template process is started as soon as a worker has imported them."""
 
 # Every optimizer imports `torch._dynamo` on first use, so workers that import torch get both.
 _when_imported = {name: name for name in PRELOADS} | {"torch._dynamo": "torch"}
 
 
-def register(module: str, when: str | None = None, *, is_slow: bool = False) -> None:
+def register(module: str, when: str | None = None) -> None:
     """Preload a module for the workers of a process that has imported it.
 
     Args:
         module: module to import in the template process.
         when: module that the process has imported; None means `module`.
-        is_slow: True if the import takes about a second.
     """
     _when_imported[module] = when or module
-    if is_slow:
-        SLOW.add(module)
 
 
 def wanted(imported: Container[str] = sys.modules) -> frozenset[str]:

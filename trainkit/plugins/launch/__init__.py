@@ -7,4 +7,4 @@ from trainkit.runtime import session
 RANKS = "trainkit.plugins.launch.preload"
 """Module imported by the process from which ranks are forked."""
 
-session.register(RANKS, when="trainkit.plugins.launch.script", is_slow=True)
+session.register(RANKS, when="trainkit.plugins.launch.script")

@@ -24,6 +24,8 @@ from trainkit.train.distributed.failure_cause import lost_peer
 from trainkit.train.distributed.rendezvous import (
     Rendezvous,
     RendezvousStore,
+    on_one_machine,
+    own_address,
     rendezvous_store,
 )
 
@@ -162,6 +164,25 @@ class TorchProcessGroup(ProcessGroup):
         if self._joined and dist.is_initialized():
             dist.destroy_process_group()
         self._joined = False
+
+
+def join_workers(
+    rendezvous: Rendezvous | None,
+    *,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    listener: RendezvousStore | None,
+) -> ProcessGroup:
+    """Join the other workers, if there are any; make `device` the current device."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if rendezvous is None:
+        return ProcessGroup()
+    address = None if on_one_machine() else own_address()
+    return join_process_group(
+        rendezvous, rank=rank, world_size=world_size, address=address, listener=listener
+    )
 
 
 def join_process_group(

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from trainkit.runtime import api as runtime
 from trainkit.train.distributed.observers import check_libraries
+from trainkit.train.distributed.process_group import join_workers
 from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
 from trainkit.train.torch.context import TrainContext, WorkerPosition, keep_returned
 from trainkit.train.torch.options import TrialLoop
@@ -101,7 +102,13 @@ class LoopWorker(GroupMember):
             if trial.seed is not None:
                 # Seeds differ between workers, like in unseeded processes, but are reproducible.
                 seed_generators(trial.seed + spec.rank)
-        self._join(spec, devices)
+        join_workers(
+            spec.rendezvous,
+            rank=spec.rank,
+            world_size=options.num_workers,
+            device=devices[0],
+            listener=self._listener,
+        )
         check_libraries()
         position = WorkerPosition(
             rank=spec.rank,

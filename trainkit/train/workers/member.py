@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
-
-import torch
 
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.train.distributed.observers import RankObserver, observe_rank
-from trainkit.train.distributed.process_group import ProcessGroup, join_process_group
 from trainkit.train.distributed.rendezvous import (
     LocalRank,
     Rendezvous,
     RendezvousStore,
     WorkerAddress,
-    on_one_machine,
     own_address,
     own_node,
 )
@@ -97,20 +93,6 @@ class GroupMember:
         """
         self._listener = RendezvousStore(own_address()) if listens else None
         return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)
-
-    def _join(self, spec: WorkerSpec[Any], devices: Sequence[torch.device]) -> ProcessGroup:
-        """Join the other workers; make the first device the current device."""
-        if devices[0].type == "cuda":
-            torch.cuda.set_device(devices[0])
-        if spec.rendezvous is None:
-            return ProcessGroup()
-        return join_process_group(
-            spec.rendezvous,
-            rank=spec.rank,
-            world_size=spec.options.num_workers,
-            address=None if on_one_machine() else own_address(),
-            listener=self._listener,
-        )
 
     def _metered(self, spec: WorkerSpec[Any], trainer: str) -> RankObserver:
         """Start and return the observer of this rank; `trainer` is the name of the training job."""

@@ -30,6 +30,7 @@ from trainkit.train.checkpoint.state import (
 from trainkit.train.data.feed import Feed
 from trainkit.train.data.prefetch import pinned
 from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
+from trainkit.train.distributed.process_group import join_workers
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
 from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
@@ -78,7 +79,13 @@ class Worker(GroupMember):
             devices = tuple(torch.device("cuda", index) for index in range(options.devices_per_worker))
         place = Place(
             devices=devices,
-            group=self._join(spec, devices),
+            group=join_workers(
+                spec.rendezvous,
+                rank=spec.rank,
+                world_size=options.num_workers,
+                device=devices[0],
+                listener=self._listener,
+            ),
             step=options.step,
             wrap=options.wrap_ddp,
             split=options.add_dist_sampler,
