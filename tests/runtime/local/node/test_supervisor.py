@@ -19,6 +19,7 @@ from trainkit.runtime.local.wire.messages import (
     QueryExit,
     Reconnect,
     Reconnected,
+    Waits,
 )
 from trainkit.runtime.restart_policy import ExitRecord
 
@@ -145,16 +146,17 @@ def test_a_killed_actor_is_restarted_only_if_it_may_be(restart: bool, lives: boo
     assert bool(node.living()) is lives
 
 
-def test_an_actor_ends_that_the_node_has_no_descriptor_to_restart() -> None:
+def test_a_restart_waits_for_descriptors() -> None:
     node = NodeParts(CPU=1)
     node.ask_actor(11, max_restarts=1)
     node.worker(11).pid = 4711
     node.processes.full = True
     node.exits(11)
-    assert node.living() == []
-    assert "could not be restarted: no descriptor left" in node.table.exits[11].reason
-    node.ask_actor(12)  # it gets the resources
-    assert "no descriptor left" in node.table.exits[12].reason
+    (told,) = [message for _, message in node.notices if isinstance(message, Waits)]
+    assert "Actor11 (pid 4711) can't be restarted yet, and waits: no descriptor left" in told.text
+    node.processes.full = False
+    node.timers.run()
+    assert (node.worker(11).restarts, len(node.processes.started)) == (1, 2)
 
 
 def test_a_client_is_connected_to_the_next_process_of_its_actor() -> None:

@@ -16,7 +16,7 @@ from trainkit.runtime import serialize
 from trainkit.runtime.local.client.background import END, BackgroundThread
 from trainkit.runtime.local.client.calls import CallCodec, decide
 from trainkit.runtime.local.client.node_client import NodeClient
-from trainkit.runtime.local.client.refs import CallConnection, LocalRef, current_client, fail
+from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_client, fail
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.channel import ACTOR, CALL, FAILURE, HANDLE_KINDS, VALUE, Frame
 from trainkit.runtime.local.wire.messages import WorkerEnvironment
@@ -331,7 +331,8 @@ class ActorConnection(CallConnection):
             if calls:
                 self._nothing_held(calls[0].parts)
         for call in calls:
-            fail(call.refs, why)
+            for ref in call.refs:
+                ref.complete(LOST, why)
 
     def _fail_pending(self) -> None:
         super()._fail_pending()

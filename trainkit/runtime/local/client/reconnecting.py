@@ -39,6 +39,9 @@ from trainkit.runtime.local.wire.messages import ConstructorCall, Reconnect, Rec
 from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import ActorSpec
 
+_AGAIN_S = 0.5
+"""Delay before a new connection is sent again to a node that had no descriptor left for it."""
+
 
 class ReconnectingConnection(ActorConnection):
     """Connection to a restartable actor, which reconnects when the actor's process dies."""
@@ -223,11 +226,25 @@ class ReconnectingConnection(ActorConnection):
         else:
             self._end(lambda: raisable(unpack_failure(opened(answer.body))))
 
-    def _heard(self, reply: Reconnected | restart_policy.ExitRecord) -> None:
-        if isinstance(reply, Reconnected):
+    def _heard(self, reply: Reconnected | restart_policy.ExitRecord | None) -> None:
+        if reply is None:
+            again = threading.Timer(_AGAIN_S, self._reconnect_again)
+            again.daemon = True
+            again.start()
+        elif isinstance(reply, Reconnected):
             self._resume(reply)
         else:
             self._end(functools.partial(death, ActorDiedError, reply, self.name))
+
+    def _reconnect_again(self) -> None:
+        parts, other_end = self._parts, self._other_end
+        if parts is None or other_end is None:
+            return
+        try:
+            self._reconnect(parts, channel.Descriptor(os.dup(other_end.fileno())))
+        except OSError as error:
+            reason = f"the connection to {self.name} closed, and no other can be made: {error}"
+            self._end(lambda: ObjectLostError(reason))
 
     def _end(self, why: Callable[[], Exception]) -> None:
         """Fail all calls with the error that `why` returns, as the actor has ended for good."""

@@ -80,8 +80,8 @@ class Parts:
         self.queue = queue = records.RequestQueue(publish)
         self.machine = machine = Ledger.of_machine(spec.totals)
         self.processes = make_processes(table, publish)
-        self.restarts = Restarts(loop, table, self.processes.start)
-        self.supervisor = Supervisor(table, queue, self.processes, self.restarts, publish)
+        self.restarts = Restarts(loop, table, self.processes.start, notify)
+        self.supervisor = Supervisor(loop, table, queue, self.processes, self.restarts, publish)
         self.named_actors = NamedActors(table, self.restarts, spec.namespace, publish)
         self.groups = PlacementGroups(machine, queue, table, self.supervisor.kill)
         self.reclaimer = LeaseReclaimer(queue, self.groups, table, after, notify)
@@ -245,7 +245,7 @@ class Node:
         """Refuse a request whose handles were lost on the way."""
         if isinstance(message, messages.StartActor):
             self._supervisor.never_started(message.worker_id, ExitRecord(reason=why))
-        answer(ObjectLostError(why))
+        answer(None if isinstance(message, messages.Reconnect) else ObjectLostError(why))
 
     def _stop(self) -> None:
         self._output.stop_counting()

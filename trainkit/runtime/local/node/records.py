@@ -215,6 +215,10 @@ class WorkerTable:
         self._by_id[worker.worker_id] = worker
         self._by_serial[worker.serial] = worker
 
+    def keep(self, worker: WorkerRecord) -> None:
+        """Keep a worker listed by its id while it has no process."""
+        self._by_id[worker.worker_id] = worker
+
     def remove(self, worker_id: int) -> None:
         """Remove the worker with that id, if it exists."""
         self._by_id.pop(worker_id, None)
@@ -476,6 +480,9 @@ class RequestQueue:
         self._requests: list[Request] = []
         self.changed = False
         """True if a request was added or resources became free since the queue was last served."""
+
+    def __iter__(self) -> Any:
+        return iter(self._requests)
 
     def __contains__(self, key: object) -> bool:
         return any(request.key == key for request in self._requests)

@@ -42,7 +42,7 @@ from trainkit.runtime.local.wire.channel import (
     Frame,
     send_answer,
 )
-from trainkit.runtime.local.wire.messages import Reconnect, Reconnected, StartActor, WorkerSpec
+from trainkit.runtime.local.wire.messages import Reconnect, Reconnected, StartActor, Waits, WorkerSpec
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Handle, Packed, present
 
@@ -91,12 +91,16 @@ class Restarts:
         loop: the node's event loop.
         table: the living workers.
         start: `WorkerProcesses.start`.
+        notify: sends a message to the process with a number.
     """
 
-    def __init__(self, loop: Loop, table: records.WorkerTable, start: Callable[..., None]) -> None:
+    def __init__(
+        self, loop: Loop, table: records.WorkerTable, start: Callable[..., None], notify: records.Notify
+    ) -> None:
         self._loop = loop
         self._table = table
         self._start = start
+        self._notify = notify
         self._records: dict[int, RestartRecord] = {}
 
     def record(self, worker_id: int) -> RestartRecord | None:
@@ -124,7 +128,7 @@ class Restarts:
             None if the actor was restarted; else its exit record, as the actor has ended for good.
 
         Raises:
-            OSError, TrainkitError: no descriptor is left for the restart.
+            OSError, TrainkitError: no descriptor is left for the restart; the caller may try again.
         """
         record = self._records.get(worker.worker_id)
         if record is None or record.spec is None:
@@ -132,11 +136,18 @@ class Restarts:
         left = restart_policy.restarts_left(record.max_restarts, record.restarts)
         if not restart_policy.should_restart(exit_, left):
             return exit_
-        self._restart(record, record.spec, worker, exit_)
+        ours, theirs = socket.socketpair()
+        self._restart(record, record.spec, worker, exit_, ours, Descriptor(theirs.detach()))
         return None
 
     def _restart(
-        self, record: RestartRecord, spec: WorkerSpec, worker: records.WorkerRecord, exit_: ExitRecord
+        self,
+        record: RestartRecord,
+        spec: WorkerSpec,
+        worker: records.WorkerRecord,
+        exit_: ExitRecord,
+        ours: socket.socket,
+        theirs: Descriptor,
     ) -> None:
         now = SYSTEM.monotonic()
         record.early_deaths = record.early_deaths + 1 if now - record.started_s < _EARLY_S else 0
@@ -145,13 +156,12 @@ class Restarts:
         if allocation is None:
             raise TypeError(f"{worker.name} is no actor: it holds nothing")
         self._end_keeper(record)
-        ours, theirs = socket.socketpair()
         record.keeper = self._loop.connection(ours, lambda _: None, lambda: None)
         record.keeper.send(INIT, 0, record.call)
         spec = spec._replace(serial=self._table.next_serial(), restarts=record.restarts + 1)
         self._start(
             spec,
-            Descriptor(theirs.detach()),
+            theirs,
             owner=worker.owner,
             allocation=allocation,
             ledger_group=worker.ledger_group,
@@ -168,6 +178,12 @@ class Restarts:
         for client, end, answer in waiting:
             self._join(spec.worker_id, record, client, end, answer)
         self._loop.after(delay_s + _GRACE_S, functools.partial(self._settle, record))
+
+    def postponed(self, worker: records.WorkerRecord, why: str) -> None:
+        """Report once that an actor can't be restarted yet."""
+        if worker.pid is not None:
+            text = f"{worker.name} (pid {worker.pid}) can't be restarted yet, and waits: {why}"
+            self._notify(records.DRIVER, Waits(text))
 
     def worker_ended(self, event: records.WorkerEnded) -> None:
         """Drop the record of an actor that has ended for good, or never started."""
@@ -310,7 +326,10 @@ class _KeptActor:
             self._known_as = self._known_as._replace(life=answer.life)
 
     def open_fd(self) -> int:
-        return self._conn.open_fd()
+        ours, theirs = socket.socketpair()
+        # If the actor is dead by now, the receiver finds a closed connection and asks for the reason.
+        try_send(self._conn, CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
+        return theirs.detach()
 
     def drop(self) -> None:
         self._given_up = True

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainkit.errors import TrainkitError
 from trainkit.runtime.local.node import records
+from trainkit.runtime.local.node.loop import Loop
 from trainkit.runtime.local.node.restarts import Restarts
 from trainkit.runtime.local.node.workers import WorkerProcesses, is_alive, lost_connection
 from trainkit.runtime.local.wire.channel import Descriptor
 from trainkit.runtime.local.wire.messages import Cancel, QueryExit, Reconnect, StartActor
 from trainkit.runtime.restart_policy import ExitRecord
+
+_RETRY_S = 0.2
+"""Interval of the attempts to restart an actor for which no descriptor was left."""
 
 
 @dataclass(eq=False)
@@ -19,6 +24,7 @@ class Supervisor:
     """Supervisor that kills workers, reports how they ended, and handles the consequences.
 
     Args:
+        loop: the node's event loop.
         table: the living workers.
         queue: the waiting requests.
         processes: processes of the workers.
@@ -26,6 +32,7 @@ class Supervisor:
         publish: delivers an event.
     """
 
+    _loop: Loop
     _table: records.WorkerTable
     _queue: records.RequestQueue
     _processes: WorkerProcesses
@@ -119,12 +126,19 @@ class Supervisor:
     def _restart_or_end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         try:
             end = self._restarts.restart(worker, exit_)
-        except (OSError, TrainkitError) as error:  # no descriptor is left for the next process
-            end = ExitRecord(pid=worker.pid, reason=f"it died, and could not be restarted: {error}")
+        except (OSError, TrainkitError) as error:  # no descriptor is left, so the restart is tried later
+            self._restarts.postponed(worker, str(error))
+            self._table.keep(worker)
+            worker.pid, worker.restarts = None, worker.restarts or 1
+            self._loop.after(_RETRY_S, functools.partial(self._try_again, worker, exit_))
+            return
         if end is not None:
             self._end(worker, end)
         else:
             _answer_inquiries(worker, exit_)
+
+    def _try_again(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
+        self._restart_or_end(worker, worker.exit_as_ordered() if worker.ending else exit_)
 
     def _end(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         if worker.is_actor:

@@ -133,7 +133,8 @@ class ArgumentsThere(NamedTuple):
 class Reconnect(NamedTuple):
     """Request to connect the frame's handle to the next process of an actor.
 
-    The answer is `Reconnected`, or an `ExitRecord` if the actor has ended for good.
+    The answer is `Reconnected`, or an `ExitRecord` if the actor has ended for good, or None if the handle was
+    lost because the node had no descriptor left.
 
     Attributes:
         life: number of the actor's restarts when the closed connection was made.
