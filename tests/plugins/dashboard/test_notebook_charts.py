@@ -117,8 +117,49 @@ def test_what_can_never_be_drawn_is_said_and_a_table_stays(kernel: Run):
     assert figures(messages)[-1]["layout"]["title"]["text"]
 
 
+SLOW = """
+from trainkit.plugins.dashboard import charts
+plain = charts.chart
+def slow(*given):
+    time.sleep(0.2)
+    return plain(*given)
+charts.chart = slow
+try:
+    FIT
+finally:
+    charts.chart = plain
+"""
+
+
+def test_a_chart_that_takes_long_is_drawn_seldom(kernel: Run):
+    kernel("import time")
+    fit = cell("slow", "LiveChart(every_s=0.05)").strip().replace("\n", "\n    ")
+    assert 2 <= len(figures(kernel(SLOW.replace("FIT", fit)))) <= 4
+
+
+def test_a_missing_package_is_refused_when_the_chart_is_made(kernel: Run):
+    made = """
+import sys
+from trainkit.errors import MissingDependencyError
+from trainkit.plugins.dashboard.charts.notebook import LiveChart
+for kind, missing in (("curves", ["plotly"]), ("importances", ["sklearn", "optuna"])):
+    held = {name: sys.modules.pop(name, None) for name in missing}
+    sys.modules.update(dict.fromkeys(missing))
+    try:
+        LiveChart(kind)
+    except MissingDependencyError as error:
+        print(error)
+    for name, module in held.items():
+        del sys.modules[name]
+        if module is not None:
+            sys.modules[name] = module
+"""
+    said = "".join(each["text"] for each in contents(kernel(made), "stream"))
+    assert "live charts need plotly" in said and "importances need optuna" in said
+
+
 def test_elsewhere_than_in_a_notebook_it_is_refused():
-    with pytest.raises(ConfigError, match="this is none: leave it out here"):
+    with pytest.raises(ConfigError, match="this is not a notebook: leave it out here"):
         LiveChart()
     with pytest.raises(ConfigError, match="give one of history, curves, "):
         LiveChart("pie")
