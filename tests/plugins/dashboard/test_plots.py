@@ -163,6 +163,13 @@ def test_into_axes_of_the_users(grid):
         ),
         ({"kind": "curves", "mode": "most"}, ConfigError, "mode='most'"),
         ({"kind": "curves", "best": -1}, ConfigError, "best=-1"),
+        ({"kind": "compare"}, ConfigError, "trials=[ID, ID]"),
+        ({"kind": "compare", "trials": "nobody"}, ConfigError, "no trial 'nobody'"),
+        ({"kind": "slice", "mode": "most"}, ConfigError, "mode='most'"),
+        ({"kind": "edf", "mode": "most"}, ConfigError, "mode='most'"),
+        ({"kind": "slice", "columns": 0}, ConfigError, "columns=0"),
+        ({"kind": "slice", "params": "width"}, ConfigError, "no hyperparameter 'width'"),
+        ({"kind": "matrix", "more": "width"}, MetricError, "'width'"),
     ],
 )
 def test_what_cannot_be_drawn_says_why(grid, arguments, error, words):

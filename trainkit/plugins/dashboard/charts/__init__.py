@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trainkit.errors import ConfigError, did_you_mean
+from trainkit.errors import ConfigError, MetricError, did_you_mean
 from trainkit.plugins.dashboard.charts import figures, parameter_figures
 from trainkit.plugins.dashboard.charts.figures import Figure, Line, Scored
 from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
@@ -39,6 +39,9 @@ from trainkit.tune.store.reader import SIMULATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from trainkit.tune.core.lineage import Exchange
+    from trainkit.tune.store.reader import Span
 
 KINDS = {
     "history": "values of all trials, and the best so far",
@@ -150,20 +153,54 @@ class Options:
         return made
 
 
+class ChartReader(Protocol):
+    """Reader of an experiment's data for charts."""
+
+    def last_values(self, metric: str) -> dict[str, float]:
+        """Return the metric of each trial whose last report has a finite value, in the order suggested."""
+
+    def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
+        """Return the index of each trial in the order suggested, by id; unknown ids are left out."""
+
+    def first(self, count: int) -> list[str]:
+        """Return the ids of the first `count` suggested trials."""
+
+    def configs(self, trial_ids: Sequence[str]) -> list[Any]:
+        """Return the configuration of each of these trials."""
+
+    def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
+        """Return (x, metric) of each report of a trial in which both are finite numbers, in order."""
+
+    def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], float]]:
+        """Return the decisions made at rungs, and the values of the reports behind them."""
+
+    def exchanges(self) -> list[Exchange]:
+        """Return all later changes of trials' configurations, in order."""
+
+    def spans(self) -> list[Span]:
+        """Return all attempts with their times and outcomes, in the order of their starts."""
+
+    def last_date(self) -> float:
+        """Return the time up to which a running attempt is drawn at least, in seconds since 1970."""
+
+    def nothing(self, *names: str) -> MetricError:
+        """Return the error that explains why the metrics `names` have no value to draw."""
+
+
 @dataclass
 class Source:
     """Data for a chart: an open experiment, its settings, and the options of the chart.
 
     Attributes:
         folder: folder of the experiment.
-        reader: open `RowReader`, or an object with the methods that a chart needs.
+        reader: open reader of the experiment.
         facts: facts about the experiment.
         options: options of the chart.
         is_whole: True: draw all trials, without a maximum number.
     """
 
     folder: Path
-    reader: Any
+    reader: ChartReader
     facts: Mapping[str, Any]
     options: Options
     is_whole: bool = False
@@ -307,7 +344,9 @@ def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
     """
     if kind not in DRAWN:
         raise ConfigError(f"there is no chart {kind[:40]!r}: the kinds are {', '.join(DRAWN)}")
-    with _source(folder, Options.of(query)) as source:
+    options = Options.of(query)
+    with _opened(folder) as reader:
+        source = Source(folder, reader, reader.facts(), options)
         figure = DRAWN[kind](source)
         if source.assumed and kind not in UNJUDGED:
             figures.say(figure, "; ".join(map(_assumption, source.assumed.items())))
@@ -325,14 +364,15 @@ def available(folder: Path) -> list[str]:
     Raises:
         StoreError: the experiment does not exist, or its file is damaged.
     """
-    with _source(folder, Options()) as source:
-        reader, objectives = source.reader, known_objectives(source.facts)
-        metric = metric_and_mode(source.facts)[0] or next((each.metric for each in objectives), None)
+    with _opened(folder) as reader:
+        facts = reader.facts()
+        objectives = known_objectives(facts)
+        metric = metric_and_mode(facts)[0] or next((each.metric for each in objectives), None)
         found = {"timeline"} if reader.has_run() else set()
         if metric is None or not reader.has_reports(metric):
             return [kind for kind in KINDS if kind in found]
         found |= {"history", "curves", "edf", "compare"}
-        varied = hyperparameters_of(reader.configs(reader.first(LOOKED_AT)), source.facts.get("space"))
+        varied = hyperparameters_of(reader.configs(reader.first(LOOKED_AT)), facts.get("space"))
         found |= {"parallel", "slice", "matrix"} if varied else set()
         found |= {"contour"} if len(varied) > 1 else set()
         found |= {"importances"} if varied and reader.has_reports(metric, FEWEST) else set()
@@ -343,10 +383,10 @@ def available(folder: Path) -> list[str]:
 
 
 @contextmanager
-def _source(folder: Path, options: Options) -> Iterator[Source]:
+def _opened(folder: Path) -> Iterator[RowReader]:
     with RowReader(folder) as reader:
         reader.stand_still()
-        yield Source(folder, reader, reader.facts(), options)
+        yield reader
 
 
 def _curves(source: Source) -> Figure:
@@ -360,7 +400,9 @@ def _curves(source: Source) -> Figure:
 
 def _compare(source: Source) -> Figure:
     if not source.options.trials:
-        raise ConfigError("which trials are compared? Give trials=ID,ID")
+        raise ConfigError(
+            f"which trials are compared? Give trials={'[ID, ID]' if source.is_whole else 'ID,ID'}"
+        )
     known = source.reader.numbers(source.options.trials)
     unknown = [trial_id for trial_id in source.options.trials if trial_id not in known]
     if unknown:

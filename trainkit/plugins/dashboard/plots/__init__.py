@@ -14,7 +14,7 @@ from trainkit.errors import ConfigError, MetricError, did_you_mean
 from trainkit.plugins.dashboard.charts import DRAWN, KINDS, UNJUDGED, Options, Source
 from trainkit.plugins.dashboard.experiments.courses import CAME, JUDGED
 from trainkit.plugins.dashboard.plots import drawing, style
-from trainkit.tune.core.checks import is_finite, load, require_whole
+from trainkit.tune.core.checks import is_finite, load, require_one_of, require_whole
 from trainkit.tune.core.metrics import lookup
 
 if TYPE_CHECKING:
@@ -85,10 +85,15 @@ class GridSource(Source):
 
     def __init__(self, grid: ResultGrid, kind: str, given: Mapping[str, Any]) -> None:
         chosen = {name: value for name, value in given.items() if value is not None}
+        for name in {"params", "more", "trials"} & chosen.keys():
+            chosen[name] = (chosen[name],) if isinstance(chosen[name], str) else tuple(chosen[name])
+        require_whole("columns", chosen.setdefault("columns", 3), 1)
         if kind == "pareto":
             self._front = chosen.pop("metric", None), chosen.pop("mode", None)
         elif kind not in UNJUDGED:
             chosen["metric"], chosen["mode"] = style.metric_of(grid, given.get("metric"), given.get("mode"))
+        elif "mode" in chosen:
+            require_one_of("mode", chosen["mode"], ("min", "max"))
         if "hyperparameter" in chosen:
             chosen["params"] = (chosen.pop("hyperparameter"),)
         if "log_metric" in chosen:
@@ -99,15 +104,14 @@ class GridSource(Source):
             "objective": (grid.metric, grid.mode),
             "objectives": [(each.metric, each.mode) for each in grid.objectives],
         }
-        super().__init__(
-            Path(grid.experiment_path), GridReader(grid), facts, Options(**chosen), is_whole=True
-        )
+        reader = GridReader(grid)
+        super().__init__(Path(grid.experiment_path), reader, facts, Options(**chosen), is_whole=True)
+        self._grid = grid
 
     @property
     def grid(self) -> ResultGrid:
         """Results that are drawn."""
-        found: GridReader = self.reader
-        return found.grid
+        return self._grid
 
     @property
     def objectives(self) -> Sequence[Objective]:
@@ -120,7 +124,7 @@ class GridSource(Source):
 
 
 class GridReader:
-    """Reader of results, with the methods of `RowReader`.
+    """Reader of results, which may be in memory or from an experiment of Ray Tune.
 
     Args:
         grid: results.
