@@ -571,10 +571,10 @@ def _lineage(source: Source) -> Figure:
 
 
 def _timeline(source: Source) -> Figure:
-    spans = source.reader.spans()
-    if not spans:
+    every = source.reader.spans()
+    if not every:
         raise ConfigError("there is no timeline to draw: no trial has run")
-    spans = source.latest(spans, MOST_TRIALS)
+    spans = source.latest(every, MOST_TRIALS)
     begin = 0.0 if spans[0].place[0] == SIMULATED else spans[0].started
     last = max([source.reader.last_date(), *(span.ended or span.started for span in spans)])
     return figures.timeline(

@@ -70,15 +70,13 @@ def widget_of(figure: Figure) -> Any:
 class LiveChart(Callback):
     """Chart in the output of a notebook cell that runs an experiment, updated every second.
 
-    A chart that takes long to draw is updated less often: drawings take at most a tenth of the time.
-
         tune.Tuner(..., run_config=tune.RunConfig(callbacks=[LiveChart()])).fit()
 
     When the experiment ends, a picture replaces the chart and stays in the saved notebook.
 
     Args:
         kind: kind of the chart, such as "curves", "parallel" or "importances"; see `results.plot`.
-        every_s: seconds between updates.
+        every_s: seconds between updates; more if a drawing takes more than a tenth of them.
 
     Raises:
         ConfigError: the kind does not exist, or the program does not run in a notebook.
