@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -28,7 +29,6 @@ from trainkit.plugins.dashboard.endpoints import (
 from trainkit.plugins.dashboard.experiments.board import Board, Row, TrialTable
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
-from trainkit.plugins.dashboard.steering import VERBS, parameters_of
 from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.core.trial import STATES, TrialStatus
@@ -404,7 +404,23 @@ READING = (
 )
 """Read-only endpoints on experiments, and the endpoints for notes."""
 
+VERBS = {
+    "stop": "Stop the experiment, or one trial of it.",
+    "pause": "Hold the experiment, or one trial of it.",
+    "resume": "Let what was held go on.",
+    "prioritise": "Have a trial run before the others.",
+    "add": "Have a configuration tried next.",
+    "set": "Raise or lower samples, budget or trials at once.",
+}
+"""Summary of each steering method, by its name."""
+
 _JSON_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", type(None): "null"}
+
+
+def _parameters_of(verb: str) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a steering method by name, with their types."""
+    _, *found = inspect.signature(getattr(Experiment, verb), eval_str=True).parameters.values()
+    return {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in found}
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
@@ -423,8 +439,8 @@ STEERING = tuple(
         summary,
         partial(command, verb),
         ref("Answer"),
-        body={name: _schema_of(each.annotation) for name, each in parameters_of(verb).items()},
-        required=[name for name, each in parameters_of(verb).items() if each.default is each.empty],
+        body={name: _schema_of(each.annotation) for name, each in _parameters_of(verb).items()},
+        required=[name for name, each in _parameters_of(verb).items() if each.default is each.empty],
         waits=True,
     )
     for verb, summary in VERBS.items()

@@ -78,8 +78,7 @@ class ScriptOptions:
     use_local: bool = field(default=False, init=False)
     meets: bool = field(default=True, init=False)
     backend: str = field(default="", init=False)
-    # No timeout applies, because a rank may continue for hours after the others have ended, for example with
-    # a last evaluation.
+    # No timeout applies, because a rank may evaluate for hours after the others have ended.
     timeout_s: float = field(default=float("inf"), init=False)
 
     @classmethod
@@ -121,9 +120,6 @@ class ScriptError(Exception):
     def __init__(self, rank: int, kind: str, text: str) -> None:
         super().__init__(rank, kind, text)
         self.rank, self.kind, self.text = rank, kind, text
-
-
-# -- in the workers ---------------------------------------------------------------------------
 
 
 class RendezvousHost:
@@ -234,8 +230,7 @@ class ScriptWorker(GroupMember):
         else:
             path = os.path.abspath(command[0])
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-            # `runpy.run_path` would remove the module too early. Here it stays `__main__` while threads and
-            # exit functions end.
+            # `runpy.run_path` would remove the module before threads and exit functions end.
             loader = SourceFileLoader("__main__", path)
             main = types.ModuleType("__main__")
             main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
@@ -277,9 +272,6 @@ def _traceback(error: BaseException) -> str:
         shown = shown.tb_next
     error.__traceback__ = shown
     return "".join(traceback.format_exception(error))
-
-
-# -- between the launcher and the workers -----------------------------------------------------
 
 
 def descriptors(folder: str, key: str) -> list[int]:

@@ -504,8 +504,7 @@ def replay(
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 steering.forget(trial_id)
-                # A searcher that supports resumed trials based its later suggestions on this end, so the end
-                # is replayed even if the trial resumes.
+                # The searcher based its later suggestions on this end, even if the trial resumes.
                 if ended or source.hears_again:
                     source.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:

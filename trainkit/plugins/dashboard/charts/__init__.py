@@ -1,7 +1,6 @@
 """Charts of a running or finished experiment, drawn from data in the experiment's file.
 
-Work that grows with the number of reports is done in SQLite, so that thousands of trials are drawn quickly.
-`results.plot` draws the same charts with Matplotlib.
+SQLite does the work that grows with the number of reports. `results.plot` draws the charts with Matplotlib.
 """
 
 from __future__ import annotations

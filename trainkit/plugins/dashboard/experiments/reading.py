@@ -1,7 +1,6 @@
 """Data of experiments for the dashboard, read while other processes write it.
 
-Files are opened only briefly. While a reader has a file open, the writer can't merge its log into the file
-when it ends.
+Files are opened only briefly, as an ending writer can't merge its log into a file that a reader has open.
 """
 
 from __future__ import annotations
@@ -433,8 +432,6 @@ class RowReader(LogReader):
         """Identity of the experiment, because a new experiment in the folder may have the same inode."""
         created = self._first("SELECT value FROM experiment WHERE key = 'created'")
         return self.folder, self._state.inode, created
-
-    # --- data of charts ---------------------------------------------------------------------------
 
     def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
         """Return (x, metric) of each report of a trial in which both are finite numbers, in order.
