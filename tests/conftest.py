@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 import trainkit
-from tests.tiers import LONGEST_TIERS, OUTSIDE, QUARTERS, TIERS, may_hold, order_of, tier_of
+from tests.tiers import LONGEST_TIERS, OUTSIDE, PARTS, TIERS, may_hold, order_of, tier_of
 from trainkit.runtime import session
 from trainkit.runtime.local.system import process
 from trainkit.settings import SESSION_MARK
@@ -85,7 +85,9 @@ started_processes: list[str] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this suite."""
     parser.addoption("--tier", default=",".join(TIERS), help="run only tests of these tiers, as unit,process")
-    parser.addoption("--quarter", type=int, help="run a quarter of the longest tiers: this number modulo 4")
+    parser.addoption(
+        "--part", type=int, help=f"run one of {PARTS} parts of the longest tiers: this number modulo {PARTS}"
+    )
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -181,22 +183,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(tier_of(item.path.relative_to(TESTS)))
         is_kept = any(item.get_closest_marker(tier) for tier in wanted) or _is_named(item.path, config)
         (kept if is_kept else left_out).append(item)
-    if (quarter := config.getoption("--quarter")) is not None:
-        kept, others = divide(kept, quarter % QUARTERS)
+    if (part := config.getoption("--part")) is not None:
+        kept, others = divide(kept, part % PARTS)
         left_out += others
     kept.sort(key=lambda item: order_of(item.path.relative_to(TESTS)))
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
 
 
-def divide(items: list[pytest.Item], quarter: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Divide tests into those that a quarter runs, and the others.
+def divide(items: list[pytest.Item], part: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Divide tests into those that a part runs, and the others.
 
-    Every quarter runs the tiers that need nothing from outside, and the first test of each file in `OUTSIDE`.
+    Every part runs the tiers that need nothing from outside, and the first test of each file in `OUTSIDE`.
     The other tests of the longest tiers are dealt out in turn.
     """
     met: set[Path] = set()
-    dealt = itertools.cycle(range(QUARTERS))
+    dealt = itertools.cycle(range(PARTS))
     runs, rest = [], []
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in LONGEST_TIERS):
@@ -204,7 +206,7 @@ def divide(items: list[pytest.Item], quarter: int) -> tuple[list[pytest.Item], l
             continue
         is_first = item.path not in met and item.path.relative_to(TESTS).as_posix() in OUTSIDE
         met.add(item.path)
-        (runs if next(dealt) == quarter or is_first else rest).append(item)
+        (runs if next(dealt) == part or is_first else rest).append(item)
     return runs, rest
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import divide
-from tests.tiers import LONGEST, OTHERS, OUTSIDE, QUARTERS, TIERS, tier_of
+from tests.tiers import LONGEST, OTHERS, OUTSIDE, PARTS, TIERS, tier_of
 
 TESTS = Path(__file__).parent
 
@@ -22,9 +22,9 @@ def test_every_row_names_a_file_once():
     assert [file for file in [*rows, *LONGEST, *OUTSIDE] if not (TESTS / file).is_file()] == []
 
 
-def test_the_quarters_run_every_test_and_meet_each_outside_thing(request: pytest.FixtureRequest):
+def test_the_parts_run_every_test_and_meet_each_outside_thing(request: pytest.FixtureRequest):
     items = [item for item in request.session.items if item.path.parent == TESTS]
-    runs = [divide(items, quarter)[0] for quarter in range(QUARTERS)]
+    runs = [divide(items, part)[0] for part in range(PARTS)]
     assert set().union(*runs) == set(items)
     outside = {item.path for item in items if item.path.name in OUTSIDE}
     assert all({item.path for item in run} >= outside for run in runs)

@@ -20,8 +20,8 @@ TIERS = {
 LONGEST_TIERS = ("external", "slow")
 """The tiers that take most of the time of the whole suite."""
 
-QUARTERS = 4
-"""Into how many parts `--quarter` divides the longest tiers."""
+PARTS = 8
+"""Number of parts into which `--part` divides the longest tiers."""
 
 OUTSIDE = frozenset(
     """
@@ -30,7 +30,7 @@ OUTSIDE = frozenset(
     test_docs.py test_docs_site.py recipes/test_scikit_digits.py test_benchmarks.py
     """.split()
 )
-"""Files whose first test every quarter runs, so that each thing from outside is met at each change."""
+"""Files whose first test every part runs, so that each thing from outside is met at each change."""
 
 FOLDERS = {
     ".": "external",
