@@ -73,6 +73,8 @@ def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
         with without_collection():
             found = importlib.import_module(f"{module}.{there}" if home == module else home)
         if home != module:
+            if not hasattr(found, there):  # a module that nothing has imported yet
+                importlib.import_module(f"{home}.{there}")
             found = getattr(found, there)
             setattr(sys.modules[module], name, found)
         return found

@@ -35,7 +35,9 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made."""
     everything = f"::: {ERRORS}\n    options:\n      show_root_heading: false\n      heading_level: 1\n"
     _add(files, config, f"reference/{ERRORS}.md", f"# {ERRORS}\n\n{everything}")
-    rows = [f"- [{package}]({package}.md): {words.lower()}" for package, words in PACKAGES.items()]
+    rows = [
+        f"- [{public(package)}]({public(package)}.md): {words.lower()}" for package, words in PACKAGES.items()
+    ]
     _add(
         files,
         config,
@@ -47,12 +49,12 @@ def on_files(files: Files, config: Any) -> Files:
         names = exported(package)
         own = [(name, home) for name, home in names if home not in documented and not home.startswith(ERRORS)]
         documented |= {home for _, home in own}
-        parts = [f"# {package}\n\n{words}."]
+        parts = [f"# {public(package)}\n\n{words}."]
         if others := [f"[`{name}`][{home}]" for name, home in names if (name, home) not in own]:
             parts.append(f"Here too, and described elsewhere: {', '.join(others)}.")
         parts += [f"`{alias}` is another name of `{name}`." for alias, name in aliases(package)]
         parts += [f"::: {home}\n    options:\n      heading: {name}" for name, home in own]
-        _add(files, config, f"reference/{package}.md", "\n\n".join(parts) + "\n")
+        _add(files, config, f"reference/{public(package)}.md", "\n\n".join(parts) + "\n")
     for recipe in sorted((ROOT / "recipes").glob("[a-z]*.py")):
         text = f"# {recipe.name}\n\n```python\n{recipe.read_text()}```\n"
         _add(files, config, f"recipes/{recipe.stem}.md", text)
@@ -63,6 +65,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Return the text of a page with links to the recipes' pages in place of their files."""
     here = posixpath.dirname(page.file.src_uri)
     return RECIPE.sub(lambda link: f"]({posixpath.relpath(f'recipes/{link[1]}.md', here)})", markdown)
+
+
+def public(package: str) -> str:
+    """Return the path by which users import a package."""
+    return package.replace(".plugins.", ".")
 
 
 def exported(package: str) -> list[tuple[str, str]]:

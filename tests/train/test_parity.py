@@ -217,12 +217,12 @@ def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) 
         (
             (print, print, print, print),
             {"num_workers": 2},
-            "only a training function by position: .*make an operator of the functions",
+            "must be a training function: .*make an operator of the functions",
         ),
         (
             (print,),
             {"data_creator": print},
-            "only a training function by position: .*make an operator of the functions",
+            "must be a training function: .*make an operator of the functions",
         ),
         ((print,), {"num_workers": 2}, r"no argument num_workers\. .* are in scaling_config="),
         (
@@ -231,7 +231,7 @@ def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) 
             "no argument scaling_config: it goes with a training function, as of Ray Train",
         ),
         ((print,), {"training_operator_cls": Digits}, "both a training function and training_operator_cls="),
-        ((Digits,), {}, "pass an operator by name, training_operator_cls="),
+        ((Digits,), {}, "pass an operator as training_operator_cls="),
         ((), {}, "needs training_operator_cls=, a subclass of TrainingOperator"),
         ((), {"train_loop_per_worker": None}, "train_loop_per_worker=None: give a function"),
     ],

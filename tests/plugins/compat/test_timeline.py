@@ -17,7 +17,7 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from trainkit.errors import ActorDiedError
-from trainkit.plugins.compat.core import timeline
+from trainkit.runtime.observability import call_recorder
 
 
 @pytest.fixture(params=["local", "inline"])
@@ -130,8 +130,8 @@ def test_calls_outlive_their_process(recording: str) -> None:
 def test_a_process_records_no_more_calls_than_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(timeline, "MAX_CALLS", 2)
-    recorder = timeline.CallRecorder(tmp_path, "1")
+    monkeypatch.setattr(call_recorder, "MAX_CALLS", 2)
+    recorder = call_recorder.CallRecorder(tmp_path, "1")
     for name in ("first", "second", "third"):
         with recorder.recorded(name, None, None):
             pass

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CPYTHON = "tests.pools.cpython_on_trainkit"
+CPYTHON = "tests.plugins.pools.cpython_on_trainkit"
 
 
 def output_of(arguments: Sequence[str | os.PathLike[str]], folder: Path) -> str:
@@ -57,7 +57,7 @@ def test_joblibs_tests_of_its_backends(tmp_path: Path) -> None:
         "-c",
         "pytest.ini",
         "-p",
-        "tests.pools.joblib_on_trainkit",
+        "tests.plugins.pools.joblib_on_trainkit",
         "-p",
         "no:xdist",
         "-p",

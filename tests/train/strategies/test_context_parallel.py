@@ -138,7 +138,7 @@ class Own(Tagging):
     ("operator", "config", "message"),
     [
         (Tagging, {"causal": True}, "on CPUs it can only without a mask"),
-        (Tagging, {"length": 10}, r"shapes \[\(8, 10\), \(8, 10\)\]: .* a multiple of 4: pad the sequences"),
+        (Tagging, {"length": 10}, r"shapes \[\(8, 10\), \(8, 10\)\]\. .* a multiple of 4: pad the sequences"),
         (Own, {}, r"call self.forward_backward\(features, target\)"),
     ],
     ids=["mask", "length", "own"],

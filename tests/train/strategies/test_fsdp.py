@@ -380,7 +380,7 @@ class Odd(Digits):
     [
         ("scalar", "temperature is a single number.*shape"),
         ("meta", "without values"),
-        ("ddp_args", "ddp_args are for DistributedDataParallel"),
+        ("ddp_args", "ddp_args are only for DistributedDataParallel"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(what: str, text: str) -> None:

@@ -176,7 +176,6 @@ def test_an_existing_experiment_is_not_overwritten(store):
         ExperimentStore.create(store.folder, {})
 
 
-@pytest.mark.external
 def test_other_users_cannot_open_and_so_not_lock_an_experiment(store, tmp_path):
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     shared = tmp_path / "shared"
@@ -186,6 +185,7 @@ def test_other_users_cannot_open_and_so_not_lock_an_experiment(store, tmp_path):
     assert stat.S_IMODE(shared.stat().st_mode) == 0o755, "a folder of the user's stays as it is"
 
 
+@pytest.mark.external
 def test_a_second_writer_is_refused_by_pid_also_from_another_process(store):
     with pytest.raises(StoreError, match=f"pid {os.getpid()}"):
         ExperimentStore.open(store.folder)

@@ -165,7 +165,7 @@ class SchedulerSuite:
 
     def make_scheduler(self) -> TrialScheduler:
         """Return a new scheduler that minimizes `loss`, over 12 reports with a `training_iteration`."""
-        raise NotImplementedError(f"{type(self).__name__} says by `make_scheduler` how its scheduler is made")
+        raise NotImplementedError(f"{type(self).__name__} must define `make_scheduler`")
 
     @pytest.fixture
     def make(self) -> Make:
