@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,6 +26,7 @@ def ray_processes() -> set[int]:
 def clean_ray(start: Callable[[], Callable[[], None]]) -> Iterator[None]:
     """Run `start`, then what it returned, with Ray told to phone nobody; no process may be left."""
     before = ray_processes()
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         stop = start()
@@ -33,5 +35,6 @@ def clean_ray(start: Callable[[], Callable[[], None]]) -> Iterator[None]:
         finally:
             trainkit.shutdown()
             stop()
+            signal.signal(signal.SIGTERM, handler)  # Ray's nodes install a handler and keep it
     # Ray gives its workers a low priority: on a busy machine they take long to leave.
     assert eventually(lambda: not ray_processes() - before, 90), f"left: {ray_processes() - before}"

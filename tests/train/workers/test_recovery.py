@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,27 @@ def test_a_single_local_worker_keeps_its_model_where_a_loader_process_is_killed(
         assert gang.get_local_operator() is operator
         assert identical(gang.get_model(to_cpu=True).state_dict(), before)
         assert gang.train()["epoch"] == 2
+
+
+class FailingOperator(Digits):
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        if self.config.pop("fails", False):
+            self.failed = weakref.ref(batch[0])
+            raise ValueError("too large")
+        return super().train_batch(batch, batch_info)
+
+
+def test_the_batch_of_a_failed_step_is_freed_with_its_error() -> None:
+    with trainer(FailingOperator, config={"fails": True}, num_workers=1, use_local=True) as gang:
+        gc.disable()
+        try:
+            gang.train()
+        except ValueError as error:
+            assert str(error) == "too large"
+        finally:
+            gc.enable()
+        assert gang.get_local_operator().failed() is None
+        assert gang.train()["epoch"] == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])

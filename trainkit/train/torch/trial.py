@@ -150,13 +150,12 @@ class LoopTrial:
             except TrialStopped:
                 group.close()
                 raise
-            except BaseException:
+            except BaseException as error:
                 group.close(force=True)
-                failed = {rank: original(error) for rank, error in group.failed.items()}
-                for rank, error in failed.items():
-                    vars(error)[RANK] = rank
-                if failed:
-                    tell("after_exception", worker_exceptions=failed)
+                if (rank := group.failed_rank) is not None:
+                    cause = original(error)
+                    vars(cause)[RANK] = rank
+                    tell("after_exception", worker_exceptions={rank: cause})
                 raise
             group.close()
 

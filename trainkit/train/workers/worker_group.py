@@ -78,7 +78,7 @@ class WorkerGroup(Generic[M]):
     ) -> None:
         self.world_size = options.num_workers
         self.ended: str | None = None
-        self.failed: dict[int, BaseException] = {}
+        self.failed_rank: int | None = None
         self.lost = False
         self.started = False
         self.data: frozenset[str] = frozenset()
@@ -222,9 +222,14 @@ class WorkerGroup(Generic[M]):
             if outcome.late or at_once or apart or outcome.deaths():
                 self._end(f"worker {outcome.cause()} failed")
                 self.lost = bool(outcome.lost())
+            self.failed_rank = outcome.cause()
             verdict = outcome.verdict(ended=self.ended is not None)
-            self.failed = {outcome.cause(): verdict}
-            raise verdict
+            try:
+                raise verdict
+            finally:
+                # The error's frames hold the batch. A cycle from them to the error would keep its memory.
+                outcome.failures.clear()
+                del verdict
         return [outcome.results[rank] for rank in sorted(args)]
 
     def _stop_calls(self, calls: dict[Any, int]) -> None:
