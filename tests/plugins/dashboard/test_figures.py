@@ -25,7 +25,7 @@ from trainkit.plugins.dashboard.charts import (
 from trainkit.plugins.dashboard.charts.figures import Bar, Figure, Line, Scored
 from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
 from trainkit.plugins.dashboard.experiments.board import Board
-from trainkit.plugins.dashboard.experiments.courses import Entry, RungLabels
+from trainkit.plugins.dashboard.experiments.rungs import Entry, RungLabels
 from trainkit.tune.results.hyperparameters import Hyperparameter, importances
 from trainkit.tune.results.result_grid import ResultGrid
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainkit import tune
-from trainkit.plugins.dashboard.experiments.courses import lanes
+from trainkit.plugins.dashboard.charts import lanes
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.store.reader import Span
 

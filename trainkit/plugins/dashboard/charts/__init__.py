@@ -5,41 +5,31 @@ SQLite does the work that grows with the number of reports. `results.plot` draws
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import ConfigError, MetricError, did_you_mean
+from trainkit.errors import ConfigError
 from trainkit.plugins.dashboard.charts import figures, parameter_figures
-from trainkit.plugins.dashboard.charts.figures import Figure, Line, Scored
-from trainkit.plugins.dashboard.charts.parameter_figures import Parameter
-from trainkit.plugins.dashboard.experiments.courses import (
-    bracket_of,
-    judgements,
-    labels_of,
-    lanes,
-    pieces_of,
-    rungs_of,
-    takeovers_of,
-    ways_of,
-    winner_of,
-)
+from trainkit.plugins.dashboard.charts.figures import Figure, Line
+from trainkit.plugins.dashboard.charts.source import Options, Source
 from trainkit.plugins.dashboard.experiments.reading import RowReader
-from trainkit.tune.core.checks import require_one_of
-from trainkit.tune.core.objectives import Objective, front_of
-from trainkit.tune.results.hyperparameters import Hyperparameter, hyperparameters_of, importances
+from trainkit.plugins.dashboard.experiments.rungs import bracket_of, judgements, labels_of, rungs_of
+from trainkit.tune.core.checks import is_finite
+from trainkit.tune.core.lineage import ages
+from trainkit.tune.core.metrics import lookup
+from trainkit.tune.results.hyperparameters import hyperparameters_of, importances
 from trainkit.tune.results.reading import known_objectives, metric_and_mode
-from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.store.reader import SIMULATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainkit.tune.core.lineage import Exchange
+    from trainkit.tune.core.lineage import Exchange, Stretch
+    from trainkit.tune.results.result_grid import ResultGrid
     from trainkit.tune.store.reader import Span
 
 KINDS = {
@@ -80,248 +70,6 @@ FEWEST = 4
 """Minimum number of trials for importances."""
 LOOKED_AT = 200
 """Number of trials whose configurations are compared to find the hyperparameters that vary."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a chart, read from a URL's query.
-
-    Attributes:
-        metric, mode: metric and mode; "" means the experiment's own.
-        x: horizontal axis of curves: "training_iteration", "time_total_s", or any reported number.
-        log_x, log_y: True: use logarithmic axes.
-        best: number of named trials in `curves` and `parallel`.
-        most: maximum number of curves.
-        trials: ids of the trials in `compare`.
-        params: names of hyperparameters; empty means all that vary.
-        bracket: bracket in `rungs`; None means the bracket with the most trials.
-        method: method for `importances`: "forest" or "ped_anova"; "" means the first that is installed.
-        columns: number of plots in a row of `slice`.
-        more: further metrics in `matrix`.
-    """
-
-    metric: str = ""
-    mode: str = ""
-    x: str = "training_iteration"
-    log_x: bool = False
-    log_y: bool = False
-    best: int = 8
-    most: int = 100
-    trials: tuple[str, ...] = ()
-    params: tuple[str, ...] = ()
-    bracket: int | None = None
-    method: str = ""
-    columns: int = 3
-    more: tuple[str, ...] = ()
-
-    @property
-    def metrics(self) -> list[str]:
-        """Names in `metric`, which contains several names for a Pareto front."""
-        return [name for name in self.metric.split(",") if name]
-
-    @classmethod
-    def of(cls, query: Mapping[str, str]) -> Options:
-        """Return the options of a query.
-
-        Raises:
-            ConfigError: an option is unknown, or its value is invalid.
-        """
-        known = {name: field.type for name, field in cls.__dataclass_fields__.items()}
-        chosen: dict[str, Any] = {}
-        for name, value in query.items():
-            if name not in known:
-                raise ConfigError(
-                    f"a chart has no option {name!r}: the options are {', '.join(known)}."
-                    f"{did_you_mean(name, known, cutoff=0.6)}"
-                )
-            kind = str(known[name])
-            if kind == "bool":
-                require_one_of(name, value, ("0", "1"))
-                chosen[name] = value == "1"
-            elif kind.startswith("int"):
-                if not (value.isascii() and value.isdecimal() and len(value) < 7):
-                    raise ConfigError(f"{name}={value[:40]!r}: give a whole number from 0")
-                chosen[name] = int(value)
-            elif kind.startswith("tuple"):
-                chosen[name] = tuple(dict.fromkeys(part for part in value.split(",") if part))
-            else:
-                chosen[name] = value
-        made = cls(**chosen)
-        if made.mode:
-            require_one_of("mode", made.mode, ("min", "max"))
-        return made
-
-
-class ChartReader(Protocol):
-    """Reader of an experiment's data for charts."""
-
-    def last_values(self, metric: str) -> dict[str, float]:
-        """Return the metric of each trial whose last report has a finite value, in the order suggested."""
-
-    def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
-        """Return the index of each trial in the order suggested, by id; unknown ids are left out."""
-
-    def first(self, count: int) -> list[str]:
-        """Return the ids of the first `count` suggested trials."""
-
-    def configs(self, trial_ids: Sequence[str]) -> list[Any]:
-        """Return the configuration of each of these trials."""
-
-    def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
-        """Return (x, metric) of each report of a trial in which both are finite numbers, in order."""
-
-    def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], float]]:
-        """Return the decisions made at rungs, and the values of the reports behind them."""
-
-    def exchanges(self) -> list[Exchange]:
-        """Return all later changes of trials' configurations, in order."""
-
-    def spans(self) -> list[Span]:
-        """Return all attempts with their times and outcomes, in the order of their starts."""
-
-    def last_date(self) -> float:
-        """Return the time up to which a running attempt is drawn at least, in seconds since 1970."""
-
-    def nothing(self, *names: str) -> MetricError:
-        """Return the error that explains why the metrics `names` have no value to draw."""
-
-
-@dataclass
-class Source:
-    """Data for a chart: an open experiment, its settings, and the options of the chart.
-
-    Attributes:
-        folder: folder of the experiment.
-        reader: open reader of the experiment.
-        facts: facts about the experiment.
-        options: options of the chart.
-        is_whole: True: draw all trials, without a maximum number.
-    """
-
-    folder: Path
-    reader: ChartReader
-    facts: Mapping[str, Any]
-    options: Options
-    is_whole: bool = False
-    assumed: dict[str, str] = field(default_factory=dict)
-    """Modes that were assumed for metrics without a mode, by metric."""
-
-    @property
-    def modes(self) -> dict[str, str]:
-        """Modes that the experiment defines, by metric."""
-        usual, mode = metric_and_mode(self.facts)
-        known = {each.metric: each.mode for each in known_objectives(self.facts)}
-        if usual is not None and mode is not None:
-            known[usual] = mode
-        return known
-
-    def mode_of(self, metric: str) -> str:
-        """Return the mode for a metric: the query's, the experiment's, or an assumed one."""
-        if (given := self.options.mode or self.modes.get(metric)) is None:
-            given = self.assumed[metric] = metric_and_mode(self.facts)[1] or "min"
-        return given
-
-    @property
-    def judged_by(self) -> tuple[str, str]:
-        """Metric of the query, or else of the experiment, and its mode.
-
-        Raises:
-            ConfigError: neither the query nor the experiment names a metric.
-        """
-        objectives = [each.metric for each in known_objectives(self.facts)]
-        usual = metric_and_mode(self.facts)
-        metric = self.options.metric or usual[0] or next(iter(objectives), None)
-        if metric is None:
-            raise ConfigError("which metric is drawn? The experiment names none: choose one")
-        return metric, self.mode_of(metric)
-
-    @cached_property
-    def values(self) -> list[tuple[str, float]]:
-        """Trials with the metric in their last report, and its value, in the order suggested.
-
-        Raises:
-            MetricError: no trial has a value.
-        """
-        metric, _ = self.judged_by
-        values = [
-            (trial_id, float(value))
-            for trial_id, value in self.reader.last_values(metric).items()
-            if value > 0 or not self.options.log_y
-        ]
-        if not values:
-            raise self.reader.nothing(metric)
-        return values
-
-    def latest(self, values: Sequence[Any], most: int) -> Sequence[Any]:
-        """Return the last `most` values, or all of them if all trials are drawn."""
-        return values if self.is_whole else values[-most:]
-
-    def scored(self, most: int, *, with_best: bool = False) -> Scored:
-        """Return the latest trials whose last report has the metric, in the order suggested.
-
-        Args:
-            most: maximum number of trials.
-            with_best: include the best of all trials, even if it is an early one.
-
-        Raises:
-            MetricError: no trial has the metric.
-        """
-        values = self.latest(self.values, most)
-        if with_best and (best := self.best_of(self.values)) not in values:
-            values = [best, *values[1:]]
-        trial_ids = [trial_id for trial_id, _ in values]
-        numbers = self.reader.numbers(trial_ids)
-        return Scored(
-            trial_ids,
-            [numbers[trial_id] for trial_id, _ in values],
-            [value for _, value in values],
-        )
-
-    def best_of(self, values: Sequence[tuple[str, float]]) -> tuple[str, float]:
-        """Return the best trial, the first of equal ones, with its value."""
-        best = min if self.judged_by[1] == "min" else max
-        return best(values, key=lambda each: each[1])
-
-    @property
-    def grid(self) -> ResultGrid:
-        """Results of the experiment."""
-        metric, mode = self.judged_by
-        return ResultGrid.load(self.folder, metric=metric, mode=mode)
-
-    @property
-    def objectives(self) -> Sequence[Objective]:
-        """Objectives of the query, or else of the experiment."""
-        if names := self.options.metrics:
-            # A metric's own mode takes precedence over the requested mode.
-            return [Objective(name, self.modes.get(name) or self.mode_of(name)) for name in names]
-        return known_objectives(self.facts)
-
-    def front(self, points: Mapping[str, tuple[float, float]]) -> list[str]:
-        """Return the ids of the trials that no other trial beats in both objectives."""
-        ids, signs = list(points), [-1.0 if each.mode == "min" else 1.0 for each in self.objectives]
-        return [ids[place] for place in front_of([(signs[0] * x, signs[1] * y) for x, y in points.values()])]
-
-    def hyperparameters(self, trials: Scored) -> list[Hyperparameter]:
-        """Return the requested hyperparameters, or all that vary.
-
-        Raises:
-            ConfigError: a requested hyperparameter does not vary or exist, or none varies.
-        """
-        found = hyperparameters_of(self.reader.configs(trials.trial_ids), self.facts.get("space"))
-        by_name = {each.name: each for each in found}
-        unknown = [name for name in self.options.params if name not in by_name]
-        if not by_name:
-            raise ConfigError("no hyperparameter varies in this experiment")
-        if unknown:
-            raise ConfigError(
-                f"no hyperparameter {', '.join(map(repr, unknown))}: the hyperparameters that vary are "
-                f"{', '.join(by_name)}"
-            )
-        return [by_name[name] for name in self.options.params] if self.options.params else found
-
-    def parameters(self, trials: Scored) -> list[Parameter]:
-        """Return the hyperparameters of `hyperparameters`, each with a value for every trial."""
-        return [_parameter(each, len(trials.values)) for each in self.hyperparameters(trials)]
 
 
 def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
@@ -535,6 +283,61 @@ def _rungs(source: Source) -> Figure:
     )
 
 
+Way = dict[int, tuple[int, float]]
+"""Path of a trial, by iteration: number of reports in its weights' history, and the reported value."""
+
+
+def ways_of(
+    grid: ResultGrid, metric: str, hyperparameter: str | None, exchanges: Sequence[Exchange], *, log_y: bool
+) -> dict[str, Way]:
+    """Return the reports with a finite value, by trial and iteration."""
+    ways: dict[str, Way] = {}
+    age = ages(exchanges)
+    for result, history in grid.histories():
+        way = ways.setdefault(result.trial_id, {})
+        for report in history:
+            value: Any = (
+                lookup(report["config"], hyperparameter) if hyperparameter else lookup(report, metric)
+            )
+            if is_finite(value) and (value > 0 or not log_y):
+                iteration = report["training_iteration"]
+                way[iteration] = age(result.trial_id, iteration), float(value)
+    return ways
+
+
+def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """Return the points of a path, cut at each takeover so that no line crosses it."""
+    pieces: list[list[tuple[int, float]]] = [[]]
+    left = sorted(cuts)
+    for iteration in sorted(way):
+        while left and iteration > left[0]:
+            left.pop(0)
+            pieces.append([])
+        pieces[-1].append(way[iteration])
+    return [piece for piece in pieces if piece]
+
+
+def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list[list[tuple[int, float]]]:
+    """Return a line for each exploit, from the donor's report to the first report with the donor's state."""
+    lines = []
+    for each in exchanges:
+        donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})
+        since, after = each.donor_iteration or 0, each.iteration + 1
+        if since in donor and after in member:
+            lines.append([donor[since], member[after]])
+    return lines
+
+
+def winner_of(ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> list[tuple[int, float]]:
+    """Return the points of the training that led to a trial's weights."""
+    return [
+        point
+        for stretch in stretches
+        for iteration, point in sorted(ways.get(stretch.trial_id, {}).items())
+        if stretch.first < iteration <= stretch.last
+    ]
+
+
 def _lineage(source: Source) -> Figure:
     metric, mode = source.judged_by
     shown = next(iter(source.options.params), None)
@@ -567,6 +370,27 @@ def _lineage(source: Source) -> Figure:
         exchanges=len(exchanges),
         log_y=source.options.log_y,
     )
+
+
+def lanes(spans: Sequence[Span]) -> list[int]:
+    """Return a row for each span, so that spans in a row don't overlap; spans are in the order of starts.
+
+    In a simulation a row is a worker. In a real experiment a row is one of the concurrent slots; when a trial
+    ends, the next trial takes its slot.
+    """
+    rows: list[int] = []
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []  # each pair has an end and a row
+    for span in spans:
+        if span.place[0] == SIMULATED:
+            rows.append(span.place[1])
+            continue
+        while busy and busy[0][0] <= span.started:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        row = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (float("inf") if span.ended is None else span.ended, row))
+        rows.append(row)
+    return rows
 
 
 def _timeline(source: Source) -> Figure:
@@ -626,15 +450,3 @@ DRAWN: dict[str, Callable[[Source], Figure]] = {
     "edf": _edf,
     "compare": _compare,
 }
-
-
-def _parameter(each: Hyperparameter, count: int) -> Parameter:
-    values = [each.values.get(place) for place in range(count)]
-    if each.is_numeric:
-        return Parameter(each.name, values, log=each.is_log, whole=each.is_whole)
-    there = each.values.keys()
-    return Parameter(
-        each.name,
-        [str(value) if place in there else None for place, value in enumerate(values)],
-        choices=list(dict.fromkeys(map(str, each.choices))),
-    )

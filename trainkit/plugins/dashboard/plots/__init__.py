@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, MetricError, did_you_mean
-from trainkit.plugins.dashboard.charts import DRAWN, KINDS, UNJUDGED, Options, Source
-from trainkit.plugins.dashboard.experiments.courses import CAME, JUDGED
+from trainkit.plugins.dashboard.charts import DRAWN, KINDS, UNJUDGED
+from trainkit.plugins.dashboard.charts.source import Options, Source
+from trainkit.plugins.dashboard.experiments.rungs import CAME, JUDGED
 from trainkit.plugins.dashboard.plots import drawing, style
 from trainkit.tune.core.checks import is_finite, load, require_one_of, require_whole
 from trainkit.tune.core.metrics import lookup

@@ -1,8 +1,7 @@
-"""Trials over time, for charts: arrivals at rungs, paths of a population, rows of a timeline."""
+"""Arrivals of trials at the rungs of a scheduler, for charts."""
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,10 +10,6 @@ from typing import Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite
-from trainkit.tune.core.lineage import Exchange, Stretch, ages
-from trainkit.tune.core.metrics import lookup
-from trainkit.tune.results.result_grid import ResultGrid
-from trainkit.tune.store.reader import SIMULATED, Span
 
 JUDGED, CAME = "rung", "milestone"
 """Rules of decisions: a trial was judged at a rung; a trial reached a rung, and will be judged later."""
@@ -111,84 +106,3 @@ def rungs_of(
         if is_finite(value) and (value > 0 or not log_y):
             rung[trial_id] = Entry(trial_id, float(value), went_on, float(each.get("cutoff", math.nan)))
     return {level: list(entries.values()) for level, entries in rungs.items() if entries}
-
-
-Way = Mapping[int, tuple[int, float]]
-"""Path of a trial, by iteration: number of reports in its weights' history, and the reported value."""
-
-
-def ways_of(
-    grid: ResultGrid,
-    metric: str,
-    hyperparameter: str | None,
-    exchanges: Sequence[Exchange],
-    *,
-    log_y: bool,
-) -> dict[str, dict[int, tuple[int, float]]]:
-    """Return the reports with a finite value, by trial and iteration."""
-    ways: dict[str, dict[int, tuple[int, float]]] = {}
-    age = ages(exchanges)
-    for result, history in grid.histories():
-        way = ways.setdefault(result.trial_id, {})
-        for report in history:
-            value: Any = (
-                lookup(report["config"], hyperparameter) if hyperparameter else lookup(report, metric)
-            )
-            if is_finite(value) and (value > 0 or not log_y):
-                iteration = report["training_iteration"]
-                way[iteration] = age(result.trial_id, iteration), float(value)
-    return ways
-
-
-def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return the points of a path, cut at each takeover so that no line crosses it."""
-    pieces: list[list[tuple[int, float]]] = [[]]
-    left = sorted(cuts)
-    for iteration in sorted(way):
-        while left and iteration > left[0]:
-            left.pop(0)
-            pieces.append([])
-        pieces[-1].append(way[iteration])
-    return [piece for piece in pieces if piece]
-
-
-def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list[list[tuple[int, float]]]:
-    """Return a line for each exploit, from the donor's report to the first report with the donor's state."""
-    lines = []
-    for each in exchanges:
-        donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})
-        since, after = each.donor_iteration or 0, each.iteration + 1
-        if since in donor and after in member:
-            lines.append([donor[since], member[after]])
-    return lines
-
-
-def winner_of(ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> list[tuple[int, float]]:
-    """Return the points of the training that led to a trial's weights."""
-    return [
-        point
-        for stretch in stretches
-        for iteration, point in sorted(ways.get(stretch.trial_id, {}).items())
-        if stretch.first < iteration <= stretch.last
-    ]
-
-
-def lanes(spans: Sequence[Span]) -> list[int]:
-    """Return a row for each span, so that spans in a row don't overlap; spans are in the order of starts.
-
-    In a simulation a row is a worker. In a real experiment a row is one of the concurrent slots; when a trial
-    ends, the next trial takes its slot.
-    """
-    rows: list[int] = []
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []  # each pair has an end and a row
-    for span in spans:
-        if span.place[0] == SIMULATED:
-            rows.append(span.place[1])
-            continue
-        while busy and busy[0][0] <= span.started:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        row = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (float("inf") if span.ended is None else span.ended, row))
-        rows.append(row)
-    return rows
