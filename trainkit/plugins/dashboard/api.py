@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import inspect
 import io
+import json
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -17,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 
 from trainkit.client import Answer, Experiment
 from trainkit.clock import SYSTEM
+from trainkit.errors import StoreError
 from trainkit.plugins.dashboard import charts, files
 from trainkit.plugins.dashboard.endpoints import (
     DOWNLOAD,
@@ -42,6 +47,11 @@ MAX_PAGE = 1000
 MAX_EVENTS = 10_000
 _PIECE = 64 * 1024
 """Number of characters of an export that are sent in one part."""
+NOTES = "notes.json"
+"""File of notes in an experiment's folder. It maps "" to the experiment's note, and trial ids to notes."""
+MAX_NOTE = 20_000
+"""Maximum number of characters of a note."""
+_WRITING = threading.Lock()
 COMMAND_S = 30.0
 """Timeout in seconds for the answer of an experiment's process to a command."""
 
@@ -103,7 +113,7 @@ def experiment(call: Call) -> dict[str, Any]:
             "metrics": [name for name in reported if name not in AUTOMATIC],
             "automatic": [name for name in reported if name in AUTOMATIC],
         },
-        "note": files.note_of(folder, ""),
+        "note": note_of(folder, ""),
         "charts": charts.available(folder),
     }
 
@@ -144,7 +154,7 @@ def trial(call: Call) -> dict[str, Any]:
             if failure is None
             else dict(zip(("kind", "message", "traceback"), failure, strict=True)),
             "events": reader.events_of(trial_id),
-            "note": files.note_of(folder, trial_id),
+            "note": note_of(folder, trial_id),
         }
 
 
@@ -288,13 +298,52 @@ def chart(call: Call) -> dict[str, Any]:
     return charts.chart(folder_of(call), kind, call.others)
 
 
+def note_of(folder: Path, trial_id: str) -> str:
+    """Return the note about a trial, or about the experiment if `trial_id` is ''; '' if it does not exist."""
+    return str(_notes(folder).get(trial_id, ""))
+
+
+def write_note(folder: Path, trial_id: str, text: str) -> None:
+    """Write a note to a separate file, because only the experiment's owner writes the experiment's file.
+
+    Raises:
+        StoreError: the note is too long, or the folder can't be written.
+    """
+    if len(text) > MAX_NOTE:
+        raise StoreError(f"the note has {len(text)} characters: {MAX_NOTE} at most are kept")
+    aside = folder / f".{NOTES}.{uuid.uuid4().hex}.partial"
+    with _WRITING:  # the lock ensures that neither of two concurrent notes is lost
+        notes = _notes(folder)
+        notes[trial_id] = text
+        try:
+            aside.write_text(json.dumps({name: note for name, note in notes.items() if note}, indent=1))
+            aside.rename(folder / NOTES)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise StoreError(f"{folder / NOTES} cannot be written: {error}") from error
+
+
+def _notes(folder: Path) -> dict[str, Any]:
+    path = folder / NOTES
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}; mend or remove it") from error
+    if not isinstance(found, dict):
+        raise StoreError(f"{path} holds no notes: remove it")
+    return found
+
+
 def note(call: Call) -> dict[str, Any]:
     """Store a note about an experiment or a trial."""
     require_writable(call)
     trial_id, text = call.path.get("trial", ""), call.body["text"]
     if trial_id:
         table_of(call).row(trial_id)
-    files.write_note(folder_of(call), trial_id, text)
+    write_note(folder_of(call), trial_id, text)
     return {"text": text}
 
 

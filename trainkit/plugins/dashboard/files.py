@@ -1,13 +1,10 @@
-"""Files of a trial for the dashboard, and notes about experiments and trials."""
+"""Files of a trial for the dashboard."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from trainkit.errors import StoreError
 from trainkit.plugins.dashboard.endpoints import DOWNLOAD, QueryParameter
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError
 from trainkit.tune.results import printed
@@ -25,13 +21,8 @@ from trainkit.tune.results import printed
 SEARCH = QueryParameter("search", "text that a line has; case does not matter", default="")
 LINES = QueryParameter("lines", "how many of the last lines of each file", "integer", 500, 5000, 1)
 
-NOTES = "notes.json"
-"""File of notes in an experiment's folder. It maps "" to the experiment's note, and trial ids to notes."""
-MAX_NOTE = 20_000
-"""Maximum number of characters of a note."""
 _MAX_ENTRIES = 10_000
 _PIECE_BYTES = 1 << 20
-_WRITING = threading.Lock()
 
 
 def inside(folder: Path, *names: str) -> Path:
@@ -108,45 +99,3 @@ def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
     while size and (piece := file.read(min(size, _PIECE_BYTES))):
         size -= len(piece)
         yield piece
-
-
-# --- notes ----------------------------------------------------------------------------------------
-
-
-def note_of(folder: Path, trial_id: str) -> str:
-    """Return the note about a trial, or about the experiment if `trial_id` is ''; '' if it does not exist."""
-    return str(_notes(folder).get(trial_id, ""))
-
-
-def write_note(folder: Path, trial_id: str, text: str) -> None:
-    """Write a note to a separate file, because only the experiment's owner writes the experiment's file.
-
-    Raises:
-        StoreError: the note is too long, or the folder can't be written.
-    """
-    if len(text) > MAX_NOTE:
-        raise StoreError(f"the note has {len(text)} characters: {MAX_NOTE} at most are kept")
-    aside = folder / f".{NOTES}.{uuid.uuid4().hex}.partial"
-    with _WRITING:  # the lock ensures that neither of two concurrent notes is lost
-        notes = _notes(folder)
-        notes[trial_id] = text
-        try:
-            aside.write_text(json.dumps({name: note for name, note in notes.items() if note}, indent=1))
-            aside.rename(folder / NOTES)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
-            raise StoreError(f"{folder / NOTES} cannot be written: {error}") from error
-
-
-def _notes(folder: Path) -> dict[str, Any]:
-    path = folder / NOTES
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; mend or remove it") from error
-    if not isinstance(found, dict):
-        raise StoreError(f"{path} holds no notes: remove it")
-    return found
