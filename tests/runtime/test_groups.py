@@ -111,9 +111,9 @@ def test_bundles_hold_memory_custom_resources_and_parts_of_gpus() -> None:
         whole = ids(num_gpus=1)
         half = ids(num_gpus=0.5, resources={"licence": 1})
         assert trainkit.get([quarter, whole, half], timeout=60) == [[0], [1], [0]]
-        with pytest.raises(InfeasibleError, match="bundle 1 not large enough"):
+        with pytest.raises(InfeasibleError, match="bundle 1 is not large enough"):
             ids(memory=1 << 27, placement_group_bundle_index=1)
-        with pytest.raises(InfeasibleError, match="no bundle large enough"):
+        with pytest.raises(InfeasibleError, match="no bundle is large enough"):
             ids(resources={"licence": 2})
         trainkit.remove_placement_group(group)
         assert trainkit.available_resources() == trainkit.cluster_resources()
@@ -126,7 +126,7 @@ def test_parts_of_gpus_that_do_not_fit_together_are_refused_at_once() -> None:
     trainkit.shutdown()
     try:
         trainkit.init(num_cpus=1, num_gpus=2)
-        with pytest.raises(InfeasibleError, match="a fraction of a GPU must lie on one"):
+        with pytest.raises(InfeasibleError, match="a fraction of a GPU must fit on one GPU"):
             trainkit.placement_group([{"GPU": 0.6}] * 3)
     finally:
         trainkit.shutdown()

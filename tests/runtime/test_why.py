@@ -49,7 +49,7 @@ def test_who_is_served_before() -> None:
     told = explain_wait(waiting(what="late", bundles=[{"CPU": 1}]), [machine()], [gang, other])
     assert told.reasons == ["waits behind a group of 3 bundles, which asks for 8 CPU"]
     many = explain_wait(waiting(what="late", bundles=[{"CPU": 1}]), [machine()], [gang] * 7)
-    assert many.reasons[5:] == ["waits behind 2 more"]
+    assert many.reasons[5:] == ["waits behind 2 more requests"]
 
 
 def test_a_group_that_is_not_reserved() -> None:
@@ -76,7 +76,7 @@ def test_parts_of_two_gpus_do_not_make_one() -> None:
     room = machine(("a", {"GPU": 0.6}), ("b", {"GPU": 0.6}), existing={"GPU": 2})
     (told,) = explain_wait(waiting(what="c", bundles=[{"GPU": 0.5}]), [room]).reasons
     assert told.startswith(
-        "0.8 GPU of 2 GPU free, but in parts that do not fit what is asked: 0.4 + 0.4; held by a"
+        "0.8 GPU of 2 GPU free, but in fractions that do not fit the request: 0.4 + 0.4; held by a"
     )
 
 
@@ -119,7 +119,7 @@ def test_what_others_ask_for_of_another_kind_does_not_matter(name: str) -> None:
     told = explain_wait(
         waiting(what="it", bundles=[{name: 1}]), [machine()], [waiting(what="x", bundles=[{"GPU": 3}])]
     )
-    assert told.reasons == ["what it asks for is free: it is about to start"]
+    assert told.reasons == ["the requested resources are free: it is about to start"]
 
 
 @pytest.mark.slow

@@ -217,7 +217,8 @@ class EngineSuite(engine.EngineSuite):
     def test_a_value_that_cant_be_read_says_why(self, way: str, tmp_path: Path) -> None:
         value = Unreadable(tmp_path / "notes")
         with pytest.raises(
-            SerializationError, match=r"could not be read.*not to be read.*Give its class a __reduce"
+            SerializationError,
+            match=r"cannot be unpickled.*not to be read.*Give the class of the object a __reduce",
         ) as caught:
             if way == "put":
                 trainkit.get(trainkit.put([value]))
@@ -314,18 +315,18 @@ class EngineSuite(engine.EngineSuite):
         [
             ({"num_cpu": 1}, "unknown option num_cpu;.*Did you mean 'num_cpus'"),
             ({"accelerator_type": "A100"}, r"resources=\{'A100': 1\}"),
-            ({"accelerator_type": "A100", "num_cpu": 1}, "resources=.*; there are .*num_cpus"),
-            ({"max_pending_calls": 9}, r"wait\(refs, num_returns=1\) before the next"),
+            ({"accelerator_type": "A100", "num_cpu": 1}, "resources=.*; the options are .*num_cpus"),
+            ({"max_pending_calls": 9}, r"wait\(refs, num_returns=1\) before the next call"),
             ({"num_cpus": -1}, "negative"),
             ({"num_gpus": 1.5}, "whole GPUs"),
-            ({"num_returns": -1}, "num_returns=-1"),
-            ({"num_returns": "many"}, "num_returns='many'"),
+            ({"num_returns": -1}, "num_returns must be .* not -1"),
+            ({"num_returns": "many"}, "num_returns must be .* not 'many'"),
             ({"resources": {"GPU": 1}}, "num_gpus"),
             ({"env": {"A": 1}}, "must be strings"),
-            ({"max_retries": -2}, "max_retries=-2"),
-            ({"max_calls": -1}, "max_calls=-1"),
+            ({"max_retries": -2}, "max_retries must be .* not -2"),
+            ({"max_calls": -1}, "max_calls must be .* not -1"),
             ({"retry_exceptions": ["KeyError"]}, "list of classes"),
-            ({"max_restarts": 1}, "classes have this option"),
+            ({"max_restarts": 1}, "only remote classes have the option max_restarts"),
             ({"runtime_env": {"pip": ["numpy"]}}, "pip"),
             ({"runtime_env": {"working_dir": "/no/such/folder"}}, "not a folder"),
         ],

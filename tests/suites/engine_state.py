@@ -239,7 +239,7 @@ class StateSuite(Suite):
         assert here["namespace"]
         assert set(here["ids"]) == {"job_id", "node_id", "namespace"}
         assert isinstance(here["ids"]["node_id"], trainkit.NodeID)
-        with pytest.raises(ConfigError, match="outside an actor"):
+        with pytest.raises(ConfigError, match="only inside an actor"):
             _ = trainkit.get_runtime_context().current_actor
 
     def test_where_a_task_is(self) -> None:

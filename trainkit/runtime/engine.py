@@ -245,7 +245,7 @@ LOOPBACK = "127.0.0.1"
 def listing(kinds: Mapping[str, Callable[[], list[Row]]], kind: str) -> list[Row]:
     """Return the rows of a kind by calling its function. Raise ConfigError if the kind does not exist."""
     if kind not in kinds:
-        raise ConfigError(f"state({kind!r}); there are {', '.join(kinds)}")
+        raise ConfigError(f"state({kind!r}) is not supported: use one of {', '.join(kinds)}")
     return kinds[kind]()
 
 

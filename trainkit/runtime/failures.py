@@ -206,7 +206,7 @@ def unpack_failure(packed: Packed) -> TaskError:
     try:
         parts = unpack(packed)
     except Exception as error:
-        failure = TaskError(f"user code raised, and its exception cannot be rebuilt here: {error}")
+        failure = TaskError(f"user code raised an exception that cannot be unpickled here: {error}")
         failure.remote_traceback = str(error)
         return failure
     return make_task_error(*parts)

@@ -103,15 +103,15 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     held = "; ".join(_words(holding) for holding in blockers)
     if not _waits_for_itself():
         logger.warning(
-            "%s waits for what this program holds itself, until another thread calls shutdown(): %s",
+            "%s waits for resources that this program holds itself, until a thread calls shutdown(): %s",
             what,
             held,
         )
         return
     raise InfeasibleError(
-        f"{what} asks for {describe(total(bundles))}, and this program holds what is missing itself: {held}. "
-        f"Nobody else could give it back while this waits: call shutdown() first, or write `with "
-        f"TorchTrainer(...) as trainer:`"
+        f"{what} asks for {describe(total(bundles))}, and this program itself holds the missing resources: "
+        f"{held}. Waiting would never end: call shutdown() first, or write `with TorchTrainer(...) as "
+        "trainer:`"
     )
 
 

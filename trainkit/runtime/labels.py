@@ -21,7 +21,7 @@ class _Operator:
 
     def __init__(self, *values: str) -> None:
         if not values or not all(isinstance(value, str) for value in values):
-            raise ConfigError(f"{type(self).__name__}{values!r}: give the values, each a text")
+            raise ConfigError(f"{type(self).__name__}() needs one or more strings, not {values!r}")
         self.values = list(values)
 
     def __repr__(self) -> str:
@@ -75,18 +75,17 @@ class NodeLabelSchedulingStrategy:
         self.hard = self._conditions("hard", hard)
         self.soft = self._conditions("soft", soft)
         if not (self.hard or self.soft):
-            raise ConfigError("NodeLabelSchedulingStrategy: give conditions in hard or in soft")
+            raise ConfigError("NodeLabelSchedulingStrategy needs conditions in 'hard' or in 'soft'")
 
     @staticmethod
     def _conditions(name: str, given: Mapping[str, _Operator] | None) -> tuple[Condition, ...]:
         entries = given or {}
         if not isinstance(entries, Mapping):
-            raise ConfigError(f"{name}={given!r}: give a dictionary of conditions by label")
+            raise ConfigError(f"{name} must be a dictionary of conditions by label, not {given!r}")
         for key, operator in entries.items():
             if not isinstance(key, str) or not isinstance(operator, _Operator):
                 raise ConfigError(
-                    f"{name}={given!r}: give a condition by each label, one of In, NotIn, Exists and "
-                    "DoesNotExist"
+                    f"{name} must map each label to In, NotIn, Exists or DoesNotExist, not {given!r}"
                 )
         return tuple((key, operator.name, tuple(operator.values)) for key, operator in entries.items())
 
@@ -99,7 +98,7 @@ def checked_labels(labels: Mapping[str, str] | None, what: str) -> dict[str, str
     """
     found = dict(labels or {})
     if not all(isinstance(key, str) and isinstance(value, str) for key, value in found.items()):
-        raise ConfigError(f"{what}: {labels!r}; names and values of labels are texts")
+        raise ConfigError(f"{what}: names and values of labels must be strings, not {labels!r}")
     return found
 
 
@@ -112,7 +111,9 @@ def selected_by(selector: Mapping[str, str] | None) -> tuple[Condition, ...]:
     if selector is None:
         return ()
     if not isinstance(selector, Mapping):
-        raise ConfigError(f"label_selector={selector!r}: give a dictionary, such as {{'region': 'eu'}}")
+        raise ConfigError(
+            f"label_selector must be a dictionary, such as {{'region': 'eu'}}, not {selector!r}"
+        )
     conditions: list[Condition] = []
     for key, value in checked_labels(selector, "label_selector").items():
         listed = _SELECTOR.fullmatch(value)
@@ -139,8 +140,8 @@ def require_labels(conditions: Sequence[Condition], node: Mapping[str, Any], wha
     if unmet:
         told = ", ".join(f"{key} {operator} {list(values) or ''}".rstrip() for key, operator, values in unmet)
         raise InfeasibleError(
-            f"{what} asks for a node with the labels {told}, and this machine has {dict(labels)}. Give it "
-            "labels by trainkit.init(labels={...}), or ask for others"
+            f"{what} asks for a node with the labels {told}, but this machine has {dict(labels)}. Set its "
+            "labels with trainkit.init(labels={...}), or request other labels"
         )
 
 

@@ -406,9 +406,9 @@ def explain_wait(ask: Demand, rooms: Sequence[Room], before: Sequence[Demand] = 
         for other in ahead[:_MOST_NAMED]
     ]
     if len(ahead) > _MOST_NAMED:
-        reasons.append(f"waits behind {len(ahead) - _MOST_NAMED} more")
+        reasons.append(f"waits behind {len(ahead) - _MOST_NAMED} more requests")
     if not reasons:
-        reasons.append("what it asks for is free: it is about to start")
+        reasons.append("the requested resources are free: it is about to start")
     return Wait(lacking=sorted(lacking), holders=list(holders), reasons=reasons)
 
 
@@ -424,7 +424,7 @@ def _shortage(name: str, ask: Demand, room: Room) -> str:
         raise ValueError(f"{ask.what} does not lack {name}: {is_free} is free")
     shares = sorted(round(share) / QUANTUM for share in room.ledger.free_gpus.values())
     parts = " + ".join(f"{share:g}" for share in reversed(shares) if share)
-    return f"{is_free} of {exists} free, but in parts that do not fit what is asked: {parts}"
+    return f"{is_free} of {exists} free, but in fractions that do not fit the request: {parts}"
 
 
 def _held(name: str, holders: Sequence[Holder]) -> str:

@@ -67,7 +67,7 @@ class ObjectRef(Uncopied, Generic[T_co]):
         return f"ObjectRef({self.id:016x})"
 
     def __iter__(self) -> Any:
-        raise TypeError("an ObjectRef is not its value yet: use trainkit.get(ref)")
+        raise TypeError("an ObjectRef cannot be iterated: use trainkit.get(ref) for its value")
 
     def __await__(self) -> Generator[Any, None, T_co]:
         """Wait for the value on an event loop, as in `await ref`. Raise the errors of `get`."""

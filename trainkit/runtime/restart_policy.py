@@ -110,7 +110,7 @@ def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
     else:
         text = f"{who} ended by itself with exit code {exit_.code}"
     if exit_.out_of_memory and exit_.code == -signal.SIGKILL and not exit_.requested:
-        text += "; the kernel ran out of memory then, so it was probably the OOM killer: use less memory"
+        text += "; it was probably the OOM killer, as the kernel ran out of memory: use less memory"
     elif exit_.code == -signal.SIGSEGV:
         text += ": native code crashed"
     text += consequence
@@ -119,7 +119,7 @@ def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
             f"  {line}" for line in exit_.stderr_tail.splitlines()
         )
     if exit_.log_files:
-        text += f"\nAll its output: {exit_.log_files}"
+        text += f"\nIts full output: {exit_.log_files}"
     return text
 
 

@@ -76,10 +76,10 @@ class PlacementGroup:
         if not any(
             all(amount <= bundle.get(name, 0) for name, amount in request.items()) for bundle in bundles
         ):
-            where = "no bundle" if index < 0 else f"bundle {index} not"
+            where = "no bundle is" if index < 0 else f"bundle {index} is not"
             raise InfeasibleError(
                 f"a request for {describe(request)} can never be met in this placement group: {where} large "
-                f"enough among {self.bundle_specs}"
+                f"enough. Its bundles are {self.bundle_specs}"
             )
 
     @property
@@ -110,18 +110,18 @@ def reserve(
 ) -> PlacementGroup:
     """Request `bundles` from the running engine; see `trainkit.placement_group`."""
     if strategy not in STRATEGIES:
-        raise ConfigError(f"strategy={strategy!r}; there are {', '.join(STRATEGIES)}")
+        raise ConfigError(f"strategy must be one of {', '.join(STRATEGIES)}, not {strategy!r}")
     if lifetime not in (None, "detached"):
-        raise ConfigError(f"lifetime={lifetime!r}; there are None and 'detached'")
+        raise ConfigError(f"lifetime must be None or 'detached', not {lifetime!r}")
     if not bundles:
-        raise ConfigError("placement_group([]): give at least one bundle, such as {'CPU': 1}")
+        raise ConfigError("placement_group() needs at least one bundle, such as {'CPU': 1}")
     checked = [normalize(bundle, what=f"bundle {index}") for index, bundle in enumerate(bundles)]
     totals = engine().cluster_resources()
     require_feasible(checked, totals, what="the placement group")
     if Ledger.of_machine(totals).take_all(checked) is None:
         raise InfeasibleError(
             f"the placement group's bundles {checked} cannot be placed together on {describe(totals)}: a "
-            "fraction of a GPU must lie on one"
+            "fraction of a GPU must fit on one GPU"
         )
     group_id = engine().reserve(checked, strategy, name, lifetime == "detached")
     return PlacementGroup(group_id, checked, strategy=strategy, name=name)
@@ -194,13 +194,13 @@ class NodeAffinitySchedulingStrategy:
         living = [node["node_id"] for node in engine().state("nodes") if node["alive"]]
         if self.node_id not in living:
             raise InfeasibleError(
-                f"there is no node {self.node_id!r} to run on; there are {', '.join(living)}. soft=True runs "
-                "anywhere then"
+                f"there is no node {self.node_id!r} to run on; the nodes are {', '.join(living)}. "
+                "soft=True allows other nodes"
             )
         if len(living) > 1:
             raise ConfigError(
-                f"of {len(living)} nodes, none can be chosen by its id: give each a custom resource of its "
-                "own and ask for that, or pass soft=True"
+                f"the cluster has {len(living)} nodes, and cannot choose a node by its id: give each node a "
+                "custom resource of its own and request that resource, or pass soft=True"
             )
 
 
@@ -224,6 +224,7 @@ def checked_strategy(strategy: SchedulingStrategy) -> SchedulingStrategy:
         return strategy
     kind = ConfigError if isinstance(strategy, str) else ArgumentTypeError
     raise kind(
-        f"scheduling_strategy={strategy!r}; there are 'DEFAULT', 'SPREAD' (the same on one machine), "
-        "PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy and NodeLabelSchedulingStrategy"
+        "scheduling_strategy must be 'DEFAULT', 'SPREAD' (the same on one machine), "
+        "PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy or NodeLabelSchedulingStrategy, "
+        f"not {strategy!r}"
     )

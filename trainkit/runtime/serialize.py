@@ -277,16 +277,16 @@ def unpack(packed: Packed) -> Any:
         return pickle.loads(packed.payload, buffers=packed.buffers)
     except ImportError as error:
         raise SerializationError(
-            f"a value that arrived here needs something that cannot be imported: {error}. What lies in "
-            "importable modules travels by name, so both sides need the module on sys.path."
+            f"a received value needs a module that cannot be imported: {error}. Functions and classes of "
+            "importable modules are sent by name, so both processes need the module on sys.path."
         ) from error
     except (TrainkitError, OSError, MemoryError):
         raise
     except Exception as error:
         raise SerializationError(
-            "a value that arrived here could not be read: an object in it could not be made "
-            f"({type(error).__name__}: {error}). Give its class a __reduce__() with the arguments that make "
-            "it, or send what it holds."
+            f"a received value cannot be unpickled: {type(error).__name__}: {error}. Give the class of the "
+            "object a __reduce__() that returns the arguments of its constructor, or send the object's "
+            "contents."
         ) from error
     finally:
         _decoding.handles = outer

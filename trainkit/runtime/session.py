@@ -100,7 +100,7 @@ def begin(name: str, spec: SessionSpec) -> Engine:
     global _current, _started
     config = spec.extra.get("_system_config", {})
     if not isinstance(config, Mapping):
-        raise ArgumentTypeError(f"_system_config={config!r}: give a dictionary")
+        raise ArgumentTypeError(f"_system_config must be a dictionary, not {config!r}")
     with starting:
         if name != "ray":  # the other engines do not use Ray's arguments
             _warn_of_system_config(name, config)
@@ -205,7 +205,7 @@ def renew() -> None:
     global _current
     with starting:
         if _current is None or _current.is_worker or _started is None:
-            raise NotInitializedError("the session has ended, and no other can take its place here")
+            raise NotInitializedError("the session has ended, and this process cannot start a new session")
         if _current.alive:
             return
         _current.close()
@@ -293,14 +293,14 @@ def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None
     """
     if runtime_env is not None and not isinstance(runtime_env, Mapping):
         raise ArgumentTypeError(
-            f"runtime_env={runtime_env!r}: give a dictionary, such as {{'env_vars': {{}}}}"
+            f"runtime_env must be a dictionary, such as {{'env_vars': {{}}}}, not {runtime_env!r}"
         )
     asked = dict(runtime_env or {})
     unknown = sorted(set(asked) - set(_OFFERED))
     if unknown:
         raise ConfigError(
-            f"runtime_env holds {', '.join(unknown)}; offered are {', '.join(_OFFERED)}. Workers of this "
-            "machine run with the program's own packages: install what is missing beside it."
+            f"runtime_env does not support {', '.join(unknown)}; it supports {', '.join(_OFFERED)}. Workers "
+            "use the program's own packages: install missing packages in its environment."
         )
     variables = {**(asked.get("env_vars") or {}), **env}
     wrong = {name: value for name, value in variables.items() if {type(name), type(value)} != {str}}
@@ -454,9 +454,9 @@ def engine_name(engine: str | None, address: str | None, local_mode: bool) -> st
     if engine not in ENGINES.own_names():
         ENGINES.get(engine)
     if remote and engine in ("local", "inline"):
-        raise ConfigError(f"address={address!r} needs engine='ray', and engine={engine!r} was asked for")
+        raise ConfigError(f"address={address!r} needs engine='ray', not engine={engine!r}")
     if local_mode and engine != "inline":
-        raise ConfigError(f"local_mode=True is engine='inline', and engine={engine!r} was asked for")
+        raise ConfigError(f"local_mode=True needs engine='inline', not engine={engine!r}")
     return engine
 
 
@@ -491,16 +491,20 @@ def session_spec(
         what="init",
     )
     if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
-        raise ConfigError(f"num_gpus={num_gpus}: a machine has whole GPUs; actors may ask for fractions")
+        raise ConfigError(
+            f"num_gpus must be a number of whole GPUs, not {num_gpus}; only actors may request fractions"
+        )
     _check_store(object_store_memory)
     _check_logging_level((extra or {}).get("logging_level"))
     if namespace is not None and not isinstance(namespace, str):
-        raise ArgumentTypeError(f"namespace={namespace!r}: give a text, or None for the one of all programs")
+        raise ArgumentTypeError(
+            f"namespace must be a string, or None for the namespace of all programs, not {namespace!r}"
+        )
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
-        raise ArgumentTypeError(f"preload={preload!r}: give a list of module names")
+        raise ArgumentTypeError(f"preload must be a list of module names, not {preload!r}")
     for module in preload:
         if find_spec(module.partition(".")[0]) is None:
-            raise ConfigError(f"preload={list(preload)!r}: there is no module {module!r} on sys.path")
+            raise ConfigError(f"preload={list(preload)!r}: the module {module!r} is not on sys.path")
     environment = environment_of({}, runtime_env)
     given = {
         "num_cpus": num_cpus,
@@ -529,11 +533,11 @@ def _check_store(size: Any) -> None:
         return
     is_number = isinstance(size, numbers.Real) and not isinstance(size, bool)
     if not is_number:
-        raise ArgumentTypeError(f"object_store_memory={size!r}: give a number of bytes")
+        raise ArgumentTypeError(f"object_store_memory must be a number of bytes, not {size!r}")
     if not _LEAST_STORE_BYTES <= size < 1 << 63:
         raise ConfigError(
-            f"object_store_memory={size}: give at least {_LEAST_STORE_BYTES} bytes (1 MiB), which have room "
-            "for a few of the smallest values that go there, and less than 2**63"
+            f"object_store_memory must be at least {_LEAST_STORE_BYTES} bytes (1 MiB, room for a few of the "
+            f"smallest objects) and less than 2**63, not {size}"
         )
 
 
@@ -541,22 +545,24 @@ def _check_logging_level(level: Any) -> None:
     if level is None or (isinstance(level, int) and not isinstance(level, bool)):
         return
     if not isinstance(level, str):
-        raise ArgumentTypeError(f"logging_level={level!r}: give a name such as 'warning', or a number")
+        raise ArgumentTypeError(f"logging_level must be a name such as 'warning', or a number, not {level!r}")
     names = logging.getLevelNamesMapping()
     if level.upper() not in names:
-        raise ConfigError(f"logging_level={level!r}: give one of {', '.join(names).lower()}, or a number")
+        raise ConfigError(
+            f"logging_level must be one of {', '.join(names).lower()}, or a number, not {level!r}"
+        )
 
 
 def _warn_of_system_config(engine: str, settings: Mapping[Any, Any]) -> None:
     """Warn that settings of Ray's own processes have no effect, and name the equivalent arguments."""
-    instead = [f"{here} for {name}" for name, here in _SYSTEM_CONFIG_HERE.items() if name in settings]
+    instead = [f"init({here}) for {name}" for name, here in _SYSTEM_CONFIG_HERE.items() if name in settings]
     if settings:
         _logger.warning(
             "init(_system_config=...) has no effect on the %s engine: %s are settings of Ray's own "
             "processes%s",
             engine,
             ", ".join(map(str, settings)),
-            f"; give init({', '.join(instead)})" if instead else "",
+            f". Use {', '.join(instead)}" if instead else "",
         )
 
 
@@ -575,9 +581,9 @@ def _tell_of_no_effect(engine: str, extra: Mapping[str, Any]) -> None:
     asked = [name for name in _NOT_HERE if extra.get(name) not in (None, False) and name not in _told]
     if asked:
         _told.update(asked)
-        dashboard = "; `trainkit dashboard` serves one" if "include_dashboard" in asked else ""
+        dashboard = ". For a dashboard run `trainkit dashboard`" if "include_dashboard" in asked else ""
         _logger.warning(
-            "init(%s): Ray's own, without effect on the %s engine%s", ", ".join(asked), engine, dashboard
+            "init(%s) has no effect on the %s engine, only on Ray's%s", ", ".join(asked), engine, dashboard
         )
 
 
@@ -586,7 +592,7 @@ def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Lite
         return asked
     if not isinstance(asked, (str, os.PathLike)) or not os.fspath(asked):
         raise ConfigError(
-            f"object_spilling_directory={asked!r}: give a folder, or False if nothing is to go to disk"
+            f"object_spilling_directory must be a folder, or False to turn spilling off, not {asked!r}"
         )
     return os.fspath(asked)
 

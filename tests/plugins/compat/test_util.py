@@ -235,7 +235,7 @@ def test_a_runtime_env_is_a_dictionary(engine: str, tmp_path: Path):
     assert cloudpickle.loads(cloudpickle.dumps(environment)) == environment
     see = trainkit.remote(os.getenv)
     assert trainkit.get(see.options(runtime_env=environment).remote("NAMES_TEST")) == "1"
-    with pytest.raises(ConfigError, match="runtime_env holds pip"):
+    with pytest.raises(ConfigError, match="runtime_env does not support pip"):
         see.options(runtime_env=RuntimeEnv(pip=["numpy"]))
 
 

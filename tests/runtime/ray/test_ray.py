@@ -100,7 +100,7 @@ class TestTasks:
 class TestActors:
     def test_one_that_is_not_ours_is_not_taken_for_one(self) -> None:
         theirs = ray.remote(Loop).options(name="theirs").remote()
-        with pytest.raises(ConfigError, match="not made by trainkit"):
+        with pytest.raises(ConfigError, match="not created by trainkit"):
             trainkit.get_actor("theirs")
         ray.kill(theirs)
 

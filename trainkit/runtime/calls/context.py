@@ -74,7 +74,7 @@ class RuntimeContext:
             ConfigError: the code does not run in a call.
         """
         if self._where.task_id is None:
-            raise ConfigError("is_canceled() was asked for outside a call")
+            raise ConfigError("is_canceled() works only inside a task or an actor's method")
         return engine().is_cancelled()
 
     def get_placement_group_id(self) -> str | None:
@@ -105,7 +105,7 @@ class RuntimeContext:
         """
         found = engine().current_actor()
         if found is None:
-            raise ConfigError("current_actor was asked for outside an actor")
+            raise ConfigError("current_actor is available only inside an actor")
         return ActorHandle(*found)
 
     @property

@@ -83,7 +83,7 @@ def method(
 
     def mark(marked: Any) -> Any:
         if not inspect.isroutine(marked):
-            raise ConfigError(f"method() takes a method of a class, not {marked!r}; give options by name")
+            raise ConfigError(f"method() must decorate a method, not {marked!r}; pass options by name")
         plain = getattr(marked, "__func__", marked)  # a staticmethod or classmethod object wraps the function
         setattr(plain, _MARK, (num_returns, concurrency_group, max_task_retries, kinds))
         return marked
@@ -98,7 +98,7 @@ def retried(kinds: bool | Sequence[type[BaseException]]) -> bool | tuple[type[Ba
     if not isinstance(kinds, Sequence) or not all(
         isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
     ):
-        raise ArgumentTypeError(f"retry_exceptions={kinds!r}: give True or a list of classes")
+        raise ArgumentTypeError(f"retry_exceptions must be True or a list of classes, not {kinds!r}")
     return tuple(kinds)
 
 
@@ -115,10 +115,11 @@ def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, gen
         return specs.STREAMING
     if num_returns == "dynamic":
         return specs.DYNAMIC
+    message = f"num_returns must be 0 or more, 'streaming' or 'dynamic', not {num_returns!r}"
     if isinstance(num_returns, bool) or not isinstance(num_returns, int):
-        raise ArgumentTypeError(f"num_returns={num_returns!r}: give 0 or more, 'streaming' or 'dynamic'")
+        raise ArgumentTypeError(message)
     if num_returns < 0:
-        raise ConfigError(f"num_returns={num_returns!r}: give 0 or more, 'streaming' or 'dynamic'")
+        raise ConfigError(message)
     return num_returns
 
 
@@ -164,10 +165,10 @@ ACTORS_ONLY = frozenset(
     }
 )
 _NOT_HERE = {
-    "accelerator_type": "name the cards by a resource, init(resources={'A100': 4}), and ask for "
+    "accelerator_type": "declare the GPU type as a resource, init(resources={'A100': 4}), and request "
     "resources={'A100': 1}",
-    "max_pending_calls": "to keep at most n calls under way, take one of n by "
-    "wait(refs, num_returns=1) before the next",
+    "max_pending_calls": "to keep at most n calls running, wait for one of n with "
+    "wait(refs, num_returns=1) before the next call",
 }
 """Options of Ray that are not supported, with an alternative to each."""
 
@@ -245,27 +246,28 @@ class Options:
         self.placement(default_cpus=0)
         returns_of(self.num_returns, generator=False)
         for name in ("max_retries", "max_restarts", "max_task_retries"):
-            _require_count(name, getattr(self, name), least=-1, meaning="or -1 for without end")
+            _require_count(name, getattr(self, name), least=-1, more=", or -1 for unlimited")
         if self.max_calls is not None:
             _require_count("max_calls", self.max_calls, least=0)
         if self.max_concurrency is not None:
             _require_count("max_concurrency", self.max_concurrency, least=1)
         if not isinstance(self.concurrency_groups, Mapping):
             raise ArgumentTypeError(
-                f"concurrency_groups={self.concurrency_groups!r}: give the number of calls by group"
+                "concurrency_groups must map names of groups to numbers of concurrent calls, not "
+                f"{self.concurrency_groups!r}"
             )
         for group, count in self.concurrency_groups.items():
             _require_count(f"concurrency_groups[{group!r}]", count, least=1)
         if self.lifetime not in (None, "detached", "non_detached"):
-            raise ConfigError(f"lifetime={self.lifetime!r}; there are 'detached', 'non_detached' and None")
+            raise ConfigError(f"lifetime must be 'detached', 'non_detached' or None, not {self.lifetime!r}")
         for name in ("name", "namespace"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise ArgumentTypeError(f"{name}={value!r}: give a text")
+                raise ArgumentTypeError(f"{name} must be a string, not {value!r}")
             if value == "":
-                raise ConfigError(f"{name}='': give a text that is not empty")
+                raise ConfigError(f"{name} must not be an empty string")
         if not isinstance(self.get_if_exists, bool):
-            raise ArgumentTypeError(f"get_if_exists={self.get_if_exists!r}: give True or False")
+            raise ArgumentTypeError(f"get_if_exists must be True or False, not {self.get_if_exists!r}")
         if self.get_if_exists and self.name is None:
             raise ConfigError("get_if_exists=True needs a name to look for")
         self.retries()
@@ -276,7 +278,7 @@ class Options:
         for key in ("CPU", "GPU", "cpu", "gpu", "memory"):
             if key in amounts:
                 option = key.lower() if key == "memory" else f"num_{key.lower()}s"
-                raise ConfigError(f"resources={amounts!r}: give {key} as {option}")
+                raise ConfigError(f"resources={amounts!r} must not contain {key}: pass the option {option}")
         amounts["CPU"] = default_cpus if self.num_cpus is None else self.num_cpus
         amounts["GPU"] = self.num_gpus or 0
         amounts["memory"] = self.memory or 0
@@ -308,7 +310,7 @@ class Options:
         if group is None:
             return None
         if not hasattr(group, "bundle_specs"):
-            raise ConfigError(f"placement_group={group!r}: give what placement_group() returned")
+            raise ConfigError(f"placement_group must be a result of placement_group(), not {group!r}")
         count = len(group.bundle_specs)
         if not -1 <= index < count:
             raise ConfigError(f"placement_group_bundle_index={index}: the group has {count} bundles")
@@ -327,9 +329,7 @@ class Options:
         """
         if self.name is None:
             if self.lifetime == "detached":
-                raise ConfigError(
-                    "lifetime='detached' needs a name, or nobody could find the actor: give one"
-                )
+                raise ConfigError("lifetime='detached' needs a name, by which get_actor() finds the actor")
             return None
         return specs.Registration(
             name=self.name,
@@ -356,9 +356,9 @@ class Options:
         known = {item.name for item in fields(self)}
         unknown = sorted(set(changes) - known)
         if unknown:
-            hints = [f"there is no {name} here: {_NOT_HERE[name]}" for name in unknown if name in _NOT_HERE]
+            hints = [f"{name} is not supported: {_NOT_HERE[name]}" for name in unknown if name in _NOT_HERE]
             if len(hints) < len(unknown):
-                hints.append(f"there are {', '.join(sorted(known))}")
+                hints.append(f"the options are {', '.join(sorted(known))}")
             meant = did_you_mean(unknown[0], known)
             raise ConfigError(
                 f"unknown option {', '.join(unknown)}; {'; '.join(hints)}{meant and '.' + meant}"
@@ -366,12 +366,12 @@ class Options:
         misplaced = sorted(set(changes) & foreign)
         if misplaced:
             owner = "classes" if misplaced[0] in ACTORS_ONLY else "functions"
-            raise ConfigError(f"{', '.join(misplaced)}: only remote {owner} have this option")
+            raise ConfigError(f"only remote {owner} have the option {', '.join(misplaced)}")
         return replace(self, **changes)
 
 
-def _require_count(name: str, value: Any, *, least: int, meaning: str = "") -> None:
-    message = f"{name}={value!r}: give {max(least, 0)} or more{' ' * bool(meaning)}{meaning}"
+def _require_count(name: str, value: Any, *, least: int, more: str = "") -> None:
+    message = f"{name} must be an integer of at least {max(least, 0)}{more}, not {value!r}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(message)
     if value < least:

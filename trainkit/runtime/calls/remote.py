@@ -134,7 +134,7 @@ class ActorMethod:
             spec = replace(spec, retry_exceptions=retried(retry_exceptions))
         if name is not None:
             if not isinstance(name, str):
-                raise ArgumentTypeError(f"name={name!r}: give a text")
+                raise ArgumentTypeError(f"name must be a string, not {name!r}")
             spec = replace(spec, name=name)
         return ActorMethod(self._actor, self._name, spec)
 
@@ -228,11 +228,11 @@ class ActorClass(Generic[T]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
         name = self._cls.__name__
-        raise TypeError(f"{name} is an actor class: make one with {name}.remote(...)")
+        raise TypeError(f"{name} is an actor class: create an actor with {name}.remote(...)")
 
     def __mro_entries__(self, _: Any) -> Any:
         name = self.__name__
-        raise TypeError(f"{name} is an actor class: extend the plain class, and make that one remote")
+        raise TypeError(f"{name} is an actor class: extend the plain class, and make the subclass remote")
 
     def options(self, **changes: Any) -> ActorClass[T]:
         """Return a copy of the class with other options; see `Options`."""
@@ -244,8 +244,8 @@ class ActorClass(Generic[T]):
         unknown = {each.concurrency_group for each in methods.values()} - {None, *options.concurrency_groups}
         if unknown:
             raise ConfigError(
-                f"{self.__name__} has methods in the concurrency groups {sorted(map(str, unknown))}, which "
-                f"its options do not declare; they declare {sorted(options.concurrency_groups)}"
+                f"methods of {self.__name__} use undeclared concurrency groups {sorted(map(str, unknown))}: "
+                f"add them to concurrency_groups, which declares {sorted(options.concurrency_groups)}"
             )
         self._arity.require(self.__name__, args, kwargs)
         spec = ActorSpec(

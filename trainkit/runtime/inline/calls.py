@@ -112,7 +112,7 @@ class InlineActorExit(BaseException):
     """Signal that ends a method of an ended actor. The user's `except Exception` does not catch it."""
 
     def __init__(self, life: ActorInstance) -> None:
-        super().__init__("the actor that this runs in has ended")
+        super().__init__("the actor of this method has ended")
         self.life = life
 
 
@@ -325,7 +325,7 @@ class InlineActor(Uncopied):
         """
         if group not in self._room:
             declared = sorted(self._spec.concurrency.groups)
-            raise ConfigError(f"concurrency_group={group!r}: {self.name} declares the groups {declared}")
+            raise ConfigError(f"{self.name} has no concurrency group {group!r}; it declares {declared}")
         # A call further up the same stack can't end first, so waiting for it would never end.
         within = any(frame.actor is self for frame in running_frames())
         if life is None and not within:  # the actor may be under construction in another thread
@@ -351,7 +351,7 @@ class InlineActor(Uncopied):
             return False
         before, self.life = self.life, ActorInstance(self.name)
         self.restarts += 1
-        before.over = "it was killed by trainkit.kill(), and is being made anew"
+        before.over = "it was killed by trainkit.kill(), and restarts"
         self._let_go(before)
         self.make()
         return True
@@ -367,7 +367,7 @@ class InlineActor(Uncopied):
         self.place.give_back()
         for actor in list(self.owned):
             if not actor.detached:
-                actor.end(f"{self.name}, which made it, has ended")
+                actor.end(f"its creator {self.name} has ended")
         self._let_go(present)
 
     def _let_go(self, life: ActorInstance) -> None:
@@ -394,7 +394,7 @@ class InlineActor(Uncopied):
         }
 
     def __reduce__(self) -> Any:
-        raise TypeError("an actor's handle can only be sent as an argument or a result, not pickled by hand")
+        raise TypeError("an actor's handle cannot be pickled: pass it as an argument or a result")
 
     def __del__(self) -> None:
         self.end("its last handle is gone")
@@ -436,8 +436,8 @@ class Actors:
         found = self.named(registration.name, registration.namespace)
         if found is not None and not registration.get_if_exists:
             raise ConfigError(
-                f"name={registration.name!r}: there is an actor of that name in the namespace "
-                f"{found.namespace!r}; get_actor() finds it, and get_if_exists=True uses it"
+                f"an actor named {registration.name!r} exists already in the namespace "
+                f"{found.namespace!r}: get it with get_actor() or get_if_exists=True"
             )
         return found
 
@@ -447,8 +447,8 @@ class Actors:
         if found is None:
             where = namespace or self._namespace
             raise ConfigError(
-                f"there is no actor of the name {name!r} in the namespace {where!r}; it may have ended, "
-                "as an actor does when its last handle is gone, unless lifetime='detached'"
+                f"there is no actor named {name!r} in the namespace {where!r}. It may have ended: an actor "
+                "ends when its last handle is gone, unless lifetime='detached'"
             )
         return found
 

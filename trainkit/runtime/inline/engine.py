@@ -203,7 +203,7 @@ class InlineEngine:
                 outcome = calls.Outcome(failure=life.failure)
             elif not life.made.is_set():
                 error = ConfigError(
-                    f"{where}() was called by the constructor of its own actor, which comes first"
+                    f"{where}() was called by the constructor of its own actor, which must end first"
                 )
                 outcome = calls.failed(error, where)
             else:
@@ -301,7 +301,7 @@ class InlineEngine:
         call = ref if isinstance(ref, InlineStream) else _own(ref)
         if force and call.of_actor:
             raise ConfigError(
-                "cancel(force=True) ends a process, and an actor is not to end for a call: use kill()"
+                "cancel(force=True) is only for tasks, as it would end the actor: use kill() to end an actor"
             )
         call.cancel()
         calls.leave_if_over()
@@ -309,9 +309,7 @@ class InlineEngine:
     def exit_actor(self) -> NoReturn:
         frame = calls.current_frame()
         if frame is None or frame.actor is None or frame.life is None:
-            raise ArgumentTypeError(
-                "exit_actor() ends the actor whose method calls it, and this runs in no actor"
-            )
+            raise ArgumentTypeError("exit_actor() works only in a method of an actor")
         frame.actor.end(f"exit_actor() was called in {frame.name}", frame.life)
         raise calls.InlineActorExit(frame.life)
 

@@ -90,8 +90,8 @@ class PrivateLoop:
             if hasattr(awaitable, "close"):
                 awaitable.close()  # avoids the warning that it was never awaited
             raise ConfigError(
-                f"{where} was called while another async call of the same actor runs, and the inline engine "
-                "runs one at a time; engine='local' runs them side by side"
+                f"{where} was called while another async call of the same actor runs. The inline engine "
+                "runs async calls one at a time; engine='local' runs them concurrently"
             )
         if not _in_running_loop():
             return self._run(awaitable, where)
@@ -128,8 +128,8 @@ class PrivateLoop:
             return self._runner.run(main(), context=contextvars.copy_context())
         except _Stuck:
             raise ConfigError(
-                f"{where} waits for something that only another call could do, and the inline engine runs "
-                "one call at a time, to its end; engine='local' runs them side by side"
+                f"{where} waits for another call, but the inline engine runs each call to its end before "
+                "the next call; engine='local' runs calls concurrently"
             ) from None
         finally:
             task, self._task = self._task, None

@@ -90,7 +90,7 @@ class Places:
             allocation = ledger.take(request)
             if allocation is not None:
                 return ResourceShare(allocation)
-        raise InfeasibleError(f"no bundle of its placement group holds {describe(request)}")
+        raise InfeasibleError(f"no bundle of the placement group is large enough for {describe(request)}")
 
     def available(self) -> dict[str, float]:
         """Return the free resources."""
@@ -108,8 +108,7 @@ class Places:
         require_one_node(bundles, strategy)
         if name and any(group.name == name for group in self._groups.values()):
             raise ConfigError(
-                f"name={name!r}: there is a placement group of that name; get_placement_group({name!r}) "
-                "finds it"
+                f"a placement group named {name!r} exists already: get it with get_placement_group({name!r})"
             )
         with _counting:
             held = self._ledger.take_all(bundles)
@@ -126,7 +125,7 @@ class Places:
         for number, group in self._groups.items():
             if group.name == name and name:
                 return number, list(group.bundles)
-        raise ConfigError(f"there is no placement group of the name {name!r}")
+        raise ConfigError(f"there is no placement group named {name!r}")
 
     def bundles(self, number: int) -> list[Bundle]:
         """Return the bundles of a group; raise ConfigError if the group was removed."""

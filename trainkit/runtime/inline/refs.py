@@ -207,7 +207,7 @@ class InlineStream(ObjectRefGenerator[Any]):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a generator of references stays where it was made: send the references that it yields"
+            "a generator of references cannot be sent or pickled: send the references that it yields"
         )
 
     def __del__(self) -> None:

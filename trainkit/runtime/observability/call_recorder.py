@@ -110,4 +110,4 @@ class CallRecorder:
 
 
 def _tell_unrecorded(error: OSError) -> None:
-    sys.stderr.write(f"trainkit: further calls of this process are not in the timeline: {error}\n")
+    sys.stderr.write(f"trainkit: the timeline omits all further calls of this process: {error}\n")

@@ -143,7 +143,7 @@ def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
             known: Interface = pickle.loads(interface)
             return RayActor(handle, known.name), known
         if SYSTEM.monotonic() > deadline:
-            raise ConfigError(f"the actor named {name!r} was not made by trainkit; reach it through Ray")
+            raise ConfigError(f"the actor named {name!r} was not created by trainkit: use it through Ray")
         SYSTEM.sleep(0.01)
 
 
@@ -182,7 +182,7 @@ def kill(actor: RayActor, no_restart: bool) -> None:
 def leave() -> NoReturn:
     """Implement `Engine.exit_actor`."""
     if ray.get_runtime_context().get_actor_id() is None:
-        raise ArgumentTypeError("exit_actor() ends the actor that calls it, and this is no actor")
+        raise ArgumentTypeError("exit_actor() works only in a method of an actor")
     raise ActorExit
 
 

@@ -146,8 +146,8 @@ class RayEngine:
     def require_usable(self) -> None:
         if self.pid != os.getpid():
             raise ObjectLostError(
-                "this process was forked from one that uses Ray, and has no part in its session; start it "
-                "with subprocess or the spawn method of multiprocessing instead"
+                "this process was forked from a process that uses Ray, and cannot use its session: start "
+                "processes with subprocess, or with the spawn method of multiprocessing"
             )
 
     def require_node(self) -> None:
@@ -279,7 +279,7 @@ class RayEngine:
 
     def group_ref(self, group: int) -> ObjectRef[Any]:
         if groups.is_removed(group):
-            raise ConfigError("ready() of a placement group that was removed: make another one")
+            raise ConfigError("ready() was called on a removed placement group: create a new one")
         where = specs.Placement(group=specs.PlacementGroupId(group=group))
         return self.submit(
             specs.TaskSpec(

@@ -45,14 +45,14 @@ def require_placeable(bundles: Sequence[Bundle], strategy: str, what: str) -> No
     for bundle in wholes:
         if not any(_holds(node, bundle) for node in nodes):
             raise InfeasibleError(
-                f"{what} asks for {describe(bundle)} on one node, and no node is that large: there are "
+                f"{what} asks for {describe(bundle)} on one node, and no node is that large: the nodes have "
                 f"{'; '.join(describe(node) for node in nodes)}. Ask for less, or add a larger node."
             )
     if strategy == "STRICT_SPREAD" and not _each_on_its_own(bundles, nodes):
         raise InfeasibleError(
-            f"{what} has {len(bundles)} bundles to be spread with STRICT_SPREAD, each on a node of its own, "
-            f"and the {'one node' if len(nodes) == 1 else f'{len(nodes)} nodes'} of the cluster cannot hold "
-            "them so. Use SPREAD, or add nodes."
+            f"STRICT_SPREAD needs a separate node for each of the {len(bundles)} bundles of {what}, and the "
+            f"{'one node' if len(nodes) == 1 else f'{len(nodes)} nodes'} of the cluster cannot hold them. "
+            "Use SPREAD, or add nodes."
         )
 
 
@@ -92,7 +92,7 @@ def reserve(bundles: Sequence[Bundle], strategy: str, name: str, detached: bool)
     require_placeable(bundles, strategy, "the placement group")
     if name and _named(name) is not None:
         raise ConfigError(
-            f"there is a placement group named {name!r} already; remove it, or give another name"
+            f"a placement group named {name!r} exists already: remove it, or choose another name"
         )
     try:
         group = reserve_in_ray(

@@ -147,8 +147,9 @@ def _from_dashboard(verb: str) -> Any:
         return getattr(listings, verb)(limit=_MOST_ROWS, detail=True)
     except Exception as error:  # the exception depends on which part of the dashboard is missing
         raise ConfigError(
-            f"Ray's {verb} is answered by its dashboard: start Ray with it (pip install 'ray[default]', and "
-            f"trainkit.init(include_dashboard=True) or ray start), or ask where it runs. It said: {error}"
+            f"Ray's {verb} needs Ray's dashboard: start Ray with the dashboard (pip install 'ray[default]', "
+            "and trainkit.init(include_dashboard=True) or ray start), or call this where the dashboard "
+            f"runs. Ray's error: {error}"
         ) from error
 
 

@@ -378,7 +378,7 @@ class ActorEndpoint(Uncopied):
         return hash(self.peer.worker_id)
 
     def __reduce__(self) -> Any:
-        raise TypeError("an actor's handle can only be sent as an argument or a result, not pickled by hand")
+        raise TypeError("an actor's handle cannot be pickled: pass it as an argument or a result")
 
     def open_fd(self) -> int:
         return self.peer.open_fd()
