@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.tune.schedulers import halving
-from trainkit.tune.schedulers.halving import Ranking
+from trainkit.tune.schedulers import rungs
+from trainkit.tune.schedulers.rungs import Ranking
 
 scores = st.lists(st.integers(-3, 3) | st.just(float("-inf")), max_size=80)
 
@@ -15,7 +15,7 @@ scores = st.lists(st.integers(-3, 3) | st.just(float("-inf")), max_size=80)
 @given(scores, st.integers(1, 4))
 def test_it_answers_as_a_sorted_list_does(scores, block):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(halving, "BLOCK", block)
+        patch.setattr(rungs, "BLOCK", block)
         ranked, plain = Ranking(), []
         for arrival, score in enumerate(scores):
             key = (float(score), -arrival)

@@ -23,7 +23,8 @@ from typing import Any, ClassVar
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_whole, require_number
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.halving import PromotionRung, Rung, bracket_count, bracket_sizes, rung_levels
+from trainkit.tune.schedulers.halving import bracket_count, bracket_sizes, rung_levels
+from trainkit.tune.schedulers.rungs import PromotionRung, Rung
 
 FORMS = ("stopping", "promotion")
 

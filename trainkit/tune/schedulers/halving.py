@@ -1,11 +1,7 @@
-"""Successive halving: rungs, the ranks on them, and the brackets of Hyperband.
+"""Successive halving: the levels of rungs, the wording of decisions, and the brackets of Hyperband.
 
-Keys are kept in sorted blocks. So an insertion moves at most one block, and a rank needs only the lengths of
-the blocks above and one binary search. A block is an array of numbers, because a search in ten thousand
-objects would wait for memory at each step. Levels are computed without logarithms: log(243)/log(3) is
-4.999..., which would lose a rung and the widest bracket.
-
-Sources: Jamieson and Talwalkar 2016 (successive halving); Li et al. 2018, JMLR 18(185) (sizes of brackets).
+Levels are computed without logarithms: log(243)/log(3) is 4.999..., which would lose a rung and the widest
+bracket.
 
 In synchronous halving, all trials of a bracket run to a level. When each trial has reached the level or has
 ended, the best of them continue to the next level.
@@ -19,82 +15,11 @@ AISTATS 2016; Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparam
 from __future__ import annotations
 
 import math
-from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import Facts, words_of
-
-Key = tuple[float, int]
-"""A score (larger is better) and the negated arrival number; the earlier of equal scores is better."""
-
-BLOCK = 1000
-
-
-class Ranking:
-    """Distinct keys in ascending order."""
-
-    def __init__(self) -> None:
-        self._scores: list[array[float]] = []
-        self._arrivals: list[array[int]] = []  # the numbers are negated, and parallel to the scores
-        self._best: list[Key] = []  # each block has one best key
-        self._sizes: list[int] = []  # finding a rank sums the block sizes, about 500 for a million keys
-
-    def __len__(self) -> int:
-        return sum(self._sizes)
-
-    def add(self, key: Key) -> int:
-        """Insert `key`; return its rank, 1 for the best."""
-        if not self._best:
-            self._scores, self._arrivals = [array("d", key[:1])], [array("q", key[1:])]
-            self._best, self._sizes = [key], [1]
-            return 1
-        block = min(bisect_left(self._best, key), len(self._best) - 1)
-        scores, arrivals = self._scores[block], self._arrivals[block]
-        place = self._place(block, key)
-        scores.insert(place, key[0])
-        arrivals.insert(place, key[1])
-        if key > self._best[block]:
-            self._best[block] = key
-        self._sizes[block] += 1
-        rank = sum(self._sizes[block:]) - place
-        if len(scores) > 2 * BLOCK:
-            self._sizes[block : block + 1] = BLOCK, len(scores) - BLOCK
-            self._scores[block : block + 1] = scores[:BLOCK], scores[BLOCK:]
-            self._arrivals[block : block + 1] = arrivals[:BLOCK], arrivals[BLOCK:]
-            self._best.insert(block, (scores[BLOCK - 1], arrivals[BLOCK - 1]))
-        return rank
-
-    def rank(self, key: Key) -> int:
-        """Return the number of keys that are not worse than `key`."""
-        block = bisect_left(self._best, key)
-        if block == len(self._best):
-            return 0
-        return sum(self._sizes[block:]) - self._place(block, key)
-
-    def at(self, place: int) -> Key:
-        """Return the key at this rank, from 1 to the number of keys."""
-        block, rest = len(self._sizes), place
-        for size in reversed(self._sizes):
-            block -= 1
-            if rest <= size:
-                return self._scores[block][-rest], self._arrivals[block][-rest]
-            rest -= size
-        raise IndexError(f"place {place} of {len(self)}")
-
-    def _place(self, block: int, key: Key) -> int:
-        """Return the position of `key` in a block, or its insertion point."""
-        score, arrival = key
-        scores = self._scores[block]
-        place = bisect_left(scores, score)
-        if place < len(scores) and scores[place] == score:
-            end = bisect_right(scores, score, place)
-            return bisect_left(self._arrivals[block], arrival, place, end)
-        return place
-
 
 MOST_RUNGS = 1000
 """Upper limit on the number of rungs; a factor close to 1 would exceed it."""
@@ -149,105 +74,6 @@ def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
             configurations *= factor
         sizes.append(int(-(-configurations // (halvings + 1))))  # the number is rounded up
     return sizes
-
-
-class Rung:
-    """The scores recorded at one level (larger is better), and the number of trials that may continue.
-
-    Args:
-        level: the resource spent at this rung.
-        factor: eta; the floor(n / eta) best of n entries may continue.
-        least: smallest number of trials that may continue.
-
-    Attributes:
-        level: the resource spent at this rung.
-        entries: number of scores so far.
-        places: number of entries that may continue.
-        cutoff: the lowest score that may continue; None if no entry may continue yet.
-    """
-
-    def __init__(self, level: float, factor: float, least: int = 1) -> None:
-        self.level = level
-        self.entries = 0
-        self.places = least
-        self.cutoff: float | None = None
-        self._factor = factor
-        self._least = least
-        self._ranking = Ranking()
-        self._last: Key | None = None
-        """The worst entry that may continue, cached because it is read much more often than it changes."""
-
-    def record(self, score: float) -> int:
-        """Add `score`; return its rank from 1, after equal scores that arrived earlier."""
-        rank = self._ranking.add((score, -self.entries))
-        self.entries += 1
-        before, self.places = self.places, max(self._least, int(self.entries // self._factor))
-        if self.places and (rank <= self.places or before != self.places):
-            self._last = self._ranking.at(self.places)
-            self.cutoff = self._last[0]
-        return rank
-
-
-class PromotionRung(Rung):
-    """A rung at which paused trials wait until they are promoted.
-
-    The search for a promotable trial visits waiting trials from the best down to the last entry that may
-    continue. So it usually visits one trial.
-    """
-
-    def __init__(self, level: float, factor: float) -> None:
-        super().__init__(level, factor, least=0)
-        self._keys: dict[str, Key] = {}
-        self._waiting: set[str] = set()
-        self._queue: list[tuple[float, int, str]] = []
-        """Heap of waiting trials, the best first; it may still contain trials that no longer wait."""
-
-    def record_of(self, trial_id: str, score: float) -> int:
-        """Add the score of a trial, which waits from now on; return the trial's rank."""
-        self._keys[trial_id] = score, -self.entries
-        self.wait(trial_id)
-        return self.record(score)
-
-    def wait(self, trial_id: str) -> None:
-        """Let a trial with an entry wait for promotion, possibly again."""
-        if trial_id not in self._waiting:
-            score, arrival = self._keys[trial_id]
-            self._waiting.add(trial_id)
-            heappush(self._queue, (-score, -arrival, trial_id))
-
-    @property
-    def best_waiting(self) -> tuple[float, str] | None:
-        """The best waiting trial and its score, whether or not it may continue; None: no trial waits."""
-        while self._queue and self._queue[0][2] not in self._waiting:
-            heappop(self._queue)
-        return (-self._queue[0][0], self._queue[0][2]) if self._queue else None
-
-    def promotable(self, among: Container[str]) -> str | None:
-        """Return the best waiting trial in `among` that may continue; None if no such trial exists."""
-        if self._last is None:
-            return None
-        queue, waiting = self._queue, self._waiting
-        last = (-self._last[0], -self._last[1])
-        passed, found = [], None
-        while found is None and queue and queue[0][:2] <= last:
-            trial_id = queue[0][2]
-            if trial_id in waiting and trial_id in among:
-                found = trial_id
-            else:
-                passed.append(heappop(queue))
-        for each in passed:  # the queue is restored, because this method is only a query
-            if each[2] in waiting:
-                heappush(queue, each)
-        return found
-
-    def rank_of(self, trial_id: str) -> int:
-        """Return the rank of a trial among all entries so far."""
-        return self._ranking.rank(self._keys[trial_id])
-
-    def leave(self, trial_id: str) -> int:
-        """End the wait of a trial; return its rank among all entries. The trial's entry stays."""
-        self._waiting.discard(trial_id)
-        return self.rank_of(trial_id)
 
 
 # --- wording of decisions ----------------------------------------------------------------------------
