@@ -16,7 +16,8 @@ from trainkit.registry import added, loaded
 from trainkit.tune.core.checks import how_to_resume
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.results.overview import LogEvent, LogReader, Overview
-from trainkit.tune.store.ownership import asker, leave_command, owner_of
+from trainkit.tune.store.commands import asker, leave_command
+from trainkit.tune.store.ownership import owner_of
 
 _EVERY_S = 0.05
 

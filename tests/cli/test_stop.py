@@ -18,7 +18,7 @@ from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
 from trainkit.runtime.local.system import process
 from trainkit.tune.results.overview import Overview
-from trainkit.tune.store.ownership import asker
+from trainkit.tune.store.commands import asker
 
 TUNES = """
     import sys, trainkit

@@ -25,7 +25,8 @@ from trainkit.runtime.local.wire import sessions as local_sessions
 from trainkit.runtime.local.wire.messages import Shutdown
 from trainkit.runtime.local.wire.sessions import Session
 from trainkit.tune.results.overview import LogReader
-from trainkit.tune.store.ownership import asker, leave_command, owned_by, owner_of
+from trainkit.tune.store.commands import asker, leave_command
+from trainkit.tune.store.ownership import owned_by, owner_of
 from trainkit.tune.store.schema import FILENAME
 
 _EVERY_S = 0.1

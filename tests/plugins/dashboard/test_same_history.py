@@ -17,7 +17,7 @@ from tests.tune.experiment.test_steered_from_outside import Driver
 from trainkit.cli.main import main
 from trainkit.client import Experiment
 from trainkit.errors import TuneError
-from trainkit.tune.store.ownership import asker
+from trainkit.tune.store.commands import asker
 
 pytestmark = [pytest.mark.external, pytest.mark.slow]
 

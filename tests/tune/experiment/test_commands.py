@@ -21,8 +21,9 @@ from trainkit.client import Experiment
 from trainkit.errors import TuneError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.results.overview import LogReader
-from trainkit.tune.store import ownership
-from trainkit.tune.store.ownership import Inbox, Ownership, asker, leave_command, owner_of
+from trainkit.tune.store import commands
+from trainkit.tune.store.commands import Inbox, asker, leave_command
+from trainkit.tune.store.ownership import Ownership, owner_of
 from trainkit.tune.store.writer import ExperimentStore
 
 SCRIPT = """
@@ -89,7 +90,7 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
     assert f"{folder}: runs in process {process.pid}" in capsys.readouterr().out
     assert main(["stop", str(folder), "1"]) == 0
     said = capsys.readouterr().out
-    by = f"{ownership.getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
+    by = f"{commands.getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
     assert f"_00001 is TERMINATED: stopped by {by}" in said
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

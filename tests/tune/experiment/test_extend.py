@@ -19,7 +19,8 @@ from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.store.reader import ExperimentReader
-from trainkit.tune.store.restore import ResumeRule, differences
+from trainkit.tune.store.restore import ResumeRule
+from trainkit.tune.store.spaces import differences
 from trainkit.tune.store.writer import ExperimentStore
 
 pytestmark = pytest.mark.usefixtures("inline")

@@ -19,7 +19,7 @@ from tests.conftest import eventually
 from tests.tune.sync.failing_storage import LOCAL_ONLY, Fails, at, names, saving
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.store.ownership import leave_command
+from trainkit.tune.store.commands import leave_command
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 from trainkit.tune.sync import storage

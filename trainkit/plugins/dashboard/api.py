@@ -40,7 +40,7 @@ from trainkit.tune.core.trial import STATES, TrialStatus
 from trainkit.tune.results.overview import reasons_of, settings_of, space_of
 from trainkit.tune.results.printed import last_lines, printed_files
 from trainkit.tune.schedulers import load_words
-from trainkit.tune.store.ownership import asker
+from trainkit.tune.store.commands import asker
 
 MAX_PAGE = 1000
 """Maximum number of trials in a page."""

@@ -22,7 +22,7 @@ from trainkit.tune.core.metrics import encode, without_objects
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.results.overview import LogReader, experiments_in, settings_of, space_of
 from trainkit.tune.results.printed import kept_files, last_lines
-from trainkit.tune.store.ownership import asker
+from trainkit.tune.store.commands import asker
 
 MAX_ROWS = 200
 """Maximum number of trials in one answer."""

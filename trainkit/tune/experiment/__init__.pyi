@@ -12,9 +12,9 @@ from trainkit.tune.experiment import parts as parts
 from trainkit.tune.experiment.loop import ExperimentLoop as ExperimentLoop
 from trainkit.tune.results.result_grid import MemoryGrid as MemoryGrid
 from trainkit.tune.results.result_grid import ResultGrid as ResultGrid
+from trainkit.tune.store.commands import Inbox as Inbox
 from trainkit.tune.store.memory import MemoryReader as MemoryReader
 from trainkit.tune.store.memory import MemoryStore as MemoryStore
-from trainkit.tune.store.ownership import Inbox as Inbox
 from trainkit.tune.store.reader import ExperimentReader as ExperimentReader
 from trainkit.tune.store.restore import Restored as Restored
 from trainkit.tune.store.restore import ResumeRule as ResumeRule
@@ -22,8 +22,8 @@ from trainkit.tune.store.restore import replay as replay
 from trainkit.tune.store.restore import require_kept as require_kept
 from trainkit.tune.store.restore import require_reported as require_reported
 from trainkit.tune.store.restore import restore_trials as restore_trials
-from trainkit.tune.store.restore import restored_space as restored_space
 from trainkit.tune.store.restore import tidy as tidy
+from trainkit.tune.store.spaces import restored_space as restored_space
 from trainkit.tune.store.writer import ExperimentStore as ExperimentStore
 from trainkit.tune.sync.mirror import Mirror as Mirror
 from trainkit.tune.sync.storage import can_read as can_read

@@ -13,9 +13,9 @@ from trainkit.tune.callbacks.dispatcher import CallbackDispatcher
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.controller import Controller
 from trainkit.tune.executor.base import Executor
-from trainkit.tune.store import ownership
+from trainkit.tune.store import commands
+from trainkit.tune.store.commands import Inbox
 from trainkit.tune.store.memory import MemoryStore
-from trainkit.tune.store.ownership import Inbox
 from trainkit.tune.store.writer import ExperimentStore
 
 ESTIMATE_EVERY_S = 1.0
@@ -90,7 +90,7 @@ class ExperimentLoop:
         return [ev.CallbackRaised(self._now(), f"{where} raised {type(error).__name__}: {message_of(error)}")]
 
     def _wait(self) -> None:
-        limits = [self._controller.deadline - self._now(), self._refresh_s() or math.inf, ownership.EVERY_S]
+        limits = [self._controller.deadline - self._now(), self._refresh_s() or math.inf, commands.EVERY_S]
         wait = SYSTEM.sleep if self._controller.is_held and self._executor.idle else self._executor.wait
         wait(max(0.0, min(limits)))
 

@@ -1,27 +1,13 @@
-"""Lock of the process that owns an experiment, and commands that other processes send to this owner.
-
-A command is a file in the folder `commands`. The owner removes the file, carries the command out, and commits
-the command with its effects and its outcome. While the file exists, the owner has not taken the command.
-After the file's removal, the command is recorded in the history. If the owner dies before the record, the
-command has no effect.
-"""
+"""Lock of the process that owns an experiment."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import getpass
-import json
-import logging
 import os
-import socket
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from trainkit.errors import ConfigError, StoreError
-from trainkit.tune.controller import events as ev
+from trainkit.errors import StoreError
 
 FILENAME = "experiment.lock"
 _LOOKS = 10
@@ -113,164 +99,6 @@ def _locks() -> list[str]:
     return Path("/proc/locks").read_text().splitlines()
 
 
-logger = logging.getLogger("trainkit.tune")
-
-FOLDER = "commands"
-EVERY_S = 0.5
-_SUFFIX = ".json"
-_FRESH_S = 5.0
-"""Tolerated age of commands at the owner's start, because users may give commands during the start."""
-MAX_DEPTH = 100
-"""Maximum nesting of dictionaries and lists in a command, to protect the owner's stack."""
-
-
-def asker() -> str:
-    """Return the name of this process as the sender of commands: 'user@host (pid 123)'."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user in a container may have no name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()} (pid {os.getpid()})"
-
-
-def leave_command(folder: Path, verb: str, arguments: Mapping[str, Any], by: str) -> Path:
-    """Write a command for the experiment's owner to a file; removing the file withdraws the command.
-
-    Args:
-        folder: folder of the experiment.
-        verb: verb of the command.
-        arguments: arguments of the verb by name, as JSON values.
-        by: name of the person or process that gives the command.
-
-    Returns:
-        The path of the file; its stem is the command's id.
-
-    Raises:
-        ConfigError: the arguments are not JSON values, or `by` is empty.
-        StoreError: the experiment's folder can't be written.
-    """
-    inbox = folder / FOLDER
-    name = uuid.uuid4().hex
-    if not by:
-        raise ConfigError(f"by={by!r}: say who gives the command, or leave it out")
-    command = {"id": name, "verb": verb, "arguments": dict(arguments), "by": by}
-    if _is_deep(command):
-        raise ConfigError(f"what {verb} was given is nested deeper than {MAX_DEPTH} levels: give less")
-    try:
-        text = json.dumps(command, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{verb} {dict(arguments)!r} cannot be written as JSON: {error}. Give numbers, texts, lists and "
-            "dictionaries"
-        ) from None
-    try:
-        inbox.mkdir(exist_ok=True)
-        aside = inbox / f".{name}.partial"
-        aside.write_bytes(text)
-        return aside.rename(inbox / f"{name}{_SUFFIX}")
-    except OSError as error:
-        raise StoreError(f"{inbox} cannot be written: {error}") from error
-
-
-def _is_deep(command: Any) -> bool:
-    """Return True if a command is nested more than MAX_DEPTH levels deep."""
-    level = [command]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for each in level
-            for child in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
-        ]
-    return bool(level)
-
-
 def make_private(folder: Path, *, exist_ok: bool = True) -> None:
     """Create an experiment's folder for this user only, as other users could lock its database."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=exist_ok)
-
-
-class Inbox:
-    """Inbox of commands for the owner of an experiment.
-
-    Args:
-        folder: folder of the experiment.
-        since: time in seconds since 1970 at which the owner took the lock; older commands were for an earlier
-            owner.
-        known: ids of commands in the history; these commands must not be carried out again.
-    """
-
-    def __init__(self, folder: Path, since: float, known: Iterable[str] = ()) -> None:
-        self._known = set(known)
-        self._folder = folder / FOLDER
-        self._next_look = since
-        self._changed = 0
-        for path in self._folder.glob(f"*{_SUFFIX}"):
-            # The command was withdrawn, or the entry is not a command.
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                if path.stat().st_mtime < since - _FRESH_S:
-                    path.unlink()
-
-    def look(self, now: float) -> list[ev.CommandGiven]:
-        """Return the new commands, oldest first; do nothing if the last look was less than EVERY_S ago."""
-        if now < self._next_look:
-            return []
-        self._next_look = now + EVERY_S
-        try:
-            changed = os.stat(self._folder).st_mtime_ns
-        except FileNotFoundError:
-            return []
-        if changed == self._changed:
-            return []
-        # A folder can change twice within one timestamp, so a recently changed folder is read again.
-        self._changed = changed if now - changed / 1e9 > EVERY_S else 0
-        return [ev.CommandGiven(now, *command) for command in self._take()]
-
-    def _take(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
-        try:
-            found = [(path.stat().st_mtime_ns, path) for path in self._folder.iterdir() if _is_command(path)]
-        except FileNotFoundError:  # the folder does not exist yet, or a command was just withdrawn
-            self._changed = 0
-            return
-        except OSError as error:
-            logger.warning("the commands in %s cannot be read: %s", self._folder, error)
-            return
-        for _, path in sorted(found):
-            try:
-                text = path.read_text(errors="replace")
-                path.unlink()
-            except FileNotFoundError:  # the command was withdrawn
-                continue
-            except OSError as error:  # The entry may be a folder, for example. Other commands are still read.
-                logger.warning("the command %s cannot be read: %s", path, error)
-                continue
-            try:
-                command = _command_in(text)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                logger.warning("%s is no command of trainkit's; it was removed", path)
-                continue
-            if command[-1] in self._known:
-                logger.warning("the command %s was carried out before; it was removed", path)
-                continue
-            self._known.add(command[-1])
-            yield command
-
-
-def _is_command(path: Path) -> bool:
-    return path.suffix == _SUFFIX
-
-
-def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:
-    """Return the command in a file's text: its sender, verb, arguments and id.
-
-    Raises:
-        Exception: the text is not a command.
-    """
-    read = json.loads(text)
-    if _is_deep(read):
-        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
-    # Lone surrogates can't be stored, so encoding them raises an error here.
-    json.dumps(read, ensure_ascii=False).encode()
-    command = str(read["by"]), str(read["verb"]), dict(read["arguments"]), str(read["id"])
-    if not command[0]:
-        raise ValueError("nobody has given it")
-    return command

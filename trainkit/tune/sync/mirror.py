@@ -24,8 +24,8 @@ from trainkit.tune.core.checks import already_there
 from trainkit.tune.core.configs import SyncConfig
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import Say, wait_saying
+from trainkit.tune.store.commands import FOLDER as COMMANDS
 from trainkit.tune.store.ownership import FILENAME as LOCK
-from trainkit.tune.store.ownership import FOLDER as COMMANDS
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME, open_database
 from trainkit.tune.sync.storage import Address, checkpoint_of

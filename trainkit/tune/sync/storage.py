@@ -30,7 +30,7 @@ from trainkit.tune import store
 from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import link_or_copy
 from trainkit.tune.core.configs import Syncer
-from trainkit.tune.store.ownership import FOLDER as COMMANDS
+from trainkit.tune.store.commands import FOLDER as COMMANDS
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME, open_database
 
