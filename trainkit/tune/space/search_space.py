@@ -9,17 +9,26 @@ The space has no random generator of its own: the caller passes one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import SpaceError, message_of
 from trainkit.tune.space.computed import compute
-from trainkit.tune.space.conditions import Condition, Names, Rule, rules, when_conditions
+from trainkit.tune.space.conditions import (
+    Condition,
+    Names,
+    Rule,
+    is_there,
+    look_up,
+    rules,
+    when_conditions,
+)
 from trainkit.tune.space.configurations import UNDRAWN, constants, count, grow
 from trainkit.tune.space.domains import Domain, Forbid, GridSearch, SampleFrom, Spelled, When, place_of, same
-from trainkit.tune.space.parameters import Grid, Parameter, listing, parameters, require_settled_axes
+from trainkit.tune.space.parameters import Parameter, listing, parameters, require_settled_axes
 from trainkit.tune.space.serialization import complete, is_mark_of
 from trainkit.tune.space.tree import (
     Branch,
@@ -28,6 +37,7 @@ from trainkit.tune.space.tree import (
     canonical,
     everything,
     holds_leaf,
+    in_config,
     is_own_container,
     meant_as_domain,
     options_of,
@@ -206,6 +216,41 @@ class _Collector:
                     f"a configuration gives {spell(path)}={value!r}, which fits no category of {leaf}"
                 ) from error
             self._values[path] = value  # the value is the user's own and not among the categories
+
+
+class Grid:
+    """Combinations of the values of all grid axes that have no given value.
+
+    Args:
+        axes: axes by path, in the order of the space; the last axis varies fastest.
+        given: given values, by path.
+        listed: the combinations; None: all combinations of all values.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[Path, GridSearch],
+        given: Mapping[Path, Any],
+        listed: Iterable[dict[Path, Any]] | None,
+    ) -> None:
+        self._open = {path: axis for path, axis in axes.items() if path not in given}
+        self._listed = None if listed is None else list(listed)
+        self.size = (
+            math.prod(len(axis.values) for axis in self._open.values())
+            if self._listed is None
+            else len(self._listed)
+        )
+        """Number of combinations; 1 without a grid."""
+
+    def combination(self, rank: int) -> dict[Path, Any]:
+        """Return the values of the axes in combination `rank`."""
+        if self._listed is not None:
+            return self._listed[rank]
+        chosen = {}
+        for path, axis in reversed(self._open.items()):
+            rank, place = divmod(rank, len(axis.values))
+            chosen[path] = axis.values[place]
+        return chosen
 
 
 __all__ = ["Parameter", "Path", "Space", "spell"]
@@ -508,3 +553,44 @@ class Space:
 
 def _depends(site: Site) -> bool:
     return bool(site.whens) or any(isinstance(part, Branch) for part in site.path)
+
+
+def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str, Any]:
+    """Return `config` without values whose conditions fail, and with newly required values drawn.
+
+    All other values stay, whether or not the space contains them.
+
+    Args:
+        config: explored configuration.
+        space: the space with the conditions; without conditions, nothing changes.
+        rng: random generator for the drawn values.
+    """
+    if not space.conditions:
+        return dict(config)
+
+    def choose(path: Path, leaf: Any) -> Any:
+        found = look_up(config, in_config(path))
+        if is_there(found):
+            return found
+        if isinstance(leaf, GridSearch):
+            return leaf.values[int(rng.integers(len(leaf.values)))]
+        return leaf.draw(rng)
+
+    grown = grow(space.tree, space.conditions, choose)
+    conditional = {in_config(path) for path in space.conditions}
+    merged = _merged(config, grown, conditional, ())
+    if space.computed:
+        compute(merged, rng)  # new branches may contain computed values, which are filled in here
+    return merged
+
+
+def _merged(
+    config: Mapping[str, Any], grown: Mapping[str, Any], conditional: set[Path], at: Path
+) -> dict[str, Any]:
+    merged = {}
+    for key, value in config.items():
+        if key in grown and isinstance(value, Mapping) and isinstance(grown[key], Mapping):
+            merged[key] = _merged(value, grown[key], conditional, (*at, key))
+        elif key in grown or (*at, key) not in conditional:
+            merged[key] = value
+    return merged | {key: value for key, value in grown.items() if key not in config}

@@ -14,12 +14,12 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.pbt.explore import (
     changes,
-    checked_mutations,
     completed,
     explored,
     explored_value,
     multiplied,
 )
+from trainkit.tune.schedulers.pbt.scheduler import checked_mutations
 from trainkit.tune.space.domains import Categorical, place_of
 from trainkit.tune.space.search_space import Space
 

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_number, setting
-from trainkit.tune.space.computed import compute, global_generators_seeded
-from trainkit.tune.space.conditions import is_there, look_up
-from trainkit.tune.space.configurations import grow
+from trainkit.tune.space.computed import global_generators_seeded
 from trainkit.tune.space.domains import (
     Categorical,
     Domain,
     Float,
-    Forbid,
     GridSearch,
     Integer,
     Normal,
@@ -31,12 +28,9 @@ from trainkit.tune.space.domains import (
     place_of,
     same,
 )
-from trainkit.tune.space.tree import Path, holds_leaf, in_config
 
 if TYPE_CHECKING:
     from numpy.random import Generator
-
-    from trainkit.tune.space.search_space import Space
 
 
 MutationPath = tuple[Any, ...]
@@ -45,58 +39,6 @@ MutationPath = tuple[Any, ...]
 ALIKE = 0.8
 """Similarity (difflib) from which a name counts as a misspelling of another name."""
 _DIGITS = re.compile(r"\d+")
-
-
-def checked_mutations(
-    mutations: Mapping[str, Any] | None, name: str = "hyperparam_mutations"
-) -> dict[str, Any]:
-    """Return a copy of `mutations` with tuples turned into lists.
-
-    Raises:
-        ConfigError: a mutation is empty or of an unsupported kind; the message names its key.
-    """
-    if mutations is None:
-        return {}
-    if not isinstance(mutations, Mapping):
-        raise ConfigError(
-            f"{name}={mutations!r}: give a dictionary such as {{'lr': tune.loguniform(1e-4, 1)}}"
-        )
-    return {key: _checked(value, f"{name}[{key!r}]") for key, value in mutations.items()}
-
-
-def _checked(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
-        if not value:
-            raise ConfigError(f"{name} is empty: name what to mutate in it, or leave it out")
-        if set(value) == {"grid_search"}:
-            raise ConfigError(f"{name} is a grid, which is no distribution: give a list to move in")
-        return checked_mutations(value, name)
-    options = value.categories if isinstance(value, Categorical) else value
-    if isinstance(options, (list, tuple)) and any(map(holds_leaf, options)):
-        raise ConfigError(
-            f"{name} holds options with domains of their own, which can't be explored as one: give plain "
-            "values, and mutate what depends on them by its own name"
-        )
-    if isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)):
-        raise ConfigError(
-            f"{name}={value!r} may be a range or two values: give tune.uniform{value!r} for a range, or the "
-            f"list {list(value)!r} for these two"
-        )
-    if isinstance(value, (list, tuple)):
-        if not value:
-            raise ConfigError(f"{name} is empty: give at least one value")
-        return list(value)
-    if isinstance(value, (GridSearch, SampleFrom, When, Forbid)):
-        raise ConfigError(
-            f"{name} is {value}, which is no distribution to explore by: give a domain such as "
-            "tune.uniform(0, 1), a list of values in order, or a function that draws one"
-        )
-    if isinstance(value, Domain) or callable(value):
-        return value
-    raise ConfigError(
-        f"{name}={value!r}: give a domain such as tune.uniform(0, 1), a list of values in order, a function "
-        "that draws one, or a dictionary of these"
-    )
 
 
 def name_of(path: MutationPath) -> str:
@@ -370,44 +312,3 @@ def customised(
         if not same(change["old"], change["new"]):
             operations[name] = "custom"
     return after
-
-
-def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str, Any]:
-    """Return `config` without values whose conditions fail, and with newly required values drawn.
-
-    All other values stay, whether or not the space contains them.
-
-    Args:
-        config: explored configuration.
-        space: the space with the conditions; without conditions, nothing changes.
-        rng: random generator for the drawn values.
-    """
-    if not space.conditions:
-        return dict(config)
-
-    def choose(path: Path, leaf: Any) -> Any:
-        found = look_up(config, in_config(path))
-        if is_there(found):
-            return found
-        if isinstance(leaf, GridSearch):
-            return leaf.values[int(rng.integers(len(leaf.values)))]
-        return leaf.draw(rng)
-
-    grown = grow(space.tree, space.conditions, choose)
-    conditional = {in_config(path) for path in space.conditions}
-    merged = _merged(config, grown, conditional, ())
-    if space.computed:
-        compute(merged, rng)  # new branches may contain computed values, which are filled in here
-    return merged
-
-
-def _merged(
-    config: Mapping[str, Any], grown: Mapping[str, Any], conditional: set[Path], at: Path
-) -> dict[str, Any]:
-    merged = {}
-    for key, value in config.items():
-        if key in grown and isinstance(value, Mapping) and isinstance(grown[key], Mapping):
-            merged[key] = _merged(value, grown[key], conditional, (*at, key))
-        elif key in grown or (*at, key) not in conditional:
-            merged[key] = value
-    return merged | {key: value for key, value in grown.items() if key not in config}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainkit.errors import TuneArgumentError
+from trainkit.errors import ConfigError, TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_number, require_number, require_one_of
 from trainkit.tune.core.metrics import lookup, without_objects
 from trainkit.tune.schedulers.base import (
@@ -28,19 +28,18 @@ from trainkit.tune.schedulers.base import (
 from trainkit.tune.schedulers.pbt.explore import (
     Operations,
     changes,
-    checked_mutations,
     completed,
     customised,
     explored,
-    fitted,
 )
 from trainkit.tune.schedulers.pbt.population import Barrier, Member, Population, Quantiles, quantiles
 from trainkit.tune.schedulers.pbt.replay import PopulationBasedTrainingReplay
+from trainkit.tune.space.domains import Categorical, Domain, Forbid, GridSearch, SampleFrom, When
+from trainkit.tune.space.search_space import Space, fitted
+from trainkit.tune.space.tree import holds_leaf
 
 if TYPE_CHECKING:
     from numpy.random import Generator
-
-    from trainkit.tune.space.search_space import Space
 
 __all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
 
@@ -414,3 +413,55 @@ def _exploit_words(reason: Facts) -> str:
         if change["old"] != change["new"]
     ]
     return found + (f"; {', '.join(steps)}" if steps else "")
+
+
+def checked_mutations(
+    mutations: Mapping[str, Any] | None, name: str = "hyperparam_mutations"
+) -> dict[str, Any]:
+    """Return a copy of `mutations` with tuples turned into lists.
+
+    Raises:
+        ConfigError: a mutation is empty or of an unsupported kind; the message names its key.
+    """
+    if mutations is None:
+        return {}
+    if not isinstance(mutations, Mapping):
+        raise ConfigError(
+            f"{name}={mutations!r}: give a dictionary such as {{'lr': tune.loguniform(1e-4, 1)}}"
+        )
+    return {key: _checked(value, f"{name}[{key!r}]") for key, value in mutations.items()}
+
+
+def _checked(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        if not value:
+            raise ConfigError(f"{name} is empty: name what to mutate in it, or leave it out")
+        if set(value) == {"grid_search"}:
+            raise ConfigError(f"{name} is a grid, which is no distribution: give a list to move in")
+        return checked_mutations(value, name)
+    options = value.categories if isinstance(value, Categorical) else value
+    if isinstance(options, (list, tuple)) and any(map(holds_leaf, options)):
+        raise ConfigError(
+            f"{name} holds options with domains of their own, which can't be explored as one: give plain "
+            "values, and mutate what depends on them by its own name"
+        )
+    if isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)):
+        raise ConfigError(
+            f"{name}={value!r} may be a range or two values: give tune.uniform{value!r} for a range, or the "
+            f"list {list(value)!r} for these two"
+        )
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ConfigError(f"{name} is empty: give at least one value")
+        return list(value)
+    if isinstance(value, (GridSearch, SampleFrom, When, Forbid)):
+        raise ConfigError(
+            f"{name} is {value}, which is no distribution to explore by: give a domain such as "
+            "tune.uniform(0, 1), a list of values in order, or a function that draws one"
+        )
+    if isinstance(value, Domain) or callable(value):
+        return value
+    raise ConfigError(
+        f"{name}={value!r}: give a domain such as tune.uniform(0, 1), a list of values in order, a function "
+        "that draws one, or a dictionary of these"
+    )
