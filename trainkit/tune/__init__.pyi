@@ -53,7 +53,7 @@ from trainkit.tune.space import randn as randn
 from trainkit.tune.space import sample_from as sample_from
 from trainkit.tune.space import uniform as uniform
 from trainkit.tune.space import when as when
-from trainkit.tune.space.serialization import import_class as import_class
+from trainkit.tune.space.classes import import_class as import_class
 from trainkit.tune.trial.context import TuneContext as TuneContext
 from trainkit.tune.trial.context import checkpoint_dir as checkpoint_dir
 from trainkit.tune.trial.context import get_checkpoint as get_checkpoint

@@ -8,7 +8,6 @@ from typing import Any
 from trainkit.errors import SpaceError
 from trainkit.tune.space.domains import (
     Categorical,
-    Domain,
     Float,
     Forbid,
     GridSearch,
@@ -19,35 +18,7 @@ from trainkit.tune.space.domains import (
     When,
     listed,
 )
-
-__all__ = [
-    "SPELLINGS",
-    "Categorical",
-    "Domain",
-    "Float",
-    "Forbid",
-    "GridSearch",
-    "Integer",
-    "Normal",
-    "SampleFrom",
-    "When",
-    "choice",
-    "forbid",
-    "grid_search",
-    "lograndint",
-    "loguniform",
-    "qlograndint",
-    "qloguniform",
-    "qrandint",
-    "qrandn",
-    "quniform",
-    "randint",
-    "randn",
-    "sample_from",
-    "uniform",
-    "when",
-]
-
+from trainkit.tune.space.domains import Domain as Domain
 
 # --- real numbers ---------------------------------------------------------------------------------
 

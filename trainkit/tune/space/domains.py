@@ -8,7 +8,7 @@ import math
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -104,9 +104,6 @@ class SampleFrom:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise SpaceError(f"sample_from({self.function!r}): give a function of the spec")
-        object.__setattr__(self, "_takes_one", _takes_one(self.function))
-
-    _takes_one: bool = field(init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"sample_from({name_of(self.function)})"
@@ -114,6 +111,16 @@ class SampleFrom:
     def compute(self, spec: Any) -> Any:
         """Call the function, with `spec` if the function takes an argument."""
         return self.function(spec) if self._takes_one else self.function()
+
+    @cached_property
+    def _takes_one(self) -> bool:
+        try:
+            inspect.signature(self.function).bind(None)
+        except TypeError:
+            return False
+        except ValueError:  # the function is a builtin without a signature
+            return True
+        return True
 
 
 @dataclass(frozen=True)
@@ -157,16 +164,6 @@ class Forbid(Spelled):
     @property
     def spelling(self) -> tuple[str, list[Any]]:
         return "forbid", list(self.clauses)
-
-
-def _takes_one(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # the function is a builtin without a signature
-        return True
-    return True
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""The parameters of a space in order, and the combinations of its grid."""
+"""The parameters of a space in order, and the allowed combinations of its axes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,41 +81,6 @@ def parameters(
             path=site.path,
         )
     return found
-
-
-class Grid:
-    """Combinations of the values of all grid axes that have no given value.
-
-    Args:
-        axes: axes by path, in the order of the space; the last axis varies fastest.
-        given: given values, by path.
-        listed: the combinations; None: all combinations of all values.
-    """
-
-    def __init__(
-        self,
-        axes: Mapping[Path, GridSearch],
-        given: Mapping[Path, Any],
-        listed: Iterable[dict[Path, Any]] | None,
-    ) -> None:
-        self._open = {path: axis for path, axis in axes.items() if path not in given}
-        self._listed = None if listed is None else list(listed)
-        self.size = (
-            math.prod(len(axis.values) for axis in self._open.values())
-            if self._listed is None
-            else len(self._listed)
-        )
-        """Number of combinations; 1 without a grid."""
-
-    def combination(self, rank: int) -> dict[Path, Any]:
-        """Return the values of the axes in combination `rank`."""
-        if self._listed is not None:
-            return self._listed[rank]
-        chosen = {}
-        for path, axis in reversed(self._open.items()):
-            rank, place = divmod(rank, len(axis.values))
-            chosen[path] = axis.values[place]
-        return chosen
 
 
 def listing(

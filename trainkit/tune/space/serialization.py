@@ -1,111 +1,20 @@
-"""Conversion of configurations, search spaces and classes to text for the store, and back."""
+"""Conversion of configurations and search spaces to text for the store, and back."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import json
 import math
-import pkgutil
 import re
-import sys
-from collections.abc import Iterable, Mapping
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
-from trainkit.errors import ConfigError, SpaceError
+from trainkit.errors import SpaceError
 from trainkit.registry import Registry
 from trainkit.tune.core.checks import NOT_KEPT
 from trainkit.tune.core.metrics import FLOAT_OF, PLAIN_TYPES, TEXT_OF, as_scalar, parsed, shortened_repr
 from trainkit.tune.space import SPELLINGS
 from trainkit.tune.space.domains import Spelled
 from trainkit.tune.space.tree import is_own_container
-
-
-def import_class(name: str) -> Any:
-    """Return the class, or other callable, with a name such as "torch.optim.Adam".
-
-    Values of a space are best plain text, which is readable in tables and which every searcher accepts.
-
-        param_space={"optimizer": tune.choice(["torch.optim.Adam", "torch.optim.SGD"]), "lr": 0.1}
-        ...
-        optimizer = tune.import_class(config["optimizer"])(model.parameters(), lr=config["lr"])
-
-    Args:
-        name: names of the module and the class; for a nested class, with the outer classes between them. A
-            name without a dot is looked up in `__main__`. In a trial's process `__main__` contains only what
-            the trainable mentions.
-
-    Raises:
-        ConfigError: the name does not exist; the message lists the most similar names.
-        ImportError: the module itself fails to import something.
-    """
-    parts = name.split(".") if isinstance(name, str) else []
-    if not parts or not all(part.isidentifier() for part in parts):
-        raise ConfigError(f"import_class({name!r}): give a name such as 'torch.optim.Adam'")
-    found = _from_main(name, sys._getframe(1).f_globals) if len(parts) == 1 else _from_module(name, parts)
-    if isinstance(found, ModuleType) or not callable(found):
-        kind = "a module" if isinstance(found, ModuleType) else f"of type {type(found).__name__}"
-        raise ConfigError(f"import_class({name!r}): this is {kind}, not a class")
-    return found
-
-
-def _from_main(name: str, caller: Mapping[str, Any]) -> Any:
-    # In a worker, `__main__` is a different program, and a script's functions have their own globals, so both
-    # are searched.
-    scopes = [vars(sys.modules["__main__"])]
-    if caller.get("__name__") == "__main__":
-        scopes.append(dict(caller))
-    for scope in scopes:
-        if name in scope:
-            return scope[name]
-    near = _nearest(name, (each for scope in scopes for each in scope))
-    raise ConfigError(
-        f"import_class({name!r}): __main__ has no {name!r} in this process{near}. Give the module too, as in "
-        "'package.module.Class'; a trial has of a script only what its trainable mentions by name"
-    )
-
-
-def _from_module(name: str, parts: list[str]) -> Any:
-    found: Any = _module(parts[0])
-    if found is None:
-        near = _nearest(parts[0], {each.partition(".")[0] for each in sys.modules})
-        raise ConfigError(f"import_class({name!r}): there is no module {parts[0]!r}{near}; is it installed?")
-    for place, part in enumerate(parts[1:], 1):
-        inside = ".".join(parts[:place])
-        outer = found
-        found = getattr(outer, part, None)
-        if found is None and isinstance(outer, ModuleType):
-            found = _module(f"{inside}.{part}")
-        if found is None:
-            raise ConfigError(
-                f"import_class({name!r}): {inside} has no {part!r}{_nearest(part, _names(outer))}"
-            )
-    return found
-
-
-def _module(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # Only a missing module or package is expected here. A missing dependency of the module must be
-        # reported.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        return None
-
-
-def _names(found: Any) -> Iterable[str]:
-    yield from dir(found)
-    if isinstance(found, ModuleType) and hasattr(found, "__path__"):
-        yield from (each.name for each in pkgutil.iter_modules(found.__path__))
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    by_lower = {each.lower(): each for each in names if not each.startswith("_")}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=3)
-    return f"; there is {', '.join(by_lower[each] for each in near)}" if near else ""
-
 
 # The encoder is shared, because creating an encoder is slow.
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
