@@ -88,7 +88,7 @@ class Experiment:
     ) -> None:
         self.folder = Path(folder).expanduser().absolute()
         if by == "":
-            raise ConfigError("by='': say who steers, or leave it out")
+            raise ConfigError("by must be a name or None, not ''")
         self.by = asker() if by is None else by
         self.timeout_s = timeout_s
         LogReader(self.folder).close()
@@ -247,7 +247,7 @@ class Experiment:
             owner = owner_of(self.folder)
             if owner is None:
                 raise TuneError(
-                    f"nobody runs the experiment in {self.folder}, so there is nothing to {verb}; "
+                    f"no process runs the experiment in {self.folder}, so there is nothing to {verb}; "
                     f"{how_to_resume(self.folder)}"
                 )
             since = reader.last_event()
@@ -279,18 +279,16 @@ class Experiment:
                     return answer
             if lost:
                 raise TuneError(
-                    f"the process {owner or 'unknown'} that ran {self.folder} has ended before it took "
-                    f"this up: {how_to_resume(self.folder)}, and ask again"
+                    f"the process {owner or 'unknown'} that ran {self.folder} has ended before it handled "
+                    f"the command: {how_to_resume(self.folder)}, and send the command again"
                 )
             if overdue:
                 if owner_of(self.folder) != owner and not withdrawn:
                     raise TuneError(
-                        f"the process {owner or 'unknown'} that ran {self.folder} has ended since: unless "
-                        "`commands()` has the answer, the command was lost, so ask again"
+                        f"the process {owner or 'unknown'} that ran {self.folder} has ended: unless "
+                        "`commands()` shows the answer, the command was lost, so send it again"
                     )
-                end = (
-                    "it has not taken it up, and won't" if withdrawn else "`commands()` will have its answer"
-                )
+                end = "the command was withdrawn" if withdrawn else "`commands()` will show the answer"
                 raise TuneError(
                     f"the process {owner or 'unknown'} that runs {self.folder} has not answered within "
                     f"{self.timeout_s:g} s: {end}"

@@ -22,7 +22,7 @@ def checked_names(request: Mapping[str, float] | None, *, what: str = "resource 
     if request is None:
         return {}
     if not isinstance(request, Mapping) or not all(isinstance(name, str) for name in request):
-        raise ArgumentTypeError(f"{what}: {request!r}; give amounts by name, such as {{'CPU': 1}}")
+        raise ArgumentTypeError(f"{what} must be amounts by name, such as {{'CPU': 1}}, not {request!r}")
     return request
 
 
@@ -35,16 +35,18 @@ def normalize(request: Mapping[str, float], *, what: str = "resource request") -
     amounts: dict[str, float] = {}
     for name, amount in checked_names(request, what=what).items():
         if isinstance(amount, bool) or not isinstance(amount, (int, float)):
-            raise ArgumentTypeError(f"{what}: {name}={amount!r}; give an amount such as 1 or 0.5")
+            raise ArgumentTypeError(f"{what}: {name} must be a number such as 1 or 0.5, not {amount!r}")
         if not math.isfinite(amount):
-            raise ConfigError(f"{what}: {name}={amount!r} is not a number; give an amount such as 1 or 0.5")
+            raise ConfigError(f"{what}: {name} must be a finite number such as 1 or 0.5, not {amount!r}")
         if amount < 0:
             raise ConfigError(f"{what}: {name}={amount} is negative; give 0 or more")
         key = _CANONICAL.get(name.lower(), name)
         if key in amounts:
             raise ConfigError(f"{what}: {key} is given twice, as {sorted(request)}")
         if key == "GPU" and amount > 1 and amount != int(amount):
-            raise ConfigError(f"{what}: GPU={amount}; ask for whole GPUs, or for a fraction of one")
+            raise ConfigError(
+                f"{what}: GPU must be a number of whole GPUs, or a fraction of one GPU, not {amount}"
+            )
         if round(amount * QUANTUM) > 0:
             amounts[key] = amount
     return amounts

@@ -113,4 +113,4 @@ def test_every_row_is_a_command_and_says_its_further_names() -> None:
 
 def test_a_command_that_is_nearly_right_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashbord"]) == 1
-    assert capsys.readouterr().err == "trainkit: 'dashbord' is no command. Did you mean 'dashboard'?\n"
+    assert capsys.readouterr().err == "trainkit: 'dashbord' is not a command. Did you mean 'dashboard'?\n"

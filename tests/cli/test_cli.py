@@ -175,7 +175,7 @@ def test_stop_cleans_up_behind_a_killed_node(programs: Programs) -> None:
     assert eventually(lambda: not process.exists(session["node_pid"]))
     assert process.exists(orphan)
     assert programs.command("status") == "no session is running\n"
-    assert "whose node was gone, cleaned up" in programs.command("stop", "--all", "--yes")
+    assert "whose node had died, was cleaned up" in programs.command("stop", "--all", "--yes")
     assert ended([orphan])
     assert programs.nothing_is_left()
 

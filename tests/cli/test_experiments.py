@@ -79,8 +79,8 @@ def test_ls_shows_the_experiments_of_a_folder(command, root, monkeypatch, tmp_pa
         assert ageless(command(alias, str(root))) == ageless(told)
     monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(root))
     assert ageless(command("ls")) == ageless(told)
-    assert "no experiment is in" in command("ls", str(tmp_path))
-    assert "is no folder" in (told := command("ls", "nowhere", code=1)) and "Did you mean" not in told
+    assert "contains no experiment" in command("ls", str(tmp_path))
+    assert "is not a folder" in (told := command("ls", "nowhere", code=1)) and "Did you mean" not in told
     (root / "broken").mkdir()
     (root / "broken" / "experiment.sqlite").write_text("no")
     told = command("ls", code=1)
@@ -126,12 +126,12 @@ def test_show_sorts_filters_and_writes(command, tmp_path):
     assert "there is no column 'lost'" in command("show", "e", "--sort", "lost", code=1)
     assert "Did you mean 'loss'?" in command("show", "e", "--columns", "trial_id,los", code=1)
     for unfinished in ("loss", "loss < ", "loss <=", "loss>="):
-        assert "give a column" in command("show", "e", "--filter", unfinished, code=1)
+        assert "--filter must be a column" in command("show", "e", "--filter", unfinished, code=1)
     assert "0 of them are shown" in command("show", "e", "--filter", "loss > 9")
     assert "are shown" not in command("show", "e")
-    assert "give csv or json" in command("show", "e", "-o", "a.txt", code=1)
+    assert "must be csv, json, or a file" in command("show", "e", "-o", "a.txt", code=1)
     assert "cannot be written" in command("show", "e", "-o", str(tmp_path / "none" / "a.csv"), code=1)
-    assert "is no experiment" in command("show", "nothing", code=1)
+    assert "is not an experiment" in command("show", "nothing", code=1)
 
 
 def test_a_column_to_filter_by_may_have_spaces():
@@ -163,7 +163,7 @@ def test_what_the_output_cannot_hold_is_spelled_out(root, tmp_path):
 def test_a_number_of_lines_is_none_or_more(command, words, capsys):
     with pytest.raises(SystemExit, match="2"):
         command(*words)
-    assert "give a whole number, 0 or more" in capsys.readouterr().err
+    assert "must be a whole number, 0 or more" in capsys.readouterr().err
 
 
 def test_what_is_missing_comes_last_however_it_is_sorted():
@@ -184,7 +184,7 @@ def test_tail_shows_the_last_reports(command):
     (last,) = command("tail", "e", "-n", "1", "--no-follow").splitlines()
     assert re.fullmatch(r"\w+_00003  3  loss=1.33333 step=3", last)
     assert "log_to_file" in command("tail", "e", "0", "--printed", code=1)
-    assert "name it" in command("tail", "e", "--printed", code=1)
+    assert "needs a trial" in command("tail", "e", "--printed", code=1)
 
 
 def test_tail_follows_what_a_trial_has_printed(command, root):
@@ -215,18 +215,18 @@ def test_why_tells_what_was_decided(command):
     told = command("why", "e", "2")
     assert ": stopped: stopped by RunConfig(stop=function)" in told
     assert "configuration: x=3" in told
-    assert "attempt 0: from 20" in told
+    assert "attempt 0: started 20" in told
     assert "report 2: STOP, stopped by RunConfig(stop=function)" in told
     told = command("why", "e", "1")
     assert ": failed: ValueError: two is too much" in told
     assert "in trainable" in told
     told = command("why", "e")
     assert "ended: all trials have ended" in told and "began" in told
-    assert "means 4 trials" in command("why", "e", "trainable", code=1)
+    assert "matches 4 trials" in command("why", "e", "trainable", code=1)
     assert "no trial has an id" in command("why", "e", "no-id", code=1)
     told = command("why", "anything", code=1)
-    assert "'anything' is no experiment: no " in told and "/anything or in /" in told
-    assert "nothing in your" in told and "`trainkit why EXPERIMENT TRIAL`" in told
+    assert "'anything' is not an experiment: " in told and "/anything nor in /" in told
+    assert "Nothing in your" in told and "`trainkit why EXPERIMENT TRIAL`" in told
 
 
 @pytest.mark.parametrize("verb", ["ls", "show", "tail", "why", "pause", "clean"])
@@ -239,7 +239,7 @@ def test_a_name_that_is_nearly_right_is_told_the_right_one(command, root, tmp_pa
 
 
 def test_stop_refuses_what_nobody_runs(command):
-    assert "nobody runs the experiment" in command("stop", "e", "1", "--yes", code=1)
+    assert "no process runs the experiment" in command("stop", "e", "1", "--yes", code=1)
     told = command("stop", "e", "--force", code=1)
     assert "--force end sessions: leave them out to stop an experiment" in told
 

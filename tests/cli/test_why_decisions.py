@@ -130,8 +130,8 @@ def test_why_tells_an_exchange_once_and_in_words(tmp_path, capsys):
     }
     assert main(["why", str(tmp_path / "e"), exchange.trial_id]) == 0
     told = capsys.readouterr().out
-    assert f"rearranged: goes on from {exchange.donor} after 1 report\n" in told
-    assert "on, 1 report\n" in told or "on, 1 report," in told
+    assert f"rearranged: continues from {exchange.donor} after 1 report\n" in told
+    assert ", 1 report\n" in told or ", 1 report," in told
     assert "1 reports" not in told and "{" not in told
     assert told.count(f"takes over {exchange.donor}") == 1
     assert "; x 1 -> " in told and "kind" not in told.partition("takes over")[2].partition("\n")[0]

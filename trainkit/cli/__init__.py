@@ -33,18 +33,18 @@ COMMANDS = Registry(
 """Commands by name; other packages add commands by entry points."""
 
 HELP = {
-    "add": "have a running experiment try a configuration next",
+    "add": "make a running experiment try a configuration next",
     "clean": "remove the checkpoints of trials that have ended",
-    "first": "have a trial that waits run before the others",
-    "ls": "the experiments in a folder",
-    "pause": "hold a trial of a running experiment, or all of it, until it is resumed",
-    "resume": "let what was paused go on",
-    "set": "change how many trials a running experiment makes, how many at once, and for how long",
-    "show": "an experiment's trials",
-    "status": "what runs in your sessions, what it holds, and what waits",
-    "stop": "stop a trial or an experiment; or end sessions with all that runs in them, which it asks about",
-    "tail": "what trials report, as it comes",
-    "why": "why a trial was stopped, or something waits, or how it ended",
+    "first": "run a waiting trial before the others",
+    "ls": "list the experiments in a folder",
+    "pause": "pause a running experiment, or one of its trials, until it is resumed",
+    "resume": "resume a paused experiment or trial",
+    "set": "change a running experiment's number of trials, trials at once, and time budget",
+    "show": "show an experiment's trials",
+    "status": "show what runs and waits in your sessions, and the resources in use",
+    "stop": "stop a trial or an experiment; or end whole sessions, after a confirmation",
+    "tail": "print the reports of trials as they arrive",
+    "why": "explain why a trial was stopped, why something waits, or how it ended",
 } | {name: entry.help for name, entry in added(COMMANDS.group).items()}
 """Help lines of trainkit's own commands, so that the list of commands needs no imports."""
 ALIASES = {"ls": ("list-experiments", "lsx"), "show": ("list-trials",)}

@@ -25,9 +25,11 @@ class Clean(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser)
         parser.add_argument(
-            "--keep-best", action="store_true", help="keep those of the trial with the best last report"
+            "--keep-best",
+            action="store_true",
+            help="keep the checkpoints of the trial with the best last report",
         )
-        parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+        parser.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
 
     def run(self, arguments: argparse.Namespace) -> int:
         return clean(arguments.experiment, keep_best=arguments.keep_best, yes=arguments.yes)
@@ -53,8 +55,8 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
         if keep_best:
             if overview.best is None:
                 raise ConfigError(
-                    f"which trial of {folder} is best is not known: it has no metric, no trial reported it, "
-                    "or all of them have failed"
+                    f"{folder} has no best trial: it has no metric, no trial reported the metric, or all "
+                    "trials have failed"
                 )
             kept = overview.best[0]
         doomed = [
@@ -67,7 +69,7 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
             return 0
         count = sum(len(trial.checkpoints) for trial in doomed)
         size = sum(_bytes(folder, trial) for trial in doomed)
-        besides = f"; those of {kept}, the best, stay" if kept else ""
+        besides = f" (not those of {kept}, the best trial)" if kept else ""
         what = f"{count} checkpoints of {len(doomed)} trials, {describe_bytes(size)}, in {folder}{besides}"
         if not yes and not confirmed(f"Remove {what}? [y/N] "):
             sys.stdout.write("nothing was removed\n")

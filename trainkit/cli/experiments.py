@@ -14,12 +14,12 @@ from trainkit.tune.results.overview import experiments_in
 from trainkit.tune.store.reader import ExperimentReader
 from trainkit.tune.store.schema import FILENAME
 
-TRIAL = "its id, name or number, or how they begin"
+TRIAL = "its id, name or number, or the beginning of one"
 
 
 def add_experiment(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
     """Declare the argument `experiment`."""
-    help = "path of its folder, or its name where experiments are written"
+    help = "path of the experiment's folder, or its name where experiments are written"
     parser.add_argument("experiment", metavar="EXPERIMENT", nargs=nargs, help=help)
 
 
@@ -31,7 +31,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def whole_number(text: str) -> int:
     """Return the whole number in `text`, for argparse, which prints the error."""
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 or more")
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text!r}")
     return int(text)
 
 
@@ -54,7 +54,7 @@ def experiment_folder(word: str) -> Path:
     folder = _folder(word)
     if folder is None:
         near = near_experiment(word)
-        also = f".{near}" if near else "; `trainkit ls DIR` shows which there are in DIR"
+        also = f".{near}" if near else "; `trainkit ls DIR` lists the experiments in DIR"
         raise ConfigError(f"{not_found(word)}{also}")
     return folder
 
@@ -62,7 +62,7 @@ def experiment_folder(word: str) -> Path:
 def not_found(word: str) -> str:
     """Return the message that the experiment `word` does not exist, with the folders that were searched."""
     here, there = _places(word)
-    return f"{word!r} is no experiment: no {FILENAME} is in {here} or in {there}"
+    return f"{word!r} is not an experiment: {FILENAME} is neither in {here} nor in {there}"
 
 
 def near_experiment(word: str) -> str:
@@ -108,8 +108,8 @@ def find_trial(trials: Sequence[Trial], word: str) -> Trial:
             return found[0]
         if found:
             few = ", ".join(trial.trial_id for trial in found[:5])
-            raise ConfigError(f"{word!r} means {len(found)} trials: {few}{', ...' if len(found) > 5 else ''}")
+            raise ConfigError(
+                f"{word!r} matches {len(found)} trials: {few}{', ...' if len(found) > 5 else ''}"
+            )
     there = f"{trials[0].trial_id} to {trials[-1].trial_id}" if trials else "none yet"
-    raise ConfigError(
-        f"no trial has an id, name or number {word!r}, or one that starts so; there are {there}"
-    )
+    raise ConfigError(f"no trial has an id, name or number that starts with {word!r}; trials: {there}")

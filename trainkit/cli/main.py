@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = COMMANDS.find(words[0]) if words and not words[0].startswith("-") else None
         if named is None:
             if words and not words[0].startswith("-") and (hint := did_you_mean(words[0], COMMANDS.names())):
-                raise ConfigError(f"{words[0]!r} is no command.{hint}")
+                raise ConfigError(f"{words[0]!r} is not a command.{hint}")
             parser = _overview()
             parser.parse_args([word for word in words if word != "help"])
             parser.print_help()
@@ -47,7 +47,7 @@ def _overview() -> argparse.ArgumentParser:
     """Return the parser of `--help`, `--version` and unknown commands; imports other packages' commands."""
     parser = argparse.ArgumentParser(
         prog="trainkit",
-        description="Look at your experiments and your sessions on this machine, and end them.",
+        description="Show and control your experiments and your sessions on this machine.",
     )
     # This is the version of the package that contains this module.
     version = sys.modules["trainkit"].__version__

@@ -32,8 +32,8 @@ def find_session(found: Sequence[Session], prefix: str) -> Session:
     if len(matching) != 1:
         there = ", ".join(f"{session.id} ({session.program})" for session in found) or "none"
         raise ConfigError(
-            f"{'several sessions' if matching else 'no session'} of yours in {boot.home()} with an "
-            f"id that starts with {prefix!r}; there are: {there}"
+            f"{'several sessions have' if matching else 'no session has'} an id that starts with {prefix!r}; "
+            f"your sessions in {boot.home()} are: {there}"
         )
     return matching[0]
 
@@ -44,7 +44,7 @@ class Status(Command):
     help = HELP["status"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--json", action="store_true", help="as one JSON document, for other programs")
+        parser.add_argument("--json", action="store_true", help="print one JSON document, for other programs")
 
     def run(self, arguments: argparse.Namespace) -> int:
         states = [state_of(session) for session in sessions()]

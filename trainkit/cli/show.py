@@ -54,7 +54,7 @@ class ListExperiments(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "folder", metavar="DIR", nargs="?", help="without it, where experiments are written"
+            "folder", metavar="DIR", nargs="?", help="default: the folder where experiments are written"
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ class ListExperiments(Command):
         root = folder_of_experiments(arguments.folder)
         if not root.is_dir():
             near = "" if arguments.folder is None else near_experiment(arguments.folder)
-            raise ConfigError(f"{root} is no folder{near and f'.{near}'}")
+            raise ConfigError(f"{root} is not a folder{near and f'.{near}'}")
         return list_experiments(root)
 
 
@@ -75,20 +75,22 @@ class Show(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser)
-        parser.add_argument("--sort", metavar="COLUMNS", help="separated by commas")
-        parser.add_argument("--desc", dest="descending", action="store_true", help="the largest first")
+        parser.add_argument("--sort", metavar="COLUMNS", help="columns to sort by, separated by commas")
+        parser.add_argument("--desc", dest="descending", action="store_true", help="sort in descending order")
         parser.add_argument(
             "--filter",
             dest="condition",
             metavar="CONDITION",
-            help="such as 'loss < 0.5' or 'state == failed'",
+            help="condition of the shown rows, such as 'loss < 0.5' or 'state == failed'",
         )
         parser.add_argument(
-            "--columns", metavar="COLUMNS", help="separated by commas, such as trial_id,config/lr"
+            "--columns",
+            metavar="COLUMNS",
+            help="columns to show, separated by commas, such as trial_id,config/lr",
         )
-        parser.add_argument("--limit", metavar="ROWS", type=whole_number, help="at most so many")
+        parser.add_argument("--limit", metavar="ROWS", type=whole_number, help="maximum number of rows")
         parser.add_argument(
-            "--output", "-o", metavar="FORM", help="csv or json, or a file whose name ends so"
+            "--output", "-o", metavar="FORM", help="csv or json, or the name of a .csv or .json file"
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -109,7 +111,7 @@ def list_experiments(root: Path) -> int:
         age = duration(max(0.0, now - seen.created))
         rows.append([path.name, seen.state, seen.counts, seen.best_words, age])
     columns = ["experiment", "state", "trials", "best by last report", "age"]
-    wide_console().print(Table(columns, rows, [] if found else [f"no experiment is in {root}"]))
+    wide_console().print(Table(columns, rows, [] if found else [f"{root} contains no experiment"]))
     sys.stderr.write("".join(f"trainkit: {problem}\n" for problem in problems))
     return 1 if problems else 0
 
@@ -148,7 +150,7 @@ def show(word: str, options: TableOptions) -> int:
         return 0
     kind = options.output.rpartition(".")[2]
     if kind not in ("csv", "json"):
-        raise ConfigError(f"--output {options.output}: give csv or json, or a file whose name ends so")
+        raise ConfigError(f"--output must be csv, json, or a file with that ending, not {options.output}")
     text = as_csv(rows, columns) if kind == "csv" else as_json(rows, columns)
     if options.output == kind:
         sys.stdout.write(text)
@@ -214,14 +216,16 @@ def _default_columns(known: Sequence[str], metric: str | None) -> list[str]:
 def _names(text: str | None, known: Sequence[str]) -> list[str]:
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in sorted({*names}.difference(known)) if known else ():
-        raise ConfigError(f"there is no column {name!r}: give {', '.join(known)}.{did_you_mean(name, known)}")
+        raise ConfigError(
+            f"there is no column {name!r}; the columns are {', '.join(known)}.{did_you_mean(name, known)}"
+        )
     return names
 
 
 def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
     parts = re.fullmatch(r"\s*(.+?)\s*(<=|>=|==|!=|<(?!=)|>(?!=))\s*(\S.*?)\s*", text)
     if parts is None:
-        raise ConfigError(f"--filter {text!r}: give a column, one of < <= == != >= >, and a value")
+        raise ConfigError(f"--filter must be a column, one of < <= == != >= >, and a value, not {text!r}")
     name, sign, wanted = parts[1], parts[2], parts[3].strip("'\"")
     _names(name, known)
     try:

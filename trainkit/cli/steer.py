@@ -79,7 +79,7 @@ class Add(Steer):
             "values",
             metavar="NAME=VALUE",
             nargs="+",
-            help="a hyperparameter, such as lr=0.1 or net/width=8: JSON or a text; or one JSON object",
+            help="hyperparameters, such as lr=0.1 or net/width=8, as JSON or text; or one JSON object",
         )
 
     def tell(self, experiment: Experiment, arguments: argparse.Namespace) -> Answer:
@@ -96,12 +96,12 @@ def configuration(words: Sequence[str]) -> dict[str, Any]:
         try:
             return dict(json.loads(words[0]))
         except ValueError as error:
-            raise ConfigError(f"{words[0]} is no JSON object: {error}") from None
+            raise ConfigError(f"{words[0]} is not a JSON object: {error}") from None
     found = {}
     for word in words:
         name, sign, text = word.partition("=")
         if not name or not sign:
-            raise ConfigError(f"{word!r}: give NAME=VALUE, such as lr=0.1")
+            raise ConfigError(f"{word!r} must have the form NAME=VALUE, such as lr=0.1")
         try:
             found[name] = json.loads(text)
         except ValueError:
@@ -115,15 +115,20 @@ class Set(Steer):
     help = HELP["set"]
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--num-samples", type=int, metavar="N", help="samples in all; -1: without end")
+        parser.add_argument(
+            "--num-samples", type=int, metavar="N", help="total number of samples; -1: unlimited"
+        )
         parser.add_argument(
             "--time-budget-s",
             type=float,
             metavar="S",
-            help="seconds from this run's beginning; -1: no budget",
+            help="seconds since the start of this run; -1: unlimited",
         )
         parser.add_argument(
-            "--max-concurrent-trials", type=int, metavar="N", help="trials at once; 0: as many as fit"
+            "--max-concurrent-trials",
+            type=int,
+            metavar="N",
+            help="number of trials at once; 0: as many as fit",
         )
 
     def tell(self, experiment: Experiment, arguments: argparse.Namespace) -> Answer:

@@ -46,18 +46,22 @@ class Stop(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser, nargs="?")
         parser.add_argument("trial", metavar="TRIAL", nargs="?", help=f"only this trial: {TRIAL}")
-        parser.add_argument("--session", metavar="ID", help="end the session whose id begins so")
+        parser.add_argument("--session", metavar="ID", help="end the session whose id begins with ID")
         parser.add_argument("--all", action="store_true", help="end all of your sessions")
-        parser.add_argument("--yes", "-y", action="store_true", help="do not ask before all sessions end")
+        parser.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
         parser.add_argument(
-            "--force", action="store_true", help="kill sessions without asking experiments and nodes first"
+            "--force",
+            action="store_true",
+            help="kill sessions at once, without asking experiments and nodes to end",
         )
         add_json(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         named = arguments.all or arguments.session is not None or arguments.experiment is not None
         if arguments.json and arguments.experiment is None:
-            raise ConfigError("--json prints the answer of an experiment: name one, or leave --json out")
+            raise ConfigError(
+                "--json prints the answer of an experiment: name an experiment, or leave --json out"
+            )
         if arguments.yes and not named:
             raise ConfigError(
                 "--yes alone does not say what to end: type `trainkit stop --all --yes` to end all of your "
@@ -105,9 +109,11 @@ def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, cloc
             sys.stdout.write(f"{done}\n")
             return 0
         if not running:
-            raise TuneError(f"the process that ran {folder} has ended before it was done: {answer.outcome}")
+            raise TuneError(
+                f"the process that ran {folder} has ended before it completed the request: {answer.outcome}"
+            )
         clock.sleep(_EVERY_S)
-    raise TuneError(f"the process that runs {folder} has not done it within {PATIENCE_S:g} s")
+    raise TuneError(f"the process that runs {folder} has not completed the request within {PATIENCE_S:g} s")
 
 
 def _outcome(folder: Path, trial_id: str) -> str:
@@ -135,7 +141,7 @@ def end_of(folder: Path) -> str:
     if last is None or last.kind != "ended":
         return ""
     return (
-        f"{folder} has ended: {last.detail}; go on with it by "
+        f"{folder} has ended: {last.detail}; resume it with "
         f"tune.Tuner.restore({str(folder)!r}, trainable).fit()"
     )
 
@@ -159,8 +165,8 @@ def stop_all(*, force: bool, yes: bool) -> int:
         if not sys.stdin.isatty():
             raise ConfigError(
                 f"this would end all of your sessions, with all that runs in them:\n{listed}"
-                "Type `trainkit stop --all --yes` for that, `trainkit stop --session ID` to end one of them, "
-                "or `trainkit stop EXPERIMENT` to stop an experiment"
+                "Type `trainkit stop --all --yes` to confirm, `trainkit stop --session ID` to end one of "
+                "them, or `trainkit stop EXPERIMENT` to stop an experiment"
             )
         count = len(found) + len(abandoned)
         question = f"{listed}End {'this session' if count == 1 else f'these {count} sessions'}? [y/N] "
@@ -170,17 +176,17 @@ def stop_all(*, force: bool, yes: bool) -> int:
     _end_all(found, force=force)
     for session in abandoned:
         count = end_leftovers(session.folder)
-        _say(f"session {session.id}, whose node was gone, cleaned up: {count} processes killed")
+        _say(f"session {session.id}, whose node had died, was cleaned up: {count} processes killed")
     return 0
 
 
 def _words(session: Session) -> str:
     """Return a line that describes a session to the user."""
     if not session.alive:
-        return f"session {session.id}: its node is gone, and processes of it are left"
+        return f"session {session.id}: its node has died, and some of its processes still run"
     program = process.command_line(session.driver).replace(b"\0", b" ").decode(errors="replace").strip()
     driver = "its program has ended" if session.driver_gone else f"pid {session.driver}, {program[:100]}"
-    tunes = "".join(f", tunes in {folder}" for folder in _experiments(session))
+    tunes = "".join(f", runs the experiment {folder}" for folder in _experiments(session))
     return f"session {session.id}: {driver}{tunes}"
 
 
@@ -208,7 +214,7 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
     patience_ends = SYSTEM.monotonic() + PATIENCE_S
     for folder, wish in asked:
         if not wait_for_end(folder, patience_ends):
-            sys.stderr.write(f"trainkit: what runs {folder} has not ended it in time\n")
+            sys.stderr.write(f"trainkit: the process that runs {folder} has not stopped in time\n")
         wish.unlink(missing_ok=True)  # a leftover request would stop the experiment's next process
         if words := end_of(folder):
             _say(words)

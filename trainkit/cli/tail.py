@@ -28,13 +28,17 @@ class Tail(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         add_experiment(parser)
-        parser.add_argument("trial", metavar="TRIAL", nargs="?", help=TRIAL)
+        parser.add_argument("trial", metavar="TRIAL", nargs="?", help=f"only this trial: {TRIAL}")
         parser.add_argument(
-            "--lines", "-n", type=whole_number, default=10, help="how many of those before (default: 10)"
+            "--lines",
+            "-n",
+            type=whole_number,
+            default=10,
+            help="number of earlier lines to print (default: 10)",
         )
-        parser.add_argument("--no-follow", action="store_true", help="do not wait for others")
+        parser.add_argument("--no-follow", action="store_true", help="do not wait for further lines")
         parser.add_argument(
-            "--printed", action="store_true", help="what TRIAL prints, where log_to_file keeps it"
+            "--printed", action="store_true", help="show the output of TRIAL, if log_to_file keeps it"
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -65,7 +69,7 @@ def tail(
     """
     folder = experiment_folder(word)
     if printed and trial is None:
-        raise ConfigError("--printed is of one trial: name it, as `trainkit tail --printed EXPERIMENT TRIAL`")
+        raise ConfigError("--printed needs a trial: type `trainkit tail --printed EXPERIMENT TRIAL`")
     with LogReader(folder) as reader:
         chosen = None if trial is None else find_trial(reader.trials(), trial)
         if printed and chosen is not None:

@@ -54,9 +54,9 @@ class Why(Command):
         parser.add_argument(
             "id",
             metavar="EXPERIMENT|ID",
-            help="an experiment; or the beginning of the id, or the name, of an actor, request or group",
+            help="an experiment; or the name, or the beginning of the id, of an actor, request or group",
         )
-        parser.add_argument("trial", metavar="TRIAL", nargs="?", help=f"of the experiment: {TRIAL}")
+        parser.add_argument("trial", metavar="TRIAL", nargs="?", help=f"a trial of the experiment: {TRIAL}")
 
     def run(self, arguments: argparse.Namespace) -> int:
         if arguments.trial is not None or is_experiment(arguments.id):
@@ -78,9 +78,9 @@ def why(wanted: str) -> int:
     if not lines:
         problems = "".join(f"; {found.problem}" for found in states if found.problem)
         raise ConfigError(
-            f"{not_found(wanted)}; and nothing in your sessions has that name, or an id that starts so. "
-            "A trial is found by its experiment: `trainkit why EXPERIMENT TRIAL`. "
-            "`trainkit ls DIR` shows which are in DIR, `trainkit status` what is in your sessions"
+            f"{not_found(wanted)}. Nothing in your sessions has that name, or an id that starts with it. "
+            "For a trial, name its experiment: `trainkit why EXPERIMENT TRIAL`. "
+            "`trainkit ls DIR` lists the experiments in DIR, `trainkit status` what is in your sessions"
             f"{problems}{(near := near_experiment(wanted)) and f'.{near}'}"
         )
     sys.stdout.write("\n".join(lines) + "\n")
@@ -103,7 +103,7 @@ def _explain(found: SessionState, kind: str, item: dict[str, Any]) -> Iterator[s
     name = item.get("name") or item.get("class_name") or item.get("placement_group_id")
     state = item["state"]
     if state == "DEAD":
-        yield f"{name} ({item['actor_id']}) ended: {item['death_cause'] or 'it is not known how'}"
+        yield f"{name} ({item['actor_id']}) ended: {item['death_cause'] or 'the cause is unknown'}"
     elif state == "PENDING":
         request = _request_of(found, item)
         yield from [f"{name} waits to be started"] if request is None else _explain_request(request)
@@ -167,20 +167,20 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
     if trial.status is TrialStatus.PENDING:
         running = [other for other in overview.trials if other.status is TrialStatus.RUNNING]
         if overview.owner is None:
-            yield "  nobody runs the experiment; tune.Tuner.restore(...).fit() goes on with it"
+            yield "  no process runs the experiment; tune.Tuner.restore(...).fit() resumes it"
         elif by := reader.steering().who_holds(trial.trial_id):
-            yield f"  it was paused by {by}; `trainkit resume` lets it go on"
+            yield f"  it was paused by {by}; `trainkit resume` resumes it"
         elif trial.alone:
-            yield "  it runs when nothing else does, since its memory was not enough"
+            yield "  it waits to run alone, as it ran out of memory"
         else:
-            yield f"  it waits for a place: {len(running)} trials run"
+            yield f"  it waits to be started: {len(running)} trials are running"
     yield f"  configuration: {pairs_text(trial.config)}"
     for attempt in reader.attempts(trial.trial_id):
         own = f", with {pairs_text(attempt.config)}" if attempt.config != trial.config else ""
         reports = count_words(attempt.reports, "report")
         yield (
-            f"  attempt {attempt.number}: from {_when(attempt.started)}{_process(attempt.pid)} on "
-            f"{attempt.hostname}, from iteration {attempt.iteration} on, {reports}{own}"
+            f"  attempt {attempt.number}: started {_when(attempt.started)}{_process(attempt.pid)} on "
+            f"{attempt.hostname} at iteration {attempt.iteration}, {reports}{own}"
         )
     told = set()
     for decision in reader.decisions(trial.trial_id):
@@ -202,17 +202,17 @@ def _rearranged(detail: str) -> str:
     words = []
     if change.get("donor") is not None:  # the line about the decision shows the changes
         words.append(
-            f"goes on from {change['donor']} after {count_words(change['donor_iteration'], 'report')}"
+            f"continues from {change['donor']} after {count_words(change['donor_iteration'], 'report')}"
         )
     elif change["config"] is not None:
-        words.append(f"goes on with {pairs_text(change['config'])}")
+        words.append(f"continues with {pairs_text(change['config'])}")
     if change["alone"]:
-        words.append("runs alone, as its memory was not enough")
+        words.append("runs alone, as it ran out of memory")
     if change.get("before") is not None:
         now, before = (
             describe(PlacementGroupFactory(*change[key]).required_resources) for key in ("granted", "before")
         )
-        words.append(f"reserves {now}, {before} before")
+        words.append(f"reserves {now} instead of {before}")
     return ", ".join(words)
 
 

@@ -283,7 +283,7 @@ def test_row_2_11_a_trial_of_a_running_program_is_stopped(running: Any) -> None:
     # The experiment can be restored: what was stopped with it waits to be gone on with.
     assert [str(result.status) for result in grids[0]] == ["TERMINATED", "PENDING"]
     assert ask.get("/experiments/running")["owner"] is None
-    assert "nobody runs the experiment" in ask.checked("POST", "/experiments/running/stop", 409)["error"]
+    assert "no process runs the experiment" in ask.checked("POST", "/experiments/running/stop", 409)["error"]
 
 
 def test_a_running_experiment_is_paused_and_resumed(running: Any) -> None:

@@ -198,7 +198,7 @@ def test_steering_an_experiment_that_nobody_runs_is_refused(root: Path):
             "prioritise": {"trial": "1"},
             "set": {"num_samples": 9},
         }.items():
-            assert "nobody runs the experiment" in await call(tool, experiment="judged", **more)
+            assert "no process runs the experiment" in await call(tool, experiment="judged", **more)
 
     talk(root, "--allow-steering", to=to)
     assert Experiment(root / "judged").commands() == []

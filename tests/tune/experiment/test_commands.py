@@ -103,7 +103,7 @@ def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, caps
     ]
     assert [trial.iteration for trial in trials][::2] == [25, 25], "the others finished"
     assert main(["stop", str(folder)]) == 1
-    assert "nobody runs" in capsys.readouterr().err
+    assert "no process runs" in capsys.readouterr().err
 
 
 @pytest.mark.external
@@ -212,7 +212,7 @@ def test_a_command_is_answered_by_what_its_owner_has_committed(owned):
 
 def test_a_command_that_nobody_takes_is_taken_back(owned):
     asked = Experiment(owned.folder, timeout_s=0.2)
-    with pytest.raises(TuneError, match=r"has not answered within 0\.2 s: it has not taken it up, and won't"):
+    with pytest.raises(TuneError, match=r"has not answered within 0\.2 s: the command was withdrawn"):
         asked.stop()
     assert list((owned.folder / "commands").iterdir()) == []
     assert asked.commands() == []
@@ -224,7 +224,7 @@ def test_a_command_that_was_taken_and_not_answered_says_so(owned):
     with ThreadPoolExecutor(1) as executor:
         answered = executor.submit(asked.stop)
         assert eventually(lambda: taken(inbox))
-        with pytest.raises(TuneError, match=r"`commands\(\)` will have its answer"):
+        with pytest.raises(TuneError, match=r"`commands\(\)` will show the answer"):
             answered.result()
 
 
@@ -234,10 +234,10 @@ def test_the_end_of_the_owner_is_an_error_not_a_wait(owned):
         answered = executor.submit(asked.stop)
         assert eventually(lambda: list((owned.folder / "commands").glob("*.json")))
         owned._ownership.close()
-        with pytest.raises(TuneError, match="has ended before it took this up"):
+        with pytest.raises(TuneError, match="has ended before it handled the command"):
             answered.result()
         assert list((owned.folder / "commands").iterdir()) == [], "nobody who goes on with it finds it"
-        with pytest.raises(TuneError, match="nobody runs"):
+        with pytest.raises(TuneError, match="no process runs"):
             asked.stop()
     owned._ownership = Ownership(owned.folder)  # to be closed
 

@@ -43,7 +43,7 @@ def test_a_trial_and_then_all_are_paused_and_go_on_over_a_kill(driver, capsys):
     with pytest.raises(TuneError, match="pause was refused: the experiment was paused already by ann"):
         asked.pause()
     driver.kill()
-    with pytest.raises(TuneError, match="nobody runs"):
+    with pytest.raises(TuneError, match="no process runs"):
         asked.resume()
     driver.start("restore")
     assert eventually(lambda: asked.overview().owner is not None)
@@ -93,7 +93,7 @@ def test_a_command_during_kills_is_in_the_history_once_or_was_answered_by_an_err
                     told.append((answer.id, answer.seq))
                 except TuneError as error:
                     failed += 1
-                    if "nobody runs" in str(error):
+                    if "no process runs" in str(error):
                         time.sleep(0.1)
 
     with ThreadPoolExecutor(3) as executor:
@@ -127,7 +127,7 @@ def test_further_configurations_and_samples_are_made_over_a_kill(driver, capsys)
     assert main(["add", folder, "x=2.5"]) == 1
     assert "outside" in capsys.readouterr().err
     assert main(["add", folder, "x"]) == 1
-    assert "give NAME=VALUE" in capsys.readouterr().err
+    assert "must have the form NAME=VALUE" in capsys.readouterr().err
     assert main(["add", folder, '{"x": 0.75}']) == 0
     assert main(["set", folder, "--num-samples", "1"]) == 1
     assert "were suggested already" in capsys.readouterr().err

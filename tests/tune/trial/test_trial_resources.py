@@ -159,7 +159,10 @@ def test_what_can_never_fit_is_refused_at_once(fit, resources, tmp_path):  # row
     ("resources", "words"),
     [
         (lambda config: 1 / 0, r"a trial of asked reserves.*ZeroDivisionError: .*configuration \{\}"),
-        (lambda config: tune.PlacementGroupFactory([3]), "bundle 0 of a trial: 3; give amounts by name"),
+        (
+            lambda config: tune.PlacementGroupFactory([3]),
+            "bundle 0 of a trial must be amounts by name, .*, not 3",
+        ),
     ],
 )
 def test_a_function_that_cannot_say_is_named(fit, resources, words, tmp_path):
