@@ -212,7 +212,7 @@ def test_what_is_refused_is_said_where_it_was_asked(browser: Browser, tmp_path: 
         who.press("Add…")
         for text, words in (
             ('{"lr": ', "no JSON"),
-            ('{"lr": 7}', "outside loguniform"),
+            ('{"lr": 7}', "not in loguniform"),
             ('{"depth": 7}', "depth"),
         ):
             who.write("Configuration, as JSON", text)

@@ -49,10 +49,10 @@ def test_a_configuration_beside_a_grid_takes_no_place_of_it():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"x": 7.0}, "a configuration gives x=7.0, outside uniform"),
-        ({"x": 10**400}, "outside"),
-        ({"x": "0.5"}, "outside"),
-        ({"z": 0.5}, "a configuration gives z=0.5, which the space does not have"),
+        ({"x": 7.0}, "a configuration gives x=7.0, which is not in uniform"),
+        ({"x": 10**400}, "not in"),
+        ({"x": "0.5"}, "not in"),
+        ({"z": 0.5}, "a configuration gives z=0.5, which is not in the space"),
         ([1], "give a dictionary"),
         (None, "give a dictionary"),
     ],

@@ -82,9 +82,9 @@ def test_who_says_done_is_not_paused_nor_taken_over(fit):
     [
         (
             {"a": {"x": lambda: 3}, "y": tune.uniform(0, 1)},
-            "param_space['a/x'] is a lambda, which goes to the",
+            "param_space['a/x'] is a lambda, which is passed to the",
         ),
-        ({"x": (0, 1)}, "param_space['x'] is the tuple (0, 1), which goes to the trials as it is"),
+        ({"x": (0, 1)}, "param_space['x'] is the tuple (0, 1), which is a constant"),
         ({"betas": (0.9, 0.999), "y": tune.uniform(0, 1)}, ""),
         ({"size": (3, 3), "make": str}, ""),
         ({"y": tune.choice([lambda: 3, (0, 1)]), "z": tune.sample_from(lambda spec: 3)}, ""),

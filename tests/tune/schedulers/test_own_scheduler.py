@@ -266,7 +266,7 @@ def test_an_argument_that_is_not_kept_is_named(fit, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"scheduler=Forgets.*reason: no installed package .*named Forgets"):
         tune.Tuner.restore(tmp_path / "e", trainable)
     monkeypatch.setitem(SCHEDULERS._own, "Forgets", f"{__name__}:Forgets")
-    with pytest.raises(ConfigError, match="Forgets keeps no attribute 'limit'"):
+    with pytest.raises(ConfigError, match="Forgets does not keep its argument 'limit'"):
         tune.Tuner.restore(tmp_path / "e", trainable)
 
 

@@ -123,7 +123,7 @@ def test_a_rule_is_not_judged_by_what_is_not_drawn_yet():
 def test_rules_that_leave_nothing_end_in_an_error():
     # row 2.6: not in an endless loop, where no one can know beforehand
     space = Space.of({"a": tune.uniform(0, 1), "rules": tune.forbid(lambda config: config["a"] < 2)})
-    with pytest.raises(SpaceError, match=r"10000 draws in a row were forbidden by .*lambda"):
+    with pytest.raises(SpaceError, match=r"10000 random configurations in a row are forbidden by .*lambda"):
         space.configuration(0, suggestion_generator(0, 0))
 
 

@@ -68,7 +68,7 @@ def test_an_axis_is_walked_as_a_choice():
         ({"lr": 5, "optimizer": "adam"}, ["lr=5", "uniform(0.0, 1.0)"]),
         ({"lr": 0.5, "optimizer": "lion"}, ["optimizer='lion'"]),
         ({"lr": 0.5, "optimizer": "sgd"}, ["momentum is missing"]),
-        ({"lr": 0.5, "optimizer": "adam", "momentum": 0.5}, ["momentum=0.5", "only where optimizer='sgd'"]),
+        ({"lr": 0.5, "optimizer": "adam", "momentum": 0.5}, ["momentum=0.5", "only with optimizer='sgd'"]),
         ({"lr": 0.5, "optimizer": "adam", "width": 3}, ["width=3 is not in the space", "momentum"]),
         ({"lr": 0.5, "optimizer": "adam", "fixed": 2}, ["fixed=2", "1"]),
     ],
@@ -222,12 +222,12 @@ def test_points_in_branches_and_under_conditions():
 @pytest.mark.parametrize(
     ("point", "words"),
     [
-        ({"momentum": 0.9}, ["momentum=0.9", "only with optimizer='sgd' or 'rmsprop'", "give that too"]),
+        ({"momentum": 0.9}, ["momentum=0.9", "only with optimizer='sgd' or 'rmsprop'", "give the required"]),
         ({"optimizer": "adam", "momentum": 0.9}, ["momentum=0.9", "optimizer='sgd'"]),
         ({"net/pool": "max"}, ["net/pool='max'", "category 1"]),
         ({"optimizer": "adam", "lr": 1.0}, ["'lr': 1.0", "forbidden", "optimizer='adam', lr=1.0"]),
-        ({"net": {"kind": "mlp", "widht": 3}}, ["'widht': 3", "fits no category", "mlp"]),
-        ({"net": {"kind": "mlp", "width": 99}}, ["'width': 99", "fits no category"]),
+        ({"net": {"kind": "mlp", "widht": 3}}, ["'widht': 3", "matches no category", "mlp"]),
+        ({"net": {"kind": "mlp", "width": 99}}, ["'width': 99", "matches no category"]),
         ({"widht": 3}, ["widht=3", "net/width"]),
     ],
 )

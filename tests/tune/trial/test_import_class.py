@@ -33,24 +33,24 @@ def test_classes_functions_and_nested_classes_are_found():
 def test_a_name_without_a_dot_is_that_of_the_script(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "MyOptimizer", Outer, raising=False)
     assert tune.import_class("MyOptimizer") is Outer
-    with pytest.raises(ConfigError, match=r"__main__ has no 'MyOptimiser' .*there is MyOptimizer"):
+    with pytest.raises(ConfigError, match=r"__main__ .* has no 'MyOptimiser'; similar names: MyOptimizer"):
         tune.import_class("MyOptimiser")
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("collections.OrderedDic", ["collections has no 'OrderedDic'", "there is OrderedDict"]),
-        ("collections.ordereddict", ["there is OrderedDict"]),
+        ("collections.OrderedDic", ["collections has no 'OrderedDic'", "similar names: OrderedDict"]),
+        ("collections.ordereddict", ["similar names: OrderedDict"]),
         ("json.decodr.JSONDecoder", ["json has no 'decodr'", "decoder"]),
         ("jsn.JSONDecoder", ["no module 'jsn'", "json", "installed"]),
         ("collections.OrderedDict.Inner", ["collections.OrderedDict has no 'Inner'"]),
-        ("os.path", ["'os.path'", "a module, not a class"]),
-        ("sys.maxsize", ["of type int, not a class"]),
+        ("os.path", ["'os.path'", "is a module"]),
+        ("sys.maxsize", ["an object of type int"]),
         ("", ["''", "torch.optim.Adam"]),
         (".Adam", ["'.Adam'"]),
         ("torch.optim.", ["'torch.optim.'"]),
-        (argparse.Namespace, ["Namespace", "give a name"]),
+        (argparse.Namespace, ["Namespace", "needs a name"]),
     ],
 )
 def test_a_name_that_leads_nowhere_is_named_with_the_nearest(name, words):
@@ -118,4 +118,4 @@ def test_classes_of_a_script_in_its_trials(tmp_path):
     assert done.returncode == 0, done.stderr
     here, in_trial, *error = done.stdout.splitlines()
     assert (here, in_trial) == ("Unmentioned", "Mentioned")
-    assert "has of a script only what its trainable mentions by name" in " ".join(error)
+    assert "__main__ contains only the names that the trainable mentions" in " ".join(error)

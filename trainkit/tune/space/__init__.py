@@ -190,9 +190,11 @@ def when(conditions: Mapping[str, Any], content: Any) -> When:
         SpaceError: `conditions` is not a dictionary of names, or empty.
     """
     if not isinstance(conditions, Mapping) or not conditions:
-        raise SpaceError(f"when({conditions!r}, ...): give a dictionary such as {{'optimizer': 'sgd'}}")
+        raise SpaceError(f"when() needs conditions such as {{'optimizer': 'sgd'}}, not {conditions!r}")
     if not all(type(name) is str and name for name in conditions):
-        raise SpaceError(f"when({conditions!r}, ...): give names of parameters as keys")
+        raise SpaceError(
+            f"when() needs names of parameters as the keys of its conditions, not {conditions!r}"
+        )
     return When(tuple(conditions.items()), content)
 
 

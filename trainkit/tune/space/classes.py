@@ -33,11 +33,11 @@ def import_class(name: str) -> Any:
     """
     parts = name.split(".") if isinstance(name, str) else []
     if not parts or not all(part.isidentifier() for part in parts):
-        raise ConfigError(f"import_class({name!r}): give a name such as 'torch.optim.Adam'")
+        raise ConfigError(f"import_class() needs a name such as 'torch.optim.Adam', not {name!r}")
     found = _from_main(name, sys._getframe(1).f_globals) if len(parts) == 1 else _from_module(name, parts)
     if isinstance(found, ModuleType) or not callable(found):
-        kind = "a module" if isinstance(found, ModuleType) else f"of type {type(found).__name__}"
-        raise ConfigError(f"import_class({name!r}): this is {kind}, not a class")
+        kind = "a module" if isinstance(found, ModuleType) else f"an object of type {type(found).__name__}"
+        raise ConfigError(f"import_class() needs the name of a class, but {name!r} is {kind}")
     return found
 
 
@@ -52,8 +52,8 @@ def _from_main(name: str, caller: Mapping[str, Any]) -> Any:
             return scope[name]
     near = _nearest(name, (each for scope in scopes for each in scope))
     raise ConfigError(
-        f"import_class({name!r}): __main__ has no {name!r} in this process{near}. Give the module too, as in "
-        "'package.module.Class'; a trial has of a script only what its trainable mentions by name"
+        f"import_class(): __main__ of this process has no {name!r}{near}. Give the module too, as in "
+        "'package.module.Class'. In a trial, __main__ contains only the names that the trainable mentions"
     )
 
 
@@ -61,7 +61,9 @@ def _from_module(name: str, parts: list[str]) -> Any:
     found: Any = _module(parts[0])
     if found is None:
         near = _nearest(parts[0], {each.partition(".")[0] for each in sys.modules})
-        raise ConfigError(f"import_class({name!r}): there is no module {parts[0]!r}{near}; is it installed?")
+        raise ConfigError(
+            f"import_class({name!r}): no module {parts[0]!r} is found{near}. Is its package installed?"
+        )
     for place, part in enumerate(parts[1:], 1):
         inside = ".".join(parts[:place])
         outer = found
@@ -95,4 +97,4 @@ def _names(found: Any) -> Iterable[str]:
 def _nearest(name: str, names: Iterable[str]) -> str:
     by_lower = {each.lower(): each for each in names if not each.startswith("_")}
     near = difflib.get_close_matches(name.lower(), by_lower, n=3)
-    return f"; there is {', '.join(by_lower[each] for each in near)}" if near else ""
+    return f"; similar names: {', '.join(by_lower[each] for each in near)}" if near else ""

@@ -50,14 +50,14 @@ class _Computation:
         place = (id(node), key)  # the key alone is ambiguous, as in {"a": {"lr": ...}, "b": {"lr": ...}}
         if place in self._busy:
             names = [*self._busy.values(), str(key)]
-            raise SpaceError(f"{' -> '.join(names)}: these sample_from need each other")
+            raise SpaceError(f"{' -> '.join(names)}: these sample_from functions depend on each other")
         self._busy[place] = str(key)
         try:
             node[key] = _plain(leaf.compute(_Spec(self, self._config)))
             if holds_leaf(node[key]):
                 raise SpaceError(
                     f"{key}: the function {name_of(leaf.function)} of sample_from returned {node[key]}, "
-                    "which is not drawn any more; return a value, such as that of its sample()"
+                    "which contains a domain: return a value, such as the result of the domain's sample()"
                 )
         except SpaceError:
             raise
@@ -88,7 +88,10 @@ class _View(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._node:
-            raise SpaceError(f"sample_from asks for {key!r}; there is {', '.join(map(str, self._node))}")
+            raise SpaceError(
+                f"a sample_from function reads {key!r}, which does not exist; available: "
+                f"{', '.join(map(str, self._node))}"
+            )
         return self._computation.seen(self._node, key)
 
     def __getattr__(self, key: str) -> Any:

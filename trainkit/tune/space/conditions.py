@@ -104,8 +104,8 @@ class Names:
             full, leaves = self._find(name, scope, where)
             if not computed and any(isinstance(site.leaf, SampleFrom) for site in leaves):
                 raise SpaceError(
-                    f"{where} looks at {full!r}, which is computed from the others only when all are chosen; "
-                    "look at what it is computed from"
+                    f"{where} reads {full!r}, which sample_from computes after all other values are chosen: "
+                    f"read the values that {full!r} is computed from"
                 )
             found.append(Condition(full, in_config(leaves[0].path), _values(leaves, full, value, where)))
         return tuple(found)
@@ -119,7 +119,7 @@ class Names:
                 return full, found
         near = difflib.get_close_matches(name, self._by_name, n=3) or sorted(self._by_name)
         raise SpaceError(
-            f"{where} looks at {name!r}, which the space does not have; there is {', '.join(near)}"
+            f"{where} reads {name!r}, which is not in the space; the space has {', '.join(near)}"
         )
 
 
@@ -135,13 +135,13 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
         return (value,)
     values = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
     if not values:
-        raise SpaceError(f"{where} gives no value for {name!r}")
+        raise SpaceError(f"{where} lists no value for {name!r}: give at least one")
     if any(_is_switch(site) for site in found):
         return values
     for each in values:
         if not isinstance(each, Domain) and not any(_possible(leaf, each) for leaf in leaves):
             can_be = ", ".join(str(leaf) if isinstance(leaf, Domain) else repr(leaf) for leaf in leaves)
-            raise SpaceError(f"{where} looks for {name}={each!r}, which never is: {name} is {can_be}")
+            raise SpaceError(f"{where} requires {name}={each!r}, which is impossible: {name} is {can_be}")
     return values
 
 
@@ -192,7 +192,7 @@ def _in_order(after: Mapping[Path, set[Path]]) -> list[Path]:
             return
         if path in busy:
             circle = " -> ".join(map(spell, [*busy[busy.index(path) :], path]))
-            raise SpaceError(f"{circle}: a condition cannot look at what depends on it")
+            raise SpaceError(f"{circle}: these conditions depend on each other in a circle")
         busy.append(path)
         for other in after:  # the loop follows the order of the space, because a set has no order
             if other in after[path]:

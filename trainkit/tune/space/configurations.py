@@ -90,7 +90,7 @@ def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
-                raise ConfigError(f"a suggestion gives {key!r}, and a value for {parent!r} too: keep one")
+                raise ConfigError(f"a suggestion has values for {key!r} and for {parent!r}: keep one of them")
         if isinstance(value, Mapping):
             value = merged(node.get(last, {}), nested(value))
         node[last] = value
@@ -143,7 +143,7 @@ def grow(
         waiting = [in_config(path) for *_, path in pending]
         place = next((n for n, (*_, path) in enumerate(pending) if _settled(conditions[path], waiting)), None)
         if place is None:
-            raise SpaceError(f"{', '.join(map(spell, waiting))}: these conditions wait for each other")
+            raise SpaceError(f"the conditions of {', '.join(map(spell, waiting))} depend on each other")
         container, key, leaf, path = pending.pop(place)
         if all(condition.holds(config) for condition in conditions[path]):
             container[key] = _grow(leaf.content, path, choose, pending)

@@ -103,7 +103,7 @@ class SampleFrom:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise SpaceError(f"sample_from({self.function!r}): give a function of the spec")
+            raise SpaceError(f"sample_from() needs a function of the spec, not {self.function!r}")
 
     def __str__(self) -> str:
         return f"sample_from({name_of(self.function)})"
@@ -152,13 +152,13 @@ class Forbid(Spelled):
 
     def __post_init__(self) -> None:
         if not self.clauses:
-            raise SpaceError("forbid(): give at least one combination")
+            raise SpaceError("forbid() needs at least one combination")
         for clause in self.clauses:
             named = isinstance(clause, Mapping) and bool(clause) and all(type(key) is str for key in clause)
             if not named and not callable(clause):
                 raise SpaceError(
-                    f"forbid({clause!r}): give a dictionary of names and values, such as "
-                    "{'optimizer': 'adam', 'amsgrad': [True]}, or a function of the configuration"
+                    "forbid() needs dictionaries of names and values, such as {'optimizer': 'adam', "
+                    f"'amsgrad': [True]}}, or functions of the configuration, not {clause!r}"
                 )
 
     @property
@@ -234,10 +234,10 @@ def listed(spelling: str, values: Iterable[Any]) -> tuple[Any, ...]:
         SpaceError: `values` is empty or not a list.
     """
     if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise SpaceError(f"{spelling}({values!r}): give a list of values")
+        raise SpaceError(f"{spelling}() needs a list of values, not {values!r}")
     found = tuple(values)
     if not found:
-        raise SpaceError(f"{spelling}([]): give at least one value")
+        raise SpaceError(f"{spelling}([]) needs at least one value")
     return found
 
 
@@ -309,14 +309,16 @@ class Float(Domain):
         for name in ("lower", "upper"):
             object.__setattr__(self, name, _finite(self, f"{name} bound", getattr(self, name)))
         if not self.lower < self.upper:
-            raise SpaceError(f"{self}: the lower bound {self.lower!r} is not below the upper {self.upper!r}")
+            raise SpaceError(
+                f"{self}: the lower bound {self.lower!r} is not below the upper bound {self.upper!r}"
+            )
         if self.log and self.lower <= 0:
-            raise SpaceError(f"{self}: the lower bound {self.lower!r} has no logarithm; give one above 0")
+            raise SpaceError(f"{self}: a logarithmic scale needs a lower bound above 0, not {self.lower!r}")
         if self.q is not None:
             object.__setattr__(self, "q", _step(self, self.q))
             _require_room(self, self.q)
             if self.steps.last - self.steps.first >= _MAX_STEPS:
-                raise SpaceError(f"{self}: steps of q={self.q!r} are too small to be counted; leave q out")
+                raise SpaceError(f"{self}: q={self.q!r} is too small for this range: leave q out")
 
     @cached_property
     def steps(self) -> Steps:
@@ -417,15 +419,16 @@ class Integer(Domain):
             if isinstance(number, bool) or not isinstance(number, numbers.Integral):
                 raise SpaceError(f"{self}: {called} {number!r} is not a whole number")
             if not -(2**63) <= int(number) <= 2**63:
-                raise SpaceError(f"{self}: {called} {number!r} is beyond 64 bits")
+                raise SpaceError(f"{self}: {called} {number!r} does not fit in 64 bits")
             object.__setattr__(self, name, int(number))
         if not self.lower < self.upper:
             excluded = ", which is excluded" if self.q == 1 else ""
             raise SpaceError(
-                f"{self}: the lower bound {self.lower!r} is not below the upper {self.upper!r}{excluded}"
+                f"{self}: the lower bound {self.lower!r} is not below the upper bound {self.upper!r}"
+                f"{excluded}"
             )
         if self.log and self.lower <= 0:
-            raise SpaceError(f"{self}: the lower bound {self.lower!r} has no logarithm; give one above 0")
+            raise SpaceError(f"{self}: a logarithmic scale needs a lower bound above 0, not {self.lower!r}")
         _step(self, self.q)
         if self.q > 1:
             _require_room(self, self.q)
@@ -505,7 +508,7 @@ class Normal(Domain):
         return None
 
     def values(self) -> Sequence[float]:
-        raise SpaceError(f"{self} has no end of values; they cannot be listed")
+        raise SpaceError(f"{self} has infinitely many values, which cannot be listed")
 
     @cached_property
     def steps(self) -> Steps:
@@ -542,7 +545,7 @@ def _finite(domain: Domain, called: str, number: Any) -> float:
 def _step(domain: Domain, q: Any) -> float:
     step = _finite(domain, "q", q)
     if step <= 0:
-        raise SpaceError(f"{domain}: q={q!r} is no step; give a number above 0")
+        raise SpaceError(f"{domain}: q={q!r} must be above 0")
     return step
 
 
@@ -550,6 +553,4 @@ def _require_room(domain: Float | Integer, q: float) -> None:
     # The bounds are compared as decimal fractions, because a step of 0.2 must fit between 0.1 and 0.3. A
     # range at least as long as a step contains a multiple of the step.
     if Fraction(repr(domain.upper)) - Fraction(repr(domain.lower)) < Fraction(repr(q)):
-        raise SpaceError(
-            f"{domain}: steps of q={q!r} are larger than the range of {domain.upper - domain.lower!r}"
-        )
+        raise SpaceError(f"{domain}: q={q!r} is larger than the range of {domain.upper - domain.lower!r}")

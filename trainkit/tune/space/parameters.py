@@ -65,7 +65,7 @@ def parameters(
         if name in names and any(isinstance(part, Branch) for part in site.path):
             name = spell_branches(site.path)
         if name in names:
-            raise SpaceError(f"two parameters of the space are called {name!r}; rename one")
+            raise SpaceError(f"two parameters of the space have the name {name!r}: rename one")
         names.add(name)
         is_axis = isinstance(site.leaf, GridSearch)
         found[site.path] = Parameter(
@@ -98,8 +98,8 @@ def listing(
     for seen, (chosen, config) in enumerate(combinations(tree, conditions, options, given)):
         if seen == MAX_LISTED:
             raise SpaceError(
-                f"the grid has more than {MAX_LISTED} combinations, too many to look at each, as conditions "
-                "or rules demand; use choice() for an axis, or fewer values"
+                f"the grid has more than {MAX_LISTED} combinations, too many to check each for conditions "
+                "or rules: use choice() for an axis, or fewer values"
             )
         if any(surely_broken(rule, config) for rule in rules):
             continue
@@ -127,6 +127,6 @@ def require_settled_axes(parameters: Mapping[Path, Parameter], names: Names) -> 
                 ]
                 if any(path in parameters and not parameters[path].is_axis for path in (site.path, *around)):
                     raise SpaceError(
-                        f"{parameter.name}: whether this axis of the grid is there hangs on "
-                        f"{condition.name}, which is drawn; make that a grid_search, or this a choice"
+                        f"the grid axis {parameter.name} depends on {condition.name}, which is sampled: "
+                        f"make {condition.name} a grid_search, or {parameter.name} a choice"
                     )

@@ -90,7 +90,7 @@ class _Matching:
             return self._leaf(node, value, path)
         if type(node) not in (dict, list) and (same(node, value) or is_mark_of(value, node)):
             return {}
-        raise SpaceError(f"{spell(path)}={value!r} does not fit the space, which has {node!r}")
+        raise SpaceError(f"{spell(path)}={value!r} does not match the space, which has {node!r}")
 
     def _dictionary(self, node: Mapping[str, Any], value: Mapping[str, Any], path: Path) -> dict[Path, Any]:
         found: dict[Path, Any] = {}
@@ -103,7 +103,10 @@ class _Matching:
             if isinstance(child, When):
                 lacking = [each for each in self._conditions[inner] if not each.holds(self._config)]
                 if lacking and key in value and not self._partly:
-                    raise SpaceError(f"{spell(inner)}={value[key]!r} is there only where {lacking[0]}")
+                    raise SpaceError(
+                        f"{spell(inner)}={value[key]!r} is not allowed: {spell(inner)} exists only with "
+                        f"{lacking[0]}"
+                    )
                 if lacking and not self._partly:
                     continue
                 content = child.content
@@ -111,11 +114,11 @@ class _Matching:
             if key in value:
                 found |= self.match(content, value[key], inner)
             elif not self._partly:
-                raise SpaceError(f"{spell(inner)} is missing")
+                raise SpaceError(f"{spell(inner)} is missing in the configuration")
         for key in value:
             if key not in known:
                 raise SpaceError(
-                    f"{spell((*path, key))}={value[key]!r} is not in the space; there is "
+                    f"{spell((*path, key))}={value[key]!r} is not in the space; the space has "
                     f"{', '.join(map(str, node))}"
                 )
         return found
@@ -160,11 +163,11 @@ def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:
     for path in found:
         if path in space.by_path and path not in asked:
             parameter = space.by_path[path]
-            needed = [f"{name} in its category {place}" for name, place in parameter.branches]
+            needed = [f"category {place} of {name}" for name, place in parameter.branches]
             needed += map(str, parameter.conditions)
             raise SpaceError(
-                f"a configuration gives {parameter.name}={found[path]!r}, which is there only with "
-                f"{' and '.join(needed)}; give that too"
+                f"a configuration gives {parameter.name}={found[path]!r}, which exists only with "
+                f"{' and '.join(needed)}: give the required values too"
             )
     return found
 
@@ -199,8 +202,8 @@ class _Collector:
                 self._collect(child, (*path, place))
         elif path not in self._constants:
             raise SpaceError(
-                f"a configuration gives {spell(path)}={node!r}, which the space does not have; "
-                f"it has {', '.join(sorted(self._by_name)) or 'only constants'}"
+                f"a configuration gives {spell(path)}={node!r}, which is not in the space; "
+                f"the space has {', '.join(sorted(self._by_name)) or 'only constants'}"
             )
 
     def _take(self, value: Any, path: Path) -> None:
@@ -213,7 +216,7 @@ class _Collector:
         except SpaceError as error:
             if isinstance(value, (Mapping, list)) and any(map(holds_leaf, options_of(leaf))):
                 raise SpaceError(
-                    f"a configuration gives {spell(path)}={value!r}, which fits no category of {leaf}"
+                    f"a configuration gives {spell(path)}={value!r}, which matches no category of {leaf}"
                 ) from error
             self._values[path] = value  # the value is the user's own and not among the categories
 
@@ -417,8 +420,8 @@ class Space:
             if not self.rules or self.forbidden_by(config) is None:
                 return config
         raise SpaceError(
-            f"{MAX_DRAWS} draws in a row were forbidden by {'; '.join(map(str, self.rules))}: "
-            "what do the rules leave?"
+            f"{MAX_DRAWS} random configurations in a row are forbidden by the rules "
+            f"{'; '.join(map(str, self.rules))}: check whether the rules allow any configuration"
         )
 
     @cached_property
@@ -481,7 +484,8 @@ class Space:
                 parameter = self.by_path[path]
                 if not parameter.domain.contains(value):
                     raise SpaceError(
-                        f"a configuration gives {parameter.name}={value!r}, outside {parameter.domain}"
+                        f"a configuration gives {parameter.name}={value!r}, which is not in "
+                        f"{parameter.domain}"
                     )
                 named[parameter.name] = value
         return named
@@ -546,7 +550,7 @@ class Space:
             if not grid.size:
                 named = {spell(path): value for path, value in given.items()}
                 what = f"every configuration with {named}" if named else "every configuration"
-                raise SpaceError(f"{what} is forbidden: {'; '.join(map(str, self.rules))}")
+                raise SpaceError(f"{what} is forbidden by the rules {'; '.join(map(str, self.rules))}")
             self._grids[key] = grid
         return self._grids[key]
 

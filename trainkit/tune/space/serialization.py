@@ -95,7 +95,7 @@ def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, in
     """Return the reason why `made_again` returns None for a description."""
     name, arguments = description["class"], description["arguments"]
     if registry.find(name) is None:
-        return f"no installed package has a {registry.kind} named {name}: a row in its metadata names one"
+        return f"no installed package registers a {registry.kind} named {name} in its metadata"
     within = arguments.get(inner)
     if (
         isinstance(within, Mapping)
@@ -105,10 +105,10 @@ def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, in
         return why_not_made_again(registry, within, inner=inner)
     for argument, value in arguments.items():
         if value == {OPAQUE: repr(NOT_KEPT)}:
-            return f"{name} keeps no attribute {argument!r}, of its argument's name"
+            return f"{name} does not keep its argument {argument!r} as an attribute of this name"
         if holds_opaque(value):
-            return f"the argument {argument!r} of {name} is, or holds, a function or an object"
-    return f"{name} was told of points that hold a function or an object"
+            return f"the argument {argument!r} of {name} is or contains a function or an object"
+    return f"an evaluated point of {name} contains a function or an object"
 
 
 def complete(stored: Any, replayed: Any) -> Any:

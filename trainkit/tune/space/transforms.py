@@ -157,7 +157,7 @@ class ChoiceCode(Code):
     def encode(self, value: Any) -> int:
         place = place_of(value, self.categories)
         if place is None:
-            raise SpaceError(f"{self._name}={value!r} is not in {self._name}'s list")
+            raise SpaceError(f"{self._name}={value!r} is not one of the choices of {self._name}")
         return place
 
     def decode(self, number: float) -> Any:
@@ -187,4 +187,4 @@ def code_of(name: str, domain: Domain, searcher: str) -> AnyCode:
             return NormalCode(domain)
         case Categorical():
             return ChoiceCode(name, domain)
-    raise SpaceError(f"{name}: {searcher} does not know {domain}; give one of tune's domains")
+    raise SpaceError(f"{name}: {searcher} does not support {domain}: use a domain of trainkit.tune")

@@ -46,26 +46,26 @@ def meant_as_domain(value: Any) -> str | None:
         name = value.__name__
         instead = _INSTEAD.get(name, "a domain such as tune.uniform(lower, upper)")
         return (
-            f"the function {name} of a random generator would be handed to the trials as it is; "
-            f"write {instead}, or tune.sample_from(lambda spec: ...) to call it for each trial"
+            f"the function {name} of a random generator would be passed to the trials without a call; "
+            f"write {instead}, or tune.sample_from(lambda spec: ...) for a call in each trial"
         )
     kind = type(value)
     if kind.__module__.startswith("scipy.stats") and hasattr(value, "rvs"):
         name = getattr(getattr(value, "dist", value), "name", "")
         instead = _INSTEAD.get(name, "tune.sample_from(lambda spec: distribution.rvs())")
-        return f"a distribution of scipy.stats would be handed to the trials as it is; write {instead}"
+        return f"a distribution of scipy.stats would be passed to the trials unsampled; write {instead}"
     if kind.__module__.startswith("hyperopt.pyll"):
         return (
-            "an expression of hyperopt would be handed to the trials as it is; give the space to "
+            "an expression of hyperopt would be passed to the trials unsampled; pass the space as "
             "search_alg=HyperOptSearch(space), without a param_space, or write domains of trainkit.tune, "
             "such as tune.uniform(lower, upper)"
         )
     foreign = f"{kind.__module__}.{kind.__qualname__} is a domain of another library"
     if kind.__module__.startswith("optuna.distributions"):
         instead = _OPTUNA.get(kind.__name__, "a domain of trainkit.tune")
-        return f"{foreign}; write {instead}, or give the space to search_alg=OptunaSearch(space)"
+        return f"{foreign}; write {instead}, or pass the space as search_alg=OptunaSearch(space)"
     if kind.__module__.startswith("ray.tune"):
-        return f"{foreign}; write that of trainkit.tune, which has the same names as Ray's"
+        return f"{foreign}; use the domain of the same name in trainkit.tune"
     return None
 
 
@@ -78,8 +78,8 @@ def constant_words(value: Any, *, alone: bool) -> str | None:
     """
     if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
         return (
-            "a lambda, which goes to the trials as it is; to call it for each trial, write "
-            "tune.sample_from(lambda spec: ...)"
+            "a lambda, which is passed to the trials without a call; to call the lambda for each trial, "
+            "write tune.sample_from(lambda spec: ...)"
         )
     is_range = (
         isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] < value[1]
@@ -87,7 +87,7 @@ def constant_words(value: Any, *, alone: bool) -> str | None:
     if alone and is_range:
         low, high = value
         return (
-            f"the tuple {value!r}, which goes to the trials as it is; to draw from the range, write "
+            f"the tuple {value!r}, which is a constant; to sample from the range, write "
             f"tune.uniform({low!r}, {high!r}), tune.randint({low!r}, {high!r}) or tune.loguniform"
         )
     return None
@@ -165,14 +165,14 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
         for place, value in enumerate(node):
             if isinstance(value, (When, Forbid)):
                 raise SpaceError(
-                    f"{spell((*path, place))}: {value} cannot stand in a list, whose places would shift; "
-                    "use a dictionary"
+                    f"{spell((*path, place))}: {value} is not supported in a list, as later items would "
+                    "shift: use a dictionary"
                 )
         items = [canonical(value, (*path, place), inside=inside) for place, value in enumerate(node)]
         return items if type(node) is list or holds_leaf(items) else node
     if isinstance(node, (tuple, set, frozenset)) and any(holds_leaf(value) for value in node):
         raise SpaceError(
-            f"{spell(path)}: a domain inside a {type(node).__name__} cannot be drawn; "
+            f"{spell(path)}: a domain inside a {type(node).__name__} is not supported: "
             "use a list or a dictionary"
         )
     if type(node) in (str, float, bool, type(None)):
@@ -182,9 +182,9 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
     if hint := meant_as_domain(node):
         raise SpaceError(f"{spell(path)}: {hint}")
     if any(type(leaf) is int and leaf.bit_length() > MAX_BITS for leaf in everything(node)):
-        raise SpaceError(f"{spell(path)} holds a whole number of more than {MAX_BITS} bits; give a text")
+        raise SpaceError(f"{spell(path)} contains an integer of more than {MAX_BITS} bits: use a string")
     if isinstance(node, GridSearch) and inside is not None:
-        raise SpaceError(f"{spell(path)}: {node} cannot stand inside {inside}; give it a key of its own")
+        raise SpaceError(f"{spell(path)}: {node} is not supported inside {inside}: use a separate key")
     if isinstance(node, Categorical):
         return Categorical(_options(node.categories, path, "choice"))
     if isinstance(node, GridSearch):
@@ -195,11 +195,14 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
             repeated = {name for name, _ in node.conditions} & {name for name, _ in content.conditions}
             if repeated:
                 raise SpaceError(
-                    f"{spell(path)}: two `when`s have conditions on {', '.join(sorted(repeated))}"
+                    f"{spell(path)}: two nested `when`s have conditions on {', '.join(sorted(repeated))}: "
+                    "use one `when`"
                 )
             return When(node.conditions + content.conditions, content.content)
         if isinstance(content, Forbid):
-            raise SpaceError(f"{spell(path)}: {content} cannot stand in a `when`; name the conditions in it")
+            raise SpaceError(
+                f"{spell(path)}: {content} is not supported in a `when`: add the conditions to forbid()"
+            )
         return When(node.conditions, content)
     return node
 
@@ -207,7 +210,7 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
 def _options(values: tuple[Any, ...], path: Path, inside: str | None) -> tuple[Any, ...]:
     for value in values:
         if isinstance(value, (When, Forbid)):
-            raise SpaceError(f"{spell(path)}: {value} cannot be an option; put it in a dictionary")
+            raise SpaceError(f"{spell(path)}: {value} cannot be an option: put the value in a dictionary")
     return tuple(
         canonical(value, (*path, Branch(place)), inside=inside) for place, value in enumerate(values)
     )
@@ -216,7 +219,9 @@ def _options(values: tuple[Any, ...], path: Path, inside: str | None) -> tuple[A
 def _refuse_evaluated_text(node: Mapping[Any, Any], path: Path) -> None:
     text = node.get("eval")
     if len(node) == 1 and isinstance(text, str) and "spec." in text:
-        raise SpaceError(f"{spell(path)}: text is not evaluated; use tune.sample_from(lambda spec: {text})")
+        raise SpaceError(
+            f"{spell(path)}: a string is not evaluated: use tune.sample_from(lambda spec: {text})"
+        )
 
 
 def everything(node: Any) -> Iterator[Any]:
