@@ -29,7 +29,9 @@ def test_one_worker_runs_in_this_process(inline: None) -> None:
 
 
 def test_several_workers_in_one_process_are_refused(inline: None) -> None:
-    with pytest.raises(ConfigError, match="num_workers=2, but this engine runs all of them in one process"):
+    with pytest.raises(
+        ConfigError, match="num_workers=2 is not supported by this engine: it runs all workers in one process"
+    ):
         TorchTrainer(training_operator_cls=Digits, num_workers=2, use_gpu=False)
 
 

@@ -74,7 +74,7 @@ def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "model.pt")
     with (
         TorchTrainer(training_operator_cls=Digits, use_gpu=False, use_local=True) as trainer,
-        pytest.raises(CheckpointError, match="is a file, and checkpoints of TorchTrainer are folders"),
+        pytest.raises(CheckpointError, match="is a file, but a checkpoint of TorchTrainer is a folder"),
     ):
         trainer.load(tmp_path / "model.pt")
 
@@ -120,7 +120,9 @@ def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) ->
     config = {"lr": 0.1, "learning_rate": 0.2}
     with caplog.at_level(logging.WARNING):
         TorchTrainer(training_operator_cls=operator, config=config, use_gpu=False, use_local=True).shutdown()
-    assert "config has 'learning_rate', which no parameter of WithRate is named after" in caplog.text
+    assert (
+        "ignoring 'learning_rate' in config, because WithRate has no parameter with that name" in caplog.text
+    )
     assert untaken(config, [Points]) == []  # it takes the whole of it, as `config`
     assert untaken(config, [WithRate, AnyKeyword]) == []
 
@@ -129,5 +131,7 @@ def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) ->
 def test_a_module_in_place_of_its_class() -> None:
     from tests.train.lightning.lightning_modules import WithRate
 
-    with pytest.raises(ConfigError, match=r"from_ptl\(an object of WithRate\): give a subclass"):
+    with pytest.raises(
+        ConfigError, match=r"from_ptl\(\) needs a subclass of LightningModule, not an object of WithRate"
+    ):
         TrainingOperator.from_ptl(WithRate())

@@ -223,7 +223,7 @@ def test_other_data_for_one_call(runtime: None) -> None:
         assert trainer.train(dataset=Stream(3))["num_samples"] == 2 * 6
         result = trainer.train()
         assert (result["num_samples"], result["epoch"]) == (30, 3)
-        with pytest.raises(ConfigError, match="train_loader is a TensorDataset; give a DataLoader"):
+        with pytest.raises(ConfigError, match=r"train_loader must be a DataLoader .* not a TensorDataset"):
             trainer.train(dataset=digits(20, torch.float64))
 
 

@@ -66,10 +66,12 @@ def small(workers: int, **options: Any) -> TorchTrainer:
 
 def test_refused_calls_end_nobody(tmp_path: Path) -> None:
     with small(2) as trainer:
-        with pytest.raises(CheckpointError, match="no whole checkpoint") as caught:
+        with pytest.raises(CheckpointError, match="is not a complete checkpoint") as caught:
             trainer.load(tmp_path / "nothing")
         assert caught.value.__notes__ == ["raised by worker 0 of 2"]
-        with pytest.raises(CheckpointError, match="no trainer's state: it lacks epoch, global_step, models"):
+        with pytest.raises(
+            CheckpointError, match="not a trainer's state: it lacks epoch, global_step, models"
+        ):
             trainer.load_state_dict({})
         with pytest.raises(ValueError, match="high"):
             trainer.update_scheduler("high")  # type: ignore[arg-type]
@@ -232,7 +234,7 @@ def test_a_dropped_trainer_leaves_its_process_group() -> None:
     for _ in range(2):
         trainer = small(2, use_local=True)
         assert trainer.train()["epoch"] == 1
-        with pytest.raises(ConfigError, match=r"in a torch\.distributed group already"):
+        with pytest.raises(ConfigError, match=r"already in a torch\.distributed group"):
             small(2, use_local=True)
         assert trainer.train()["epoch"] == 2
         del trainer

@@ -186,7 +186,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     with trainer(OwnSeeds, use_local=True) as other:
         other.save(tmp_path / "c")
     with trainer(use_local=True, config={"samples": 5}) as gang:
-        with pytest.raises(CheckpointError, match="holds 2 models, but 1 were registered"):
+        with pytest.raises(CheckpointError, match="has 2 models, but the operator registered 1"):
             gang.load(tmp_path / "c")
         assert gang.train()["epoch"] == 1
 

@@ -124,16 +124,16 @@ def damage(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ("state is cut off", "is damaged: state.pt is not as it was written"),
-        ("one bit is wrong", "is damaged: state.pt is not as it was written"),
-        ("a number in the header is wrong", "is damaged: its checkpoint.json is not as it was written"),
-        ("state is missing", "no whole checkpoint at .*state.pt is missing"),
-        ("header is missing", "no whole checkpoint at .*checkpoint.json is missing"),
+        ("state is cut off", "is damaged: state.pt does not match its recorded size and checksum"),
+        ("one bit is wrong", "is damaged: state.pt does not match its recorded size and checksum"),
+        ("a number in the header is wrong", "is damaged: checkpoint.json does not match its checksum"),
+        ("state is missing", "is not a complete checkpoint: .*state.pt is missing"),
+        ("header is missing", "is not a complete checkpoint: .*checkpoint.json is missing"),
         ("header is cut off", "can't be read"),
         ("header lacks keys", "can't be read: 'version'"),
-        ("another program's", "another program's"),
-        ("a newer version's", "format version 99; this trainkit reads up to 1"),
-        ("a list", "another program's"),
+        ("another program's", "another program wrote its"),
+        ("a newer version's", "format version 99, but this trainkit reads only versions up to 1"),
+        ("a list", "another program wrote its"),
     ],
 )
 def test_damage_is_found_and_told(tmp_path: Path, how: str, text: str) -> None:
@@ -254,7 +254,7 @@ def test_a_full_disk_is_told_with_what_is_free(where: str, sharded: bool, tmp_pa
         save(1000)
         with pytest.raises(CheckpointError) as caught:
             save(1_000_000)
-        text = re.escape(f"MB are free in {folder}); what was there is as it was")
+        text = re.escape(f"MB are free in {folder}); an earlier checkpoint there is unchanged")
         assert re.search(rf"was not written \(.*No space left on device.*; \d\.\d {text}$", str(caught.value))
         assert names(folder) == {"c"}
         files.read(folder / "c")

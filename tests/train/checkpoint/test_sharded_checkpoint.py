@@ -196,7 +196,8 @@ def test_what_one_worker_cannot_write_replaces_nothing(tmp_path: Path) -> None:
         for rank in (0, 1):
             gang.apply_all_operators(sabotage(rank, "os:fsync", no_space))
             with pytest.raises(
-                CheckpointError, match=r"was not written.*No space left.*was there is as it was"
+                CheckpointError,
+                match=r"was not written.*No space left.*an earlier checkpoint there is unchanged",
             ):
                 gang.save(tmp_path / "c")
             gang.apply_all_operators(
@@ -208,7 +209,7 @@ def test_what_one_worker_cannot_write_replaces_nothing(tmp_path: Path) -> None:
             gang.save(tmp_path / "c")
             assert step() == rank + 2
         gang.apply_all_operators(sabotage(1, "trainkit.train.checkpoint.files:aside_of", elsewhere))
-        with pytest.raises(CheckpointError, match=r"worker 1 does not see the folder.*shared file system"):
+        with pytest.raises(CheckpointError, match=r"worker 1 can't see .* the folder.*shared file system"):
             gang.save(tmp_path / "c")
         assert step() == 3
         (tmp_path / "thesis").mkdir()
@@ -240,9 +241,7 @@ def test_damage_is_found_and_reading_runs_no_code(tmp_path: Path, monkeypatch: p
         shard = where / "shards" / "__1_0.distcp"
         content = shard.read_bytes()
         shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(
-            CheckpointError, match=r"is damaged: shards/__1_0.distcp is not as it was written"
-        ):
+        with pytest.raises(CheckpointError, match=r"is damaged: shards/__1_0.distcp does not match"):
             gang.load(where)
         shard.unlink()
         with pytest.raises(CheckpointError, match=r"__1_0.distcp is missing"):
@@ -251,7 +250,7 @@ def test_damage_is_found_and_reading_runs_no_code(tmp_path: Path, monkeypatch: p
         index = (where / "shards" / ".metadata").read_bytes()
         for trap in (Trap(), {"a": eval}):
             rewrite(where, "shards/.metadata", pickle.dumps(trap))
-            with pytest.raises(CheckpointError, match="which no index of tensors has"):
+            with pytest.raises(CheckpointError, match="an index of tensors must not contain"):
                 gang.load(where)
         rewrite(where, "shards/.metadata", index.replace(b"__0_0.distcp", b"../evil.dist"))
         with pytest.raises(CheckpointError, match="outside of the checkpoint"):

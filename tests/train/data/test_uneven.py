@@ -127,7 +127,7 @@ def test_dropped_samples_are_told_once(caplog: pytest.LogCaptureFixture) -> None
         for _ in range(2):
             assert trainer.train()["num_samples"] == 2 * min(SAMPLES)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "the train_loader of worker 0 ends after 3 batches, and worker 1 has more" in line
+    assert "the train_loader of worker 0 ends after 3 batches, but worker 1 has more" in line
     assert "uneven_inputs='join'" in line
 
 

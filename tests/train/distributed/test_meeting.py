@@ -57,7 +57,7 @@ def test_the_store_listens_at_one_address_only() -> None:
     client = dist.TCPStore(found.ip, found.port, is_master=False, wait_for_workers=False)
     client.set("key", "value")
     assert listener.store.get("key") == b"value"
-    with pytest.raises(ConfigError, match=r"can't listen at 203\.0\.113\.7, the address of its machine"):
+    with pytest.raises(ConfigError, match=r"can't listen on 203\.0\.113\.7, the address of its machine"):
         RendezvousStore("203.0.113.7")
 
 

@@ -80,7 +80,7 @@ def test_a_row_counts_as_one() -> None:
 
 def test_a_row_has_the_same_batches() -> None:
     group = DataParallelGroup(Told(0, [7, 7, 5, 6]), Grid(4, 2))
-    with pytest.raises(ConfigError, match=r"workers \[2, 3\] hold one model .* count \[5, 6\]"):
+    with pytest.raises(ConfigError, match=r"workers \[2, 3\] share one model, .* counts \[5, 6\]"):
         group.gather_integers(7)
 
 

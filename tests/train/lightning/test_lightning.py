@@ -46,7 +46,9 @@ def step_losses(gang: TorchTrainer) -> list[float]:
 
 def test_checkpoints_of_lightnings_would_be_of_a_part_under_fsdp(tmp_path: Path) -> None:
     operator = TrainingOperator.from_ptl(Points, callbacks=[ModelCheckpoint(dirpath=tmp_path)])
-    with pytest.raises(ConfigError, match=r"FSDP\(\) with checkpoints of Lightning's, which would be of one"):
+    with pytest.raises(
+        ConfigError, match=r"FSDP\(\) with Lightning's checkpoints, which would contain only one"
+    ):
         trainer(operator, num_workers=2, num_cpus_per_worker=0.5, strategy="fsdp")
 
 
@@ -268,7 +270,7 @@ def test_what_cannot_be_predicted() -> None:
     with trainer(TrainingOperator.from_ptl(Points), num_workers=2) as gang:
         with pytest.raises(ConfigError, match=r"predict\(num_steps=0\): give a whole number"):
             gang.predict(num_steps=0)
-        with pytest.raises(ConfigError, match="let Points have a predict_dataloader, or pass dataset="):
+        with pytest.raises(ConfigError, match=r"define Points\.predict_dataloader, or pass dataset="):
             gang.predict()
     with (
         trainer(TrainingOperator.from_ptl(Predicting), config={}, num_workers=2) as gang,
@@ -331,9 +333,9 @@ class ConfiguresModel(Points):
 @pytest.mark.parametrize(
     ("module", "trainer_args", "message"),
     [
-        (TwoParts, {}, "optimizes manually"),
-        (ConfiguresModel, {}, "a module with configure_model: make its layers in __init__"),
-        (Points, {"strategy": "ddp"}, "but TorchTrainer shards the module"),
+        (TwoParts, {}, "uses manual optimization"),
+        (ConfiguresModel, {}, "with configure_model: make the module's layers in __init__"),
+        (Points, {"strategy": "ddp"}, "which shards the module"),
     ],
     ids=["manual", "configure_model", "strategy"],
 )

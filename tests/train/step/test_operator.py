@@ -171,7 +171,7 @@ def test_what_the_default_step_lacks_is_named() -> None:
         TwoModels().train_batch((torch.ones(1, 4), torch.ones(1, 2)), {})
     with pytest.raises(ConfigError, match=r"needs a loss: register\(criterion=...\)"):
         NoLoss().train_batch((torch.ones(1, 4), torch.ones(1, 2)), {})
-    with pytest.raises(ConfigError, match=r"\(\*features, target\), but the loader gave a dict"):
+    with pytest.raises(ConfigError, match=r"\(\*features, target\), but the loader returned a dict"):
         Digits({"samples": 4}).train_batch({"x": 1}, {})
 
 

@@ -197,7 +197,7 @@ def _not_written(path: Path, reason: str) -> str:
     if any(os.strerror(code) in reason for code in (errno.ENOSPC, errno.EDQUOT)):
         folder = next(folder for folder in path.parents if folder.exists())
         reason += f"; {shutil.disk_usage(folder).free / 1e6:.1f} MB are free in {folder}"
-    return f"the checkpoint {path} was not written ({reason}); what was there is as it was"
+    return f"the checkpoint {path} was not written ({reason}); an earlier checkpoint there is unchanged"
 
 
 def fill(
@@ -238,25 +238,28 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
     where = resolve(path)
     if where.is_file():
         raise CheckpointError(
-            f"{path} is a file, and checkpoints of TorchTrainer are folders: what torch.save wrote is given "
-            f"to load_state_dict(torch.load(...)), if it has the layout of state_dict()"
+            f"{path} is a file, but a checkpoint of TorchTrainer is a folder. Load a file of torch.save with "
+            "load_state_dict(torch.load(...)), if the file has the layout of state_dict()"
         )
     try:
         content = json.loads((where / _METADATA).read_text())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise CheckpointError(
-                f"{path} is not a checkpoint of TorchTrainer: its {_METADATA} is another program's"
+                f"{path} is not a checkpoint of TorchTrainer: another program wrote its {_METADATA}"
             )
         if content["version"] > VERSION:
             raise CheckpointError(
-                f"{path} has format version {content['version']}; this trainkit reads up to {VERSION}"
+                f"{path} has format version {content['version']}, but this trainkit reads only versions up "
+                f"to {VERSION}"
             )
         # Earlier versions wrote no checksum of this file, so a missing checksum is accepted.
         if content.pop("crc32", None) not in (None, _checksum(content)):
-            raise CheckpointError(f"{path} is damaged: its {_METADATA} is not as it was written; {_EARLIER}")
+            raise CheckpointError(f"{path} is damaged: {_METADATA} does not match its checksum; {_EARLIER}")
         for name, expected in _share_of(content["files"], rank, world_size):
             if fingerprint(where / name) != expected:
-                raise CheckpointError(f"{path} is damaged: {name} is not as it was written; {_EARLIER}")
+                raise CheckpointError(
+                    f"{path} is damaged: {name} does not match its recorded size and checksum; {_EARLIER}"
+                )
         metadata = CheckpointMetadata(content["epoch"], content["global_step"], content["world_size"])
         state = torch.load(where / _STATE, map_location="cpu", weights_only=True)
         if any(name.startswith(f"{SHARDS}/") for name in content["files"]):
@@ -264,9 +267,7 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
             state = map_state(lambda leaf, keys: stored[key_of(keys)] if _is_elsewhere(leaf) else leaf, state)
         return state, metadata
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"there is no whole checkpoint at {path}: {error.filename} is missing"
-        ) from error
+        raise CheckpointError(f"{path} is not a complete checkpoint: {error.filename} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {path} can't be read: {error}") from error
 
@@ -302,7 +303,7 @@ def refuse_foreign_folder(path: Path) -> None:
     """Raise CheckpointError if `path` is not a checkpoint, because replacing it would delete its contents."""
     if path.exists() and not (path / _METADATA).exists() and (not path.is_dir() or any(path.iterdir())):
         raise CheckpointError(
-            f"{path} exists and is not a checkpoint, so it was left alone: save to a new path"
+            f"{path} exists and is not a checkpoint, so it was not replaced: save to a new path"
         )
 
 
@@ -342,9 +343,9 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, _PLAIN):
         return value
     raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: "
-        f"turn it into tensors, numbers, strings or containers of these in state_dict(), and back in "
-        f"load_state_dict()"
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't store: "
+        "convert it to tensors, numbers, strings or containers of these in state_dict(), and back in "
+        "load_state_dict()"
     )
 
 
@@ -382,8 +383,8 @@ def write_sharded(
         with agreed(group, partial(_not_written, path)):
             if not _sign(aside, token).exists():
                 raise CheckpointError(
-                    f"worker {group.rank} does not see the folder that worker 0 writes to, {path}: workers "
-                    f"on several machines need a folder that all of them reach, on a shared file system"
+                    f"worker {group.rank} can't see {path}, the folder that worker 0 writes: workers on "
+                    "several machines need a folder on a shared file system"
                 )
         with agreed(group, partial(_not_written, path)):
             shard_files().write(aside / SHARDS, spread)
@@ -436,6 +437,6 @@ def _refuse_missing(aside: Path, files: Mapping[str, Mapping[str, int]]) -> None
         file = aside / name
         if not file.exists() or file.stat().st_size != expected["size_bytes"]:
             raise CheckpointError(
-                f"{name}, which a worker wrote, is not there for worker 0 as it was written: workers on "
-                f"several machines need a folder that all of them reach, on a shared file system"
+                f"worker 0 can't see the complete file {name}, which another worker wrote: workers on "
+                "several machines need a folder on a shared file system"
             )

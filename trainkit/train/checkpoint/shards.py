@@ -94,7 +94,9 @@ def read(folder: Path) -> dict[str, Spread]:
     found: dict[str, Spread] = {}
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            raise CheckpointError(f"{folder} holds {name}, which is no tensor: it is another program's")
+            raise CheckpointError(
+                f"{folder} contains {name}, which is not a tensor: another program wrote the folder"
+            )
         found[name] = Stored(tuple(entry.size), entry.properties.dtype, (), name, entry, reader)
     return found
 
@@ -122,7 +124,7 @@ class Stored(Spread):
         filled = sum(item.lengths.numel() for item in items)
         if filled != result.numel():
             raise CheckpointError(
-                f"of {self.name} only {filled} of {result.numel()} values are there: it is damaged"
+                f"the tensor {self.name} is damaged: only {filled} of its {result.numel()} values are stored"
             )
         self.reader.read_data(LoadPlan(items), _Into(result)).wait()
         return result
@@ -158,7 +160,7 @@ class _Reader(FileSystemReader):
         except Exception as error:  # A damaged pickle may raise any error.
             raise CheckpointError(f"{path} can't be read: {error}") from error
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-            raise CheckpointError(f"{path} is no index of a checkpoint")
+            raise CheckpointError(f"{path} is not the index of a checkpoint")
         for place in metadata.storage_data.values():
             name = Path(place.relative_path)
             if name.is_absolute() or ".." in name.parts:
@@ -178,4 +180,4 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
-        raise pickle.UnpicklingError(f"it holds a {module}.{name}, which no index of tensors has")
+        raise pickle.UnpicklingError(f"an index of tensors must not contain a {module}.{name}")

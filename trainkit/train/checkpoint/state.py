@@ -169,15 +169,16 @@ def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
         what: name of the state, for the message.
     """
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"{what} is no trainer's state: it is a {type(state).__name__}")
+        raise CheckpointError(f"{what} is not a trainer's state: it is a {type(state).__name__}")
     if missing := sorted(set(PARTS) - set(state)):
-        raise CheckpointError(f"{what} is no trainer's state: it lacks {', '.join(missing)}")
+        raise CheckpointError(f"{what} is not a trainer's state: it lacks {', '.join(missing)}")
     for name, count in registered.items():
         if not isinstance(state[name], (list, tuple)):
-            raise CheckpointError(f"{what} is no trainer's state: its {name} are no list")
+            raise CheckpointError(f"{what} is not a trainer's state: its {name} are not a list")
         if len(state[name]) != count:
             raise CheckpointError(
-                f"{what} holds {len(state[name])} {name}, but {count} were registered: register the same"
+                f"{what} has {len(state[name])} {name}, but the operator registered {count}: register the "
+                "same number"
             )
 
 

@@ -194,7 +194,10 @@ class Feed:
         advice: advice about streams of unequal length, for messages.
     """
 
-    advice = "give each equally many, or pass register_data(uneven_inputs='join') to train on all batches"
+    advice = (
+        "give each worker equally many batches, or pass register_data(uneven_inputs='join') to train on all "
+        "batches"
+    )
 
     def __init__(
         self,
@@ -366,8 +369,9 @@ class Feed:
                 last = batch
             elif last is _END:
                 raise ConfigError(
-                    f"{_name(self._training)} gives worker {self._group.rank} no batch, but others have "
-                    f"some, and all workers run each step together: give each worker at least one batch"
+                    f"the {_name(self._training)} of worker {self._group.rank} has no batches, but other "
+                    "workers have some. All workers run each step together: give each worker at least one "
+                    "batch"
                 )
             now = len(more) / sum(more) if batch is not _END else 0.0
             if now != share or (self._fetched == first and self._shares):
@@ -387,13 +391,13 @@ class Feed:
         if not any(more):
             return
         text = (
-            f"the train_loader of worker {_ranks(more, False)} ends after {steps} batches, and worker "
+            f"the train_loader of worker {_ranks(more, False)} ends after {steps} batches, but worker "
             f"{_ranks(more, True)} has more"
         )
         if self.uneven == "raise":
             raise ConfigError(f"{text}: {self.advice}")
         if self._group.rank == 0 and not self._told:
-            log.warning("%s, which are not trained on: %s", text, self.advice)
+            log.warning("%s. The extra batches are skipped: %s", text, self.advice)
         self._told = True
 
 
@@ -460,7 +464,7 @@ def make_feed(
     what = _name(training)
     if not isinstance(loader, Iterable) or isinstance(loader, Iterator):
         raise ConfigError(
-            f"{what} is a {type(loader).__name__}; give a DataLoader, or an iterable that can start again"
+            f"{what} must be a DataLoader or an iterable that can restart, not a {type(loader).__name__}"
         )
     in_step = training if in_step is None else in_step
     if group.members > 1 and split:

@@ -66,7 +66,7 @@ class DevicePrefetcher:
         """
         if not isinstance(batch, (list, tuple)) or len(batch) < 2:
             raise ConfigError(
-                f"the default steps take batches (*features, target), but the loader gave a "
+                "the default steps need batches of the form (*features, target), but the loader returned a "
                 f"{type(batch).__name__}: override train_batch and validate_batch"
             )
         batch = self.delivered(batch)

@@ -278,9 +278,9 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         if group.rank == 0 and group.world_size > 1:
             log.warning(
-                "%s can't be shared among the %d workers, as it is not a DataLoader over a map-style data "
-                "set: each worker takes all that its own loader gives. Split it by self.world_rank, and pass "
-                "add_dist_sampler=False to say so.",
+                "%s can't be shared among the %d workers, because it is not a DataLoader over a map-style "
+                "data set: each worker uses all batches of its own loader. Split the data by "
+                "self.world_rank, and pass add_dist_sampler=False to turn this warning off.",
                 what,
                 group.world_size,
             )
@@ -306,8 +306,9 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     counts = group.gather_integers(sharded.samples())
     if len(set(counts)) > 1:
         raise ConfigError(
-            f"{what} has {counts} samples on workers 0 to {group.world_size - 1}: with add_dist_sampler=True "
-            f"every worker registers the whole data set; pass add_dist_sampler=False if you have split it"
+            f"{what} has {counts} samples on workers 0 to {group.world_size - 1}, but with "
+            "add_dist_sampler=True every worker must register the whole data set: pass "
+            "add_dist_sampler=False if you split the data yourself"
         )
     if group.rank > 0 and loader.generator is not None:
         # The generator now only seeds this worker's loading processes, whose augmentations must differ by

@@ -77,7 +77,7 @@ def file_error(error: RuntimeError) -> Exception:
 def advice(error: BaseException) -> str | None:
     """Return how a trainer's user can follow the advice in a torch error; None for other errors."""
     if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
-        return 'here: register(..., ddp_args={"find_unused_parameters": True})'
+        return 'In trainkit, pass register(..., ddp_args={"find_unused_parameters": True})'
     return None
 
 

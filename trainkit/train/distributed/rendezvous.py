@@ -80,8 +80,8 @@ def make_rendezvous(
     """
     if world_size > 1 and "isolation" not in runtime.promises():
         raise ConfigError(
-            f"num_workers={world_size}, but this engine runs all of them in one process, where they "
-            f"can't wait for each other: use num_workers=1, or init() with the local engine"
+            f"num_workers={world_size} is not supported by this engine: it runs all workers in one process, "
+            "where they can't wait for each other. Use num_workers=1, or init() with the local engine"
         )
     if on_one_machine():
         path = runtime.scratch_dir() / f"rendezvous-{secrets.token_hex(8)}"
@@ -143,8 +143,8 @@ class RendezvousStore:
             listening = socket.create_server((address, 0), family=family)
         except OSError as error:
             raise ConfigError(
-                f"worker 0 can't listen at {address}, the address of its machine in the cluster ({error}): "
-                f"join the machine to the cluster by an address that is its own"
+                f"worker 0 can't listen on {address}, the address of its machine in the cluster ({error}): "
+                "join the cluster with an address that belongs to the machine"
             ) from error
         import torch.distributed as dist  # A launcher does not need torch.
 

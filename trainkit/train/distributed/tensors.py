@@ -134,8 +134,8 @@ class Spread:
             filled += math.prod(end - start for start, end in zip(low, high, strict=True))
         if filled != result.numel():
             raise CheckpointError(
-                f"a worker's state is missing: of a tensor of shape {self.shape} only {filled} of "
-                f"{result.numel()} values are there"
+                f"a worker's state is missing: a tensor of shape {self.shape} has only {filled} of its "
+                f"{result.numel()} values"
             )
         return result
 

@@ -283,8 +283,9 @@ class LightningFit:
         self._check_alive()
         if 0 <= (trainer.max_epochs if trainer.max_epochs is not None else -1) <= trainer.current_epoch:
             raise ConfigError(
-                f"Lightning has trained the {trainer.max_epochs} epochs of trainer_args['max_epochs']: give "
-                f"more, or leave it out, as train() is called for each epoch anyway"
+                f"Lightning has already trained the {trainer.max_epochs} epochs of "
+                "trainer_args['max_epochs']: raise max_epochs, or leave it out, because each call of "
+                "train() trains one epoch"
             )
         trainer.should_stop = False  # The result reports the stop, and the caller may continue.
         resize(trainer, self._limit if num_steps is None else num_steps)
@@ -296,7 +297,9 @@ class LightningFit:
             set_epoch(loader, trainer.current_epoch)
         self._switch(self._go_on)
         if not self.alive:
-            raise TrainingError("Lightning ended the fit without an epoch: there are no training batches")
+            raise TrainingError(
+                "Lightning ended the fit without an epoch, because the training data has no batches"
+            )
         last_one = trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs
         asks = {SHOULD_STOP: float(trainer.should_stop or last_one)}
         counts, logged = self._training.result(), self._logged.metrics()
@@ -515,8 +518,8 @@ class LightningFit:
     def _check_alive(self) -> None:
         if not self.alive:
             raise TrainingError(
-                "Lightning's fit has ended, by an error or a shutdown: load() a checkpoint, or make a new "
-                "TorchTrainer"
+                "Lightning's fit has ended because of an error or a shutdown: load() a checkpoint, or make "
+                "a new TorchTrainer"
             )
 
     def _weight(self, loader: Any, index: int) -> float:

@@ -57,7 +57,7 @@ def require_module_class(cls: Any) -> str:
         raise MissingDependencyError.of("from_ptl() needs Lightning", "lightning")
     shown = repr(cls) if isinstance(cls, type) else f"an object of {type(cls).__name__}"
     raise ConfigError(
-        f"from_ptl({shown}): give a subclass of LightningModule, of which each worker makes an instance"
+        f"from_ptl() needs a subclass of LightningModule, not {shown}; each worker makes its own instance"
     )
 
 
@@ -95,7 +95,8 @@ def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
     if missing:
         raise ConfigError(
             f"{cls.__name__}{inspect.signature(cls)} needs {', '.join(missing)}, but config has "
-            f"{sorted(map(str, config))}: add the keys, or let the class take all of it, as `config`"
+            f"{sorted(map(str, config))}: add the keys, or let the class take the whole configuration as "
+            "`config`"
         )
     return cls(**given)
 
@@ -105,14 +106,14 @@ def _names_in(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _OURS = {
-    "accelerator": "use_gpu= of TorchTrainer says where it runs",
-    "callbacks": "give callbacks= of from_ptl",
-    "devices": "num_workers= and gpus_per_worker= of TorchTrainer say how many",
+    "accelerator": "pass use_gpu= to TorchTrainer",
+    "callbacks": "pass callbacks= to from_ptl",
+    "devices": "pass num_workers= and gpus_per_worker= to TorchTrainer",
     "fast_dev_run": "call train(num_steps=1) and validate(num_steps=1)",
     "max_steps": "call train(num_steps=...) as often as you need",
     "min_steps": "call train(num_steps=...) as often as you need",
-    "num_nodes": "num_workers= of TorchTrainer says how many",
-    "use_distributed_sampler": "add_dist_sampler= of TorchTrainer says whether samples are dealt out",
+    "num_nodes": "pass num_workers= to TorchTrainer",
+    "use_distributed_sampler": "pass add_dist_sampler= to TorchTrainer",
 }
 """Arguments of Lightning's trainer that trainkit controls, each with the replacement."""
 
@@ -189,19 +190,19 @@ class LightningPlan:
         loaders = self.train_dataloader is not None or self.val_dataloader is not None
         if loaders and self.datamodule is not None:
             raise ConfigError(
-                "from_ptl(): give train_dataloader= and val_dataloader=, or datamodule=, not both"
+                "from_ptl() accepts train_dataloader= and val_dataloader=, or datamodule=, but not both"
             )
         kind = self.datamodule if isinstance(self.datamodule, type) else type(self.datamodule)
         if self.datamodule is not None and package_of(kind, "LightningDataModule") != self.package:
             raise ConfigError(
-                f"from_ptl(datamodule={self.datamodule!r}): give a LightningDataModule of {self.package}, as "
-                f"{self.module_cls.__name__} is a module of it, or its class"
+                f"from_ptl(datamodule={self.datamodule!r}): pass a LightningDataModule of {self.package}, or "
+                f"its class, because {self.module_cls.__name__} is a module of this package"
             )
         wrong = [item for item in self.callbacks if package_of(type(item), "Callback") != self.package]
         if wrong:
-            raise ConfigError(f"from_ptl(callbacks={wrong!r}): give callbacks of {self.package}")
+            raise ConfigError(f"from_ptl(callbacks={wrong!r}): pass callbacks of {self.package}")
         if ours := [f"{name}: {_OURS[name]}" for name in self.trainer_args if name in _OURS]:
-            raise ConfigError("from_ptl(trainer_args=): leave out " + "; ".join(ours))
+            raise ConfigError("from_ptl(): trainer_args must not contain " + "; ".join(ours))
 
 
 def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,8 +220,8 @@ def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str,
         asked["gradient_clip_val"] = step.max_grad_norm
     if both := sorted(set(asked) & set(given)):
         raise ConfigError(
-            f"from_ptl(trainer_args=) has {', '.join(both)}, which TorchTrainer received by its own "
-            f"arguments (precision, grad_accumulation_steps, max_grad_norm): say it once"
+            f"from_ptl(): trainer_args contains {', '.join(both)}, which arguments of TorchTrainer "
+            "(precision, grad_accumulation_steps, max_grad_norm) also set: set each value only once"
         )
     return asked
 
@@ -278,7 +279,7 @@ class LightningMethods:
         classes = [plan.module_cls, *([data] if isinstance(data, type) else [])]
         if self._context.strategy.group.rank == 0 and (unused := untaken(config, classes)):
             log.warning(
-                "config has %s, which no parameter of %s is named after, so nothing is done with it",
+                "ignoring %s in config, because %s has no parameter with that name",
                 ", ".join(map(repr, unused)),
                 " or ".join(cls.__name__ for cls in classes),
             )
@@ -308,7 +309,8 @@ class LightningMethods:
         del info, epoch_idx  # Lightning counts epochs itself.
         if not isinstance(self._train_feed, LightningFeed):
             raise ConfigError(
-                "train(dataset=) is not for Lightning modules: give from_ptl(train_dataloader=...)"
+                "train(dataset=...) is not supported for Lightning modules: pass "
+                "from_ptl(train_dataloader=...)"
             )
         fit = self._running()
         with ticking(self._train_feed, iterator) as ticks:
@@ -344,7 +346,7 @@ class LightningMethods:
             owner, kind = type(self.datamodule), "LightningDataModule"
         if dataset is None and not _defines(owner, "predict_dataloader", self._base(kind)):
             raise ConfigError(
-                f"no prediction data: let {owner.__name__} have a predict_dataloader, or pass dataset="
+                f"predict() has no data: define {owner.__name__}.predict_dataloader, or pass dataset="
             )
         loader = dataset(self._config) if callable(dataset) else dataset
         return self._running().predict(loader, num_steps)
@@ -362,7 +364,7 @@ class LightningMethods:
             CheckpointError: Lightning refuses the checkpoint; the previous state continues.
         """
         if "lightning" in state_dict and state_dict["lightning"] is None:
-            raise CheckpointError("this state was taken after Lightning's fit had ended by an error")
+            raise CheckpointError("this state can't be loaded: it was saved after Lightning's fit had failed")
         running = self._fit if self._fit is not None and self._fit.alive else None
         before = None if running is None else cpu_copy(running.checkpoint())
         self.close()
@@ -374,7 +376,7 @@ class LightningMethods:
         except Exception as error:
             if before is not None:
                 self._fit = self._begun(before)
-            raise CheckpointError(f"Lightning does not take this state: {error}") from error
+            raise CheckpointError(f"Lightning can't load this state: {error}") from error
 
     def close(self) -> None:
         """Let Lightning run its hooks for the end of training and of the fit."""
@@ -419,30 +421,35 @@ class LightningMethods:
         wrong = []
         if type(strategy) not in (SingleStrategy, DDPStrategy) and not _is_fsdp(strategy):
             wrong.append(
-                "strategy: Lightning modules are trained on one worker, data-parallel or by FSDP(); leave it "
-                "out (a DDPStrategy of Lightning's own can be given as trainer_args['strategy'])"
+                "strategy: a Lightning module trains on one worker, data-parallel or with FSDP(); leave "
+                "strategy out, or pass a DDPStrategy of Lightning as trainer_args['strategy']"
             )
         if _is_fsdp(strategy) and self._overrides_of_module("configure_model"):
-            wrong.append("FSDP() of a module with configure_model: make its layers in __init__")
+            wrong.append("FSDP() with configure_model: make the module's layers in __init__")
         given = self._plan.trainer_args
         keeps = any(_is_a(each, "Checkpoint") for each in self._plan.callbacks)
         if _is_fsdp(strategy) and (keeps or given.get("enable_checkpointing")):
             wrong.append(
-                "FSDP() with checkpoints of Lightning's, which would be of one worker's part: save()"
+                "FSDP() with Lightning's checkpoints, which would contain only one worker's part: call save()"
             )
         if strategy.group.world_size > 1 and not strategy.averages:
-            wrong.append("wrap_ddp=False: Lightning wraps the module itself; leave it out")
+            wrong.append("wrap_ddp=False: leave it out, because Lightning wraps the module itself")
         if context.scheduler_step_freq is not None:
-            wrong.append("scheduler_step_freq: Lightning steps schedulers as configure_optimizers says")
+            wrong.append(
+                "scheduler_step_freq: leave it out, because configure_optimizers sets when Lightning steps "
+                "schedulers"
+            )
         wrong += [
-            f"{name}: do it in the module, or by trainer_args of Lightning"
+            f"{name}: set it in the module, or with Lightning's own argument in trainer_args"
             for name in ("compile", "channels_last", "detect_nan")
             if getattr(context.step, name)
         ]
         if context.step.ema_decay is not None:
-            wrong.append("ema_decay: give EMAWeightAveraging of Lightning's among callbacks=")
+            wrong.append("ema_decay: pass Lightning's EMAWeightAveraging in callbacks=")
         if wrong:
-            raise ConfigError("TorchTrainer with a Lightning module can't take " + "; ".join(wrong))
+            raise ConfigError(
+                "TorchTrainer does not support these settings with a Lightning module: " + "; ".join(wrong)
+            )
         group = strategy.group
         return WorkerInfo(
             device=strategy.devices[0],
@@ -457,8 +464,9 @@ class LightningMethods:
 
         if not self.model.automatic_optimization:
             raise ConfigError(
-                f"{type(self.model).__name__} optimizes manually, and FSDP() gathers its weights once for a "
-                f"whole training_step: an optimizer's step within would not be seen; use strategy='ddp'"
+                f"{type(self.model).__name__} uses manual optimization, which FSDP() does not support: "
+                "FSDP() gathers the weights once per training_step, so it would miss an optimizer step "
+                "inside. Use strategy='ddp'"
             )
         self._strategy.place([self.model], [], {})
         for step in ("training_step", "validation_step", "predict_step"):
@@ -490,7 +498,7 @@ class LightningMethods:
         # Validation data is also split into equally many batches per worker, because Lightning's DDP and
         # `sync_dist` communicate in each batch.
         feed = self._strategy.split_data(loader, training=True)
-        feed.advice = "give each worker's loader equally many"
+        feed.advice = "give each worker's loader equally many batches"
         return feed
 
     def _shared(self, feed: Feed) -> None:

@@ -186,14 +186,15 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
     """
     if sharded and asked is not None:
         raise ConfigError(
-            f"trainer_args['strategy']={asked!r}, but TorchTrainer shards the module (strategy=): say one"
+            f"trainer_args['strategy']={asked!r} conflicts with strategy= of TorchTrainer, which shards the "
+            "module: pass only one of them"
         )
     data_parallel = package.strategies.DDPStrategy
     names = {"ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}
     if asked is not None and asked not in names and not isinstance(asked, data_parallel):
         raise ConfigError(
-            f"trainer_args['strategy']={asked!r}: a Lightning module is trained on one worker or data-"
-            f"parallel; give one of {tuple(names)}, a DDPStrategy, or leave it out"
+            f"trainer_args['strategy']={asked!r} is not supported: a Lightning module trains on one worker "
+            f"or data-parallel. Pass one of {tuple(names)} or a DDPStrategy, or leave it out"
         )
     if worker.world_size == 1:
         strategy = package.strategies.SingleDeviceStrategy(device=worker.device)
