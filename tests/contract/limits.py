@@ -148,6 +148,7 @@ SMALL_FILES: dict[str, str] = {
 
 SEVERAL_PARTS: dict[str, str] = {
     "trainkit/errors.py": "all exceptions that users catch, in one list",
+    "trainkit/runtime/api.py": "all functions of the runtime that users call, in one list",
     "trainkit/plugins/integrations/lightning_trainer.py": (
         "all that Lightning's trainer needs in a training function, under Ray's names"
     ),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
+import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, ObjectLostError, TrainkitError, did_you_mean
 from trainkit.runtime import specs
 from trainkit.runtime.local.client import reconnecting
@@ -32,13 +35,15 @@ from trainkit.runtime.serialize import Handle, lasting
 making = threading.RLock()
 """Lock held while an actor with get_if_exists=True is looked up or started.
 
-Lock order: `making`, then `sessions.in_turn`, then `_meeting`.
+Lock order: `making`, then `in_turn`, then `_meeting`.
 """
 
 _meeting = threading.RLock()
 """Lock held while this process connects to an actor, so that two threads do not connect to the same actor."""
 
 _SEARCH_S = 2.0
+_TURN_S = 10.0
+_LOOK_S = 0.5
 _ROOM_BYTES = 1 << 20
 _Answer = messages.Found | messages.NotFound
 Met = tuple[ActorEndpoint, specs.Interface]
@@ -121,7 +126,7 @@ class ActorLookup:
         wanted = request.registration
         if wanted is None:
             raise ConfigError("only an actor with a name can be registered")
-        with sessions.in_turn(Path(self._parts.mark).parent) if wanted.detached else contextlib.nullcontext():
+        with in_turn(Path(self._parts.mark).parent) if wanted.detached else contextlib.nullcontext():
             if wanted.detached:
                 found = self._holder(wanted)
                 if found is not None and wanted.get_if_exists:
@@ -330,3 +335,69 @@ class ActorClient:
             sessions.kill(peer.home or "", peer.worker_id, reason, not no_restart)
         else:
             self._node.demand_end(messages.Kill(peer.worker_id, reason, not no_restart))
+
+
+@contextlib.contextmanager
+def in_turn(parent: Path) -> Iterator[None]:
+    """Run the block in one thread at a time, among all threads of the user's programs.
+
+    Otherwise two threads could create detached actors with the same name.
+
+    Raises:
+        TrainkitError: a single thread has been in the block for 10 s.
+    """
+    global _turns
+    _await_turn(parent, lambda: _own_turn.acquire(timeout=_LOOK_S), lambda: (os.getpid(), _turns))
+    try:
+        # Locking the folder itself leaves no lock file. The kernel releases the lock when the process ends.
+        fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _await_turn(parent, lambda: _locks(fd), lambda: (_lock_holder(fd), 0))
+            yield
+        finally:
+            os.close(fd)
+    finally:
+        _turns += 1
+        _own_turn.release()
+
+
+_own_turn = threading.Lock()
+_turns = 0
+"""Number of times that threads of this process have left the block of `in_turn`."""
+
+
+def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:
+    """Call `take` until it returns True. Raise TrainkitError when `turn()` has not changed for 10 s."""
+    seen, since = turn(), SYSTEM.monotonic()
+    while not take():
+        now = turn()
+        if now != seen:
+            seen, since = now, SYSTEM.monotonic()
+        elif SYSTEM.monotonic() - since > _TURN_S:
+            who = "another program" if now[0] is None else f"a program (pid {now[0]})"
+            raise TrainkitError(
+                f"{who} has been creating a detached actor for {_TURN_S:g} s and holds the lock of {parent}: "
+                "see what that program waits for, or end it"
+            )
+
+
+def _locks(fd: int) -> bool:
+    """Try to lock `fd` for 0.5 s. Return True on success."""
+    deadline = SYSTEM.monotonic() + _LOOK_S
+    while SYSTEM.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        SYSTEM.sleep(0.005)
+    return False
+
+
+def _lock_holder(fd: int) -> int | None:
+    """Return the pid of the process that has locked `fd`; None if the kernel does not show the process."""
+    inode = f":{os.fstat(fd).st_ino}"
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            parts = line.split()  # a line is "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF"
+            if parts[1] == "FLOCK" and parts[5].endswith(inode):
+                return int(parts[4])
+    return None

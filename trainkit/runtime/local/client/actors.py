@@ -14,9 +14,9 @@ from typing import Any
 from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError, TaskError
 from trainkit.runtime import serialize
 from trainkit.runtime.local.client.background import END, BackgroundThread
-from trainkit.runtime.local.client.calls import CallCodec, decide
+from trainkit.runtime.local.client.calls import CallCodec
 from trainkit.runtime.local.client.node_client import NodeClient
-from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_client, fail
+from trainkit.runtime.local.client.refs import LOST, CallConnection, LocalRef, current_client, decide, fail
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.wire.channel import ACTOR, CALL, FAILURE, HANDLE_KINDS, VALUE, Frame
 from trainkit.runtime.local.wire.messages import WorkerEnvironment

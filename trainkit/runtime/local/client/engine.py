@@ -1,37 +1,50 @@
-"""Local engine of one process, which is the driver or a worker that makes calls itself."""
+"""Local engine of one process, which is the driver or a worker that makes calls itself.
+
+The engine also reports the failures of calls that the process does not read.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainkit.errors import ArgumentTypeError, GetTimeoutError, ObjectLostError, TrainkitError
+from trainkit.clock import SYSTEM
+from trainkit.errors import (
+    ActorDiedError,
+    ArgumentTypeError,
+    GetTimeoutError,
+    ObjectLostError,
+    TaskCancelledError,
+    TrainkitError,
+)
 from trainkit.resources import Bundle, require_feasible
 from trainkit.runtime import session, signals
 from trainkit.runtime.context import address_info
 from trainkit.runtime.engine import PROMISES
-from trainkit.runtime.failures import ActorExit
+from trainkit.runtime.failures import ActorExit, unpack_failure
 from trainkit.runtime.labels import require_labels
 from trainkit.runtime.local.client import launch
 from trainkit.runtime.local.client.actor_client import ActorClient, ActorLookup
 from trainkit.runtime.local.client.actors import ClientParts, actor_peers
 from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.calls import CallCodec, ProcessContext
+from trainkit.runtime.local.client.calls import CallCodec
 from trainkit.runtime.local.client.futures import CallControl, Futures, Results
 from trainkit.runtime.local.client.node_client import Ids, NodeClient, show_notice
 from trainkit.runtime.local.client.promises import OwedResults
-from trainkit.runtime.local.client.refs import UnreadFailures
 from trainkit.runtime.local.client.tasks import TaskPools
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.budget import StoreBudget
-from trainkit.runtime.local.memory.segments import SegmentPool
+from trainkit.runtime.local.memory.segments import SegmentPool, opened
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.context import ProcessContext
 from trainkit.runtime.local.system.devices import gpu_ids, gpu_name, visible_gpus
 from trainkit.runtime.local.wire import messages
 from trainkit.runtime.refs import ObjectRef
@@ -39,10 +52,16 @@ from trainkit.runtime.scheduling import captured, require_one_node
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.signals import InterruptGuard, wake_fd
 from trainkit.runtime.specs import Interface, Placement, PlacementGroupId, SessionSpec, WhereAmI
-from trainkit.settings import SESSION_MARK
+from trainkit.settings import IGNORE_UNHANDLED_ERRORS, SESSION_MARK, tells_unhandled_errors
+
+logger = logging.getLogger("trainkit")
 
 _DRIVER_SERIAL = 1
 _FAREWELL_S = 5.0
+_WINDOW_S = 5.0
+_MOST = 3
+"""Maximum number of failures shown within a window of 5 s. Further failures are only counted."""
+_MOST_KEPT = 1_000
 
 
 class LocalEngine:
@@ -349,3 +368,74 @@ class LocalEngine:
         for conn in actor_peers():
             conn.read_out()
         self._tasks.read_out()
+
+
+class UnreadFailures:
+    """Report of the unhandled failures of this process's calls.
+
+    Args:
+        run_soon: function that calls a function soon, in a thread that may run user code.
+    """
+
+    def __init__(self, run_soon: Callable[[Callable[[], None]], None]) -> None:
+        self._run_soon = run_soon
+        self._lock = threading.RLock()  # reentrant, as garbage collection may drop another failure
+        self._dropped: list[Packed] = []
+        self._since = SYSTEM.monotonic()
+        self._shown: set[str] = set()
+        self._not_shown = 0
+        self._is_asked_for = False
+        self._is_over = False
+        self._pid = os.getpid()
+
+    def dropped(self, failure: Packed) -> None:
+        """Record a failure that was dropped unread. `show` runs later, as any `__del__` may call this."""
+        is_copy = self._pid != os.getpid()  # a forked child shows nothing, as the parent shows the failure
+        if self._is_over or is_copy or sys.is_finalizing() or not tells_unhandled_errors():
+            return
+        with self._lock:
+            if len(self._dropped) < _MOST_KEPT:
+                self._dropped.append(failure)
+            is_asked_for, self._is_asked_for = self._is_asked_for, True
+        if not is_asked_for:
+            self._run_soon(self.show)
+
+    def show(self) -> None:
+        """Show the dropped failures, or count them if the window's limit is reached."""
+        now = SYSTEM.monotonic()
+        if now - self._since >= _WINDOW_S:
+            self._show_count()
+            self._since, self._shown = now, set()
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+            self._is_asked_for = False
+        for text in filter(None, map(_text_of, dropped)):
+            if text in self._shown or len(self._shown) >= _MOST:
+                self._not_shown += 1
+            else:
+                self._shown.add(text)
+                logger.error("Unhandled error (suppress with %s=1): %s", IGNORE_UNHANDLED_ERRORS, text)
+
+    def finish(self) -> None:
+        """Show the remaining failures and ignore later ones."""
+        self.show()
+        self._show_count()
+        self._is_over = True
+
+    def _show_count(self) -> None:
+        count, self._not_shown = self._not_shown, 0
+        if count:
+            logger.error(
+                "Unhandled errors: at least %d more calls failed, and their results were not read", count
+            )
+
+
+def _text_of(failure: Packed) -> str | None:
+    """Return the traceback of a failure; None if the call was cancelled or its actor has died."""
+    try:
+        error = unpack_failure(opened(failure))
+    except Exception as problem:  # unpickling the user's exceptions may raise any error
+        return f"a call raised, and its exception cannot be rebuilt here: {problem}"
+    if isinstance(error, ActorDiedError) or isinstance(error.cause, (ActorDiedError, TaskCancelledError)):
+        return None
+    return error.remote_traceback

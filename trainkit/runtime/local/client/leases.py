@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainkit.errors import TaskCancelledError, TaskError
-from trainkit.runtime.local.client.calls import decide
-from trainkit.runtime.local.client.refs import CallConnection, LocalRef, fail
+from trainkit.runtime.local.client.refs import CallConnection, LocalRef, decide, fail
 from trainkit.runtime.local.wire import channel
 from trainkit.runtime.restart_policy import RetriedKinds
 from trainkit.runtime.serialize import Packed

@@ -1,22 +1,17 @@
-"""Object references, the connections that receive their answers, and the report of unhandled failures."""
+"""Object references, the connections that receive their answers, and the decision to retry a call."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import os
 import pickle
 import socket
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit import settings
-from trainkit.clock import SYSTEM
-from trainkit.errors import ActorDiedError, ObjectLostError, TaskCancelledError
+from trainkit.errors import ObjectLostError, TaskError
 from trainkit.runtime import serialize, session
 from trainkit.runtime.failures import unpack_failure
 from trainkit.runtime.local.memory.segments import opened
@@ -27,14 +22,6 @@ from trainkit.runtime.serialize import Packed
 if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
-
-
-logger = logging.getLogger("trainkit")
-
-_WINDOW_S = 5.0
-_MOST = 3
-"""Maximum number of failures shown within a window of 5 s. Further failures are only counted."""
-_MOST_KEPT = 1_000
 
 
 class Unread(Packed):
@@ -64,80 +51,6 @@ def mark_read(body: Any) -> None:
     """Mark `body` as read if it is an `Unread` failure."""
     if isinstance(body, Unread):
         body.mark_read()
-
-
-class UnreadFailures:
-    """Report of the unhandled failures of this process's calls.
-
-    Args:
-        run_soon: function that calls a function soon, in a thread that may run user code.
-    """
-
-    def __init__(self, run_soon: Callable[[Callable[[], None]], None]) -> None:
-        self._run_soon = run_soon
-        self._lock = threading.RLock()  # reentrant, as garbage collection may drop another failure
-        self._dropped: list[Packed] = []
-        self._since = SYSTEM.monotonic()
-        self._shown: set[str] = set()
-        self._not_shown = 0
-        self._is_asked_for = False
-        self._is_over = False
-        self._pid = os.getpid()
-
-    def dropped(self, failure: Packed) -> None:
-        """Record a failure that was dropped unread. `show` runs later, as any `__del__` may call this."""
-        is_copy = self._pid != os.getpid()  # a forked child shows nothing, as the parent shows the failure
-        if self._is_over or is_copy or sys.is_finalizing() or not settings.tells_unhandled_errors():
-            return
-        with self._lock:
-            if len(self._dropped) < _MOST_KEPT:
-                self._dropped.append(failure)
-            is_asked_for, self._is_asked_for = self._is_asked_for, True
-        if not is_asked_for:
-            self._run_soon(self.show)
-
-    def show(self) -> None:
-        """Show the dropped failures, or count them if the window's limit is reached."""
-        now = SYSTEM.monotonic()
-        if now - self._since >= _WINDOW_S:
-            self._show_count()
-            self._since, self._shown = now, set()
-        with self._lock:
-            dropped, self._dropped = self._dropped, []
-            self._is_asked_for = False
-        for failure in dropped:
-            text = _text_of(failure)
-            if text is None:
-                continue
-            if text in self._shown or len(self._shown) >= _MOST:
-                self._not_shown += 1
-                continue
-            self._shown.add(text)
-            logger.error("Unhandled error (suppress with %s=1): %s", settings.IGNORE_UNHANDLED_ERRORS, text)
-
-    def finish(self) -> None:
-        """Show the remaining failures and ignore later ones."""
-        self.show()
-        self._show_count()
-        self._is_over = True
-
-    def _show_count(self) -> None:
-        count, self._not_shown = self._not_shown, 0
-        if count:
-            logger.error(
-                "Unhandled errors: at least %d more calls failed, and nobody asked for their results", count
-            )
-
-
-def _text_of(failure: Packed) -> str | None:
-    """Return the traceback of a failure; None if the call was cancelled or its actor has died."""
-    try:
-        error = unpack_failure(opened(failure))
-    except Exception as problem:  # unpickling the user's exceptions may raise any error
-        return f"a call raised, and its exception cannot be rebuilt here: {problem}"
-    if isinstance(error, ActorDiedError) or isinstance(error.cause, (ActorDiedError, TaskCancelledError)):
-        return None
-    return error.remote_traceback
 
 
 def is_own(cls: type) -> bool:
@@ -400,3 +313,40 @@ class CallConnection(channel.Connection):
     def __del__(self) -> None:
         # No answer is pending here, as a pending reference would keep this connection alive.
         self.close_when_sent()
+
+
+Verdict = Callable[[TaskError], bool]
+
+
+def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made_again: Verdict) -> None:
+    """Complete `refs` with their call's failure, unless `made_again` retries the call.
+
+    The decision is made in a separate thread. Unpickling the error runs user code, which may wait for other
+        calls, while the caller is reading `peer`. Until the decision, `refs` have no connection.
+    """
+    waiting = {ref.id: peer.pending.pop(ref.id) for ref in refs if ref.id in peer.pending}
+    for ref in refs:
+        ref.attach(None)
+
+    def work() -> None:
+        try:
+            if made_again(unpack_failure(opened(failure))):
+                return
+        except BaseException as error:  # the user's code may raise any error, even SystemExit
+            _fail(peer, refs, error)
+            return
+        peer.forget([ref.id for ref in refs])
+        peer.pending.update(waiting)
+        for ref_id in waiting:
+            CallConnection.on_frame(peer, channel.Frame(channel.FAILURE, ref_id, failure))
+
+    try:
+        threading.Thread(target=work, name="trainkit-retry", daemon=True).start()
+    except RuntimeError as error:  # the machine can start no further thread
+        _fail(peer, refs, error)
+
+
+def _fail(peer: CallConnection, refs: Sequence[LocalRef], error: BaseException) -> None:
+    peer.forget([ref.id for ref in refs])
+    reason = f"a call raised, and could not be made again as retry_exceptions asks: {error!r}"
+    fail([ref for ref in refs if not ref.done()], ObjectLostError, reason)

@@ -15,11 +15,11 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import GetTimeoutError, ObjectLostError
 from trainkit.runtime.failures import raisable, unpack_failure
 from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.calls import calling
 from trainkit.runtime.local.client.leases import Task
 from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import ATOM, PENDING, CallConnection, LocalRef, mark_read
 from trainkit.runtime.local.memory.segments import opened
+from trainkit.runtime.local.system.context import calling
 from trainkit.runtime.local.wire.channel import FAILURE, VALUE, Connection, descriptors_explained
 from trainkit.runtime.local.wire.messages import Blocked
 from trainkit.runtime.refs import ObjectRef

@@ -312,8 +312,7 @@ class OutputPipe:
     def _end_line(self) -> None:
         """Process an unfinished line as a whole line."""
         if self._partial:
-            text = _shown(self._partial)
-            self._partial = b""
+            text, self._partial = _shown(self._partial), b""
             self._tell([text])
 
     def _tell(self, lines: list[str]) -> None:
@@ -361,6 +360,20 @@ class WorkerOutput:
         self._repeated = LineDeduplicator() if dedup_logs() else None
         self._logs_fail = False
         self.files_of, self.forget = logs.files_of, logs.forget
+
+    def pipe(self, fd: int, kind: str, printer: Callable[[], WorkerRecord]) -> OutputPipe:
+        """Return a pipe whose output is shown and kept.
+
+        Args:
+            fd: the reading end.
+            kind: "out" or "err".
+            printer: function that returns the worker at the other end, called only when output has arrived.
+        """
+        return OutputPipe(
+            fd,
+            lambda lines, name: self.show(printer(), kind, lines, name),
+            lambda data: self.keep(printer(), kind, data),
+        )
 
     def show(self, worker: WorkerRecord, kind: str, lines: list[str], name: str | None = None) -> None:
         """Show lines of a worker in the driver under `name`; None means the worker's own name."""

@@ -27,14 +27,15 @@ from trainkit.runtime.local.node.loop import Loop
 from trainkit.runtime.local.node.memory_monitor import MemoryMonitor
 from trainkit.runtime.local.node.named_actors import NamedActors
 from trainkit.runtime.local.node.placement_groups import PlacementGroups
-from trainkit.runtime.local.node.reclaim import LeaseReclaimer, WaitExplainer
+from trainkit.runtime.local.node.reclaim import LeaseReclaimer
 from trainkit.runtime.local.node.restarts import Restarts
 from trainkit.runtime.local.node.scheduler import IdleWorkers, ResourceScheduler
 from trainkit.runtime.local.node.server import Clients, SessionServer
-from trainkit.runtime.local.node.state import CallCounts, StateListing
+from trainkit.runtime.local.node.state import CallCounts, StateListing, WaitExplainer
 from trainkit.runtime.local.node.supervisor import Supervisor
 from trainkit.runtime.local.node.workers import WorkerProcesses
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.child_watch import ChildWatch, ended_children
 from trainkit.runtime.local.wire import messages, sessions
 from trainkit.runtime.local.wire.channel import NOTICE, REQUEST, Descriptor, Frame
 from trainkit.runtime.placement import Ledger
@@ -147,7 +148,7 @@ class Node:
         # The pidfd reports the driver's end even if a child of the driver keeps the driver's socket open.
         self._driver_pidfd = _pidfd(session.driver_pid)
         loop.watch(self._driver_pidfd, self._driver_left)
-        children = process.ChildWatch()
+        children = ChildWatch()
         loop.watch(children.fileno(), lambda: self._processes.collect(children.ended()))
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         self._is_told_to_end = False
@@ -341,7 +342,7 @@ class Node:
         signal.set_wakeup_fd(-1)
 
         def left() -> list[int]:
-            for _ in process.ended_children():
+            for _ in ended_children():
                 pass
             return process.descendants(os.getpid())
 

@@ -1,15 +1,18 @@
-"""State listing of a session, with rows of plain values for each kind of object. Ids are hexadecimal."""
+"""State listing of a session, and explanations of long waits.
+
+The rows of the listing consist of plain values. Ids are hexadecimal.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.resources import total
+from trainkit.resources import Bundle, describe, total
 from trainkit.runtime.engine import Row, group_row, listing, node_row, task_row, worker_row
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.memory.usage import objects
@@ -17,8 +20,8 @@ from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.logs import SessionLogs
 from trainkit.runtime.local.node.loop import After
 from trainkit.runtime.local.node.placement_groups import PlacementGroups
-from trainkit.runtime.local.node.reclaim import WaitExplainer
-from trainkit.runtime.local.wire.messages import CountCalls, RequestLease, StartActor
+from trainkit.runtime.local.wire.messages import CountCalls, RequestLease, StartActor, Waits
+from trainkit.runtime.placement import Allocation, Holder, Room, Wait, explain_wait, order
 
 Rows = list[Row]
 
@@ -26,6 +29,121 @@ _PATIENCE_S = 0.5
 """Longest wait for the driver's count of unanswered calls. A slower driver is stopped or very busy."""
 _AGAIN_S = 30.0
 """Time without an answer after which the driver is asked again, as the answer may have failed."""
+
+_LONG_S = 10.0
+"""Wait after which a request is explained to the process that made it."""
+
+_TOGETHER_S = 2.0
+"""Requests made within this time after an explained request are explained with it."""
+
+_MOST_EXPLAINED = 3
+"""Number of a process's requests that are explained at a time; further requests are only counted."""
+
+
+@dataclass(eq=False)
+class WaitExplainer:
+    """Explainer of waiting requests, for the state listing and for processes whose requests wait for long.
+
+    Args:
+        queue: the waiting requests.
+        groups: placement groups, and the ledger of the machine.
+        table: the living workers.
+        totals: total resources of the machine.
+        after: `Loop.after`.
+        notify: `Clients.notify`.
+    """
+
+    _queue: records.RequestQueue
+    _groups: PlacementGroups
+    _table: records.WorkerTable
+    _totals: Bundle
+    _after: After
+    _notify: records.Notify
+
+    def explain_later(self, _: object = None) -> None:
+        """Schedule explanations of the waiting requests for the time when they have waited 10 s."""
+        waiting = [request.since for request in self._queue.line() if not request.explained]
+        if waiting:
+            self._after(max(0.0, min(waiting) + _LONG_S - SYSTEM.monotonic()), self._explain)
+
+    def _explain(self) -> None:
+        now = SYSTEM.monotonic()
+        due: dict[int, list[records.Request]] = {}
+        for request in self._queue.line():
+            if not request.explained and now - request.since >= _LONG_S - _TOGETHER_S:
+                request.explained = True
+                due.setdefault(request.client, []).append(request)
+        for client, requests in due.items():
+            told, rest = requests[:_MOST_EXPLAINED], requests[_MOST_EXPLAINED:]
+            for request, wait in zip(told, self.waits(told), strict=True):
+                asked = describe(total(request.bundles))
+                reasons = "; ".join(wait.reasons)
+                text = f"{request.what} has been waiting {now - request.since:.0f} s for {asked}: {reasons}"
+                self._notify(client, Waits(text))
+            if rest:
+                text = f"so have {len(rest)} more; `trainkit status` lists what waits"
+                self._notify(client, Waits(text))
+        self.explain_later()
+
+    def waits(self, requests: Sequence[records.Request]) -> list[Wait]:
+        """Return for each of `requests`, which are in the queue, why it is not granted."""
+        by_key = {request.key: request for request in self._queue.all()}
+        machine = Room(
+            existing=self._totals, ledger=self._groups.machine, holders=self._holders_of_the_machine()
+        )
+        line = [request for request in order(self._queue.line()) if request.group is None]
+        place = {request.key: index for index, request in enumerate(line)}
+        ahead = {request.key for request in self._groups.that_hold_up(line)}
+
+        def of(request: records.Request) -> Wait:
+            if not request.ready:
+                return Wait(reasons=["an argument of its constructor is still to come"])
+            group_id = request.group
+            if group_id is None:
+                before = [each for each in line[: place[request.key]] if each.key in ahead]
+                return explain_wait(request, [machine], before)
+            wait = explain_wait(request, self._rooms(request, self._groups[group_id]))
+            if group_id not in by_key:
+                return wait
+            of_group = of(by_key[group_id])
+            reasons = [*wait.reasons, *(f"its group: {reason}" for reason in of_group.reasons)]
+            return Wait(lacking=of_group.lacking, holders=of_group.holders, reasons=reasons)
+
+        return [of(request) for request in requests]
+
+    def _rooms(self, request: records.Request, group: records.PlacementGroupRecord) -> list[Room]:
+        wanted = None if request.start is None else request.start.placement.group
+        return [
+            Room(
+                name=f"bundle {index} of its group",
+                existing=group.bundles[index],
+                ledger=ledger,
+                holders=[
+                    _holder(worker, worker.allocation)
+                    for worker in self._table.all()
+                    if worker.allocation is not None and worker.ledger_group == (request.group, index)
+                ],
+            )
+            for index, ledger in enumerate(group.ledgers)
+            if wanted is None or wanted.bundle in (None, index)
+        ]
+
+    def _holders_of_the_machine(self) -> list[Holder]:
+        workers = [
+            _holder(worker, worker.allocation)
+            for worker in self._table.all()
+            if worker.allocation is not None and worker.ledger_group is None
+        ]
+        groups = [
+            Holder(who=group.what, amounts=total(group.bundles))
+            for _, group in self._groups.living()
+            if group.held is not None
+        ]
+        return workers + groups
+
+
+def _holder(worker: records.WorkerRecord, allocation: Allocation) -> Holder:
+    return Holder(who=f"{worker.name} (pid {worker.pid})", amounts=allocation.as_bundle())
 
 
 @dataclass(eq=False)

@@ -22,6 +22,7 @@ from trainkit.runtime.local.node.logs import OutputPipe, WorkerOutput
 from trainkit.runtime.local.node.loop import Loop, try_send
 from trainkit.runtime.local.node.server import Clients
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.child_watch import ended_children
 from trainkit.runtime.local.system.devices import gpu_name
 from trainkit.runtime.local.wire import messages
 from trainkit.runtime.local.wire.channel import NOTICE, Connection, Descriptor, Frame
@@ -304,15 +305,8 @@ class WorkerProcesses:
         ours, theirs = socket.socketpair()
         pipes = [[Descriptor(fd) for fd in os.pipe2(os.O_CLOEXEC)] for _ in range(2)]
         account = Descriptor(os.dup(self._session.account_fd))
-
-        def pipe(kind: str, end: Descriptor) -> OutputPipe:
-            return OutputPipe(
-                end.take(),
-                lambda lines, name: self._output.show(worker, kind, lines, name),
-                lambda data: self._output.keep(worker, kind, data),
-            )
-
-        stdout, stderr = pipe("out", pipes[0][0]), pipe("err", pipes[1][0])
+        stdout = self._output.pipe(pipes[0][0].take(), "out", lambda: worker)
+        stderr = self._output.pipe(pipes[1][0].take(), "err", lambda: worker)
         worker = records.WorkerRecord(
             worker_id=spec.worker_id,
             serial=spec.serial,
@@ -440,7 +434,7 @@ class WorkerProcesses:
 
     def _find_lost(self) -> None:
         """Handle the ends of workers that a template did not report before its own end."""
-        self.collect(process.ended_children())
+        self.collect(ended_children())
         self._hear_templates()
         for pid in list(self._by_pid):
             if not os.path.exists(f"/proc/{pid}"):

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -226,18 +226,6 @@ def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
     return sum(int(line.split()[1]) for line in _read(path).splitlines() if line.startswith(names))
 
 
-def ended_children() -> Iterator[tuple[int, int]]:
-    """Reap the ended children, and yield pid and status of each."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        yield pid, status
-
-
 def pending_fd(number: int) -> int:
     """Return a descriptor that is readable while a signal is pending. Polling does not consume the signal."""
     mask = (1 << number - 1).to_bytes(128, "little")  # these bytes are the C library's `sigset_t`
@@ -245,31 +233,6 @@ def pending_fd(number: int) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return int(fd)
-
-
-class ChildWatch:
-    """Descriptor that is readable when children of this process may have ended."""
-
-    def __init__(self) -> None:
-        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # Python writes to the fd only if a handler is set
-        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-
-    def fileno(self) -> int:
-        return self._read_fd
-
-    def ended(self) -> Iterator[tuple[int, int]]:
-        """Reap the ended children after the descriptor became readable, and yield pid and status of each."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._read_fd, 4096)
-        yield from ended_children()
-
-    def leave(self) -> None:
-        """Undo the watch in a newly forked child."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._read_fd)
-        os.close(self._write_fd)
 
 
 def exists(pid: int) -> bool:

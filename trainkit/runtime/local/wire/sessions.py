@@ -7,13 +7,11 @@ session. The command line uses the client, and so do programs that call an actor
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +36,6 @@ _ENDED_BY = "ended-by"
 """File in a session's folder with the name of the sender that ended the session by `trainkit stop`."""
 
 _PATIENCE_S = 10.0
-_TURN_S = 10.0
-_LOOK_S = 0.5
 _CREDENTIALS = struct.Struct("3i")  # the fields are pid, uid and gid
 
 
@@ -102,10 +98,8 @@ def session_at(folder: Path) -> Session | None:
         # Older versions do not write "program".
         card = {"program": "", **json.loads((folder / CARD).read_text())}
         return Session(folder, *(card[name] for name in Session._fields[1:]))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, KeyError, TypeError):  # the file is truncated, such as after a machine's crash
-        return None
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None  # the session has ended, or the file is truncated, such as after a machine's crash
 
 
 def note_end(folder: Path, by: str) -> None:
@@ -333,69 +327,3 @@ def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
     """Kill an actor of another session and wait until it is dead. With `restart`, it may be restarted."""
     with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # the actor died with its node
         node.ask(Kill(worker_id, reason, restart))
-
-
-@contextlib.contextmanager
-def in_turn(parent: Path) -> Iterator[None]:
-    """Run the block in one thread at a time, among all threads of the user's programs.
-
-    Otherwise two threads could create detached actors with the same name.
-
-    Raises:
-        TrainkitError: a single thread has been in the block for 10 s.
-    """
-    global _turns
-    _await_turn(parent, lambda: _own_turn.acquire(timeout=_LOOK_S), lambda: (os.getpid(), _turns))
-    try:
-        # Locking the folder itself leaves no lock file. The kernel releases the lock when the process ends.
-        fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            _await_turn(parent, lambda: _locks(fd), lambda: (_lock_holder(fd), 0))
-            yield
-        finally:
-            os.close(fd)
-    finally:
-        _turns += 1
-        _own_turn.release()
-
-
-_own_turn = threading.Lock()
-_turns = 0
-"""Number of times that threads of this process have left the block of `in_turn`."""
-
-
-def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:
-    """Call `take` until it returns True. Raise TrainkitError when `turn()` has not changed for 10 s."""
-    seen, since = turn(), SYSTEM.monotonic()
-    while not take():
-        now = turn()
-        if now != seen:
-            seen, since = now, SYSTEM.monotonic()
-        elif SYSTEM.monotonic() - since > _TURN_S:
-            who = "another program" if now[0] is None else f"a program (pid {now[0]})"
-            raise TrainkitError(
-                f"{who} has been creating a detached actor for {_TURN_S:g} s and holds the lock of {parent}: "
-                "see what that program waits for, or end it"
-            )
-
-
-def _locks(fd: int) -> bool:
-    """Try to lock `fd` for 0.5 s. Return True on success."""
-    deadline = SYSTEM.monotonic() + _LOOK_S
-    while SYSTEM.monotonic() < deadline:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        SYSTEM.sleep(0.005)
-    return False
-
-
-def _lock_holder(fd: int) -> int | None:
-    """Return the pid of the process that has locked `fd`; None if the kernel does not show the process."""
-    inode = f":{os.fstat(fd).st_ino}"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text().splitlines():
-            parts = line.split()  # a line is "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF"
-            if parts[1] == "FLOCK" and parts[5].endswith(inode):
-                return int(parts[4])
-    return None

@@ -20,12 +20,13 @@ from trainkit.runtime.calls.methods import method_of
 from trainkit.runtime.calls.options import has_async_init
 from trainkit.runtime.calls.results import require_iterator, split_results
 from trainkit.runtime.failures import ActorExit, formatted, pack_failure
-from trainkit.runtime.local.client.calls import COUNT_BYTES, CallCodec, GivenName, calling
+from trainkit.runtime.local.client.calls import COUNT_BYTES, CallCodec
 from trainkit.runtime.local.client.node_client import NodeClient
 from trainkit.runtime.local.client.refs import LocalRef
 from trainkit.runtime.local.client.waiting import Waiter
 from trainkit.runtime.local.memory.segments import opened
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.context import GivenName, calling
 from trainkit.runtime.local.wire import channel
 from trainkit.runtime.local.wire.messages import ShownAs, WorkerSpec
 from trainkit.runtime.local.worker.bootstrap import TaskOutput
@@ -162,8 +163,8 @@ class Calls:
         made_of: class of the actor, already set while its constructor runs.
         beginning: unfinished coroutine of an `async def __init__`.
         begun_at: start time of the last call, by the monotonic clock.
-        running: id of the call that a signal may interrupt, see `executors.Interruption`; 0 without a call,
-            and as soon as the call's answer is about to be sent.
+        running: id of the call that a signal may interrupt, see `Interruption`; 0 without a call, and as soon
+            as the call's answer is about to be sent.
         interrupted: id of the last call that was interrupted.
         resolving: True while the running call waits for its arguments.
         cancelled: ids of cancelled calls, with True if the calls that they started are cancelled too.

@@ -1,35 +1,27 @@
-"""Executors that run calls in the main thread, in threads or on event loops, and interruption of calls."""
+"""Executors that run calls in threads or on event loops."""
 
 from __future__ import annotations
 
-import _thread
 import inspect
-import os
 import select
-import signal
-import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainkit import runtime
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, TaskCancelledError
 from trainkit.runtime.calls.results import drained, require_iterator
-from trainkit.runtime.local.client.calls import GivenName, calling
-from trainkit.runtime.local.client.futures import Futures, Results
+from trainkit.runtime.local.client.futures import Futures
 from trainkit.runtime.local.client.refs import LocalRef
-from trainkit.runtime.local.wire.channel import CALL, FAILURE, INIT, Connection
+from trainkit.runtime.local.system.context import GivenName, calling
+from trainkit.runtime.local.wire.channel import CALL, FAILURE, INIT
 from trainkit.runtime.local.worker.calls import (
     ENDS,
     ArrivedCall,
     CallerConnection,
     Calls,
-    Cancelled,
     ConstructorFailed,
     parts_of,
 )
@@ -39,96 +31,7 @@ from trainkit.runtime.specs import DYNAMIC, STREAMING, Concurrency
 if TYPE_CHECKING:
     import asyncio
 
-_RUNTIME = str(Path(runtime.__file__).resolve().parent) + os.sep
-_BOUNDARY = frozenset({Calls.carry_out.__code__, Calls.run_small.__code__, Calls.stream.__code__})
-"""Code objects of the methods that call user code. Later frames of trainkit are called by user code."""
-_AGAIN_S = 0.001
 _MOST_AT_ONCE = 1_000
-
-
-class Interruption:
-    """SIGINT handler of a worker that runs calls in its main thread.
-
-    Args:
-        calls: the worker's calls.
-        control: connection that delivers cancellations.
-        can_raise: True if the calls are tasks. A running actor method continues when cancelled, unless the
-            actor's class has a method `__cancelled__`, which raises an exception that ends the call.
-
-    Attributes:
-        missed: True if a signal arrived while no call was running, so that the connection may have to be
-            read.
-    """
-
-    def __init__(self, calls: Calls, control: Connection, can_raise: bool) -> None:
-        self._calls = calls
-        self._control = control
-        self._can_raise = can_raise
-        self._main = threading.get_ident()
-        self._pid = os.getpid()
-        self.missed = False
-        signal.signal(signal.SIGINT, self._arrived)
-
-    def cancelled(self, call_id: int) -> None:
-        """Send SIGINT to the main thread if another thread has read the cancellation of the running call."""
-        if call_id == self._calls.running and threading.get_ident() != self._main:
-            signal.pthread_kill(self._main, signal.SIGINT)
-
-    def look(self) -> None:
-        """Read the cancellations whose signals arrived while no call was running."""
-        self.missed = False
-        self._control.try_read()
-
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
-        calls = self._calls
-        running = calls.running
-        if os.getpid() != self._pid:
-            return  # a forked child ignores the signal
-        # A call is interrupted only once, so that its `finally` completes.
-        if not running or running == calls.interrupted:
-            self.missed = True
-            return
-        # Without a frame, waiting code of trainkit, such as `get`, has called this handler.
-        can_be_caught = _is_users(frame) if frame is not None else _is_in_call(sys._getframe())
-        if not can_be_caught:
-            # `_thread` is used because the interrupted code may hold a lock of the `threading` module.
-            _thread.start_new_thread(_again, (self._main,))
-            return
-        self._control.try_read()
-        # A method that waits for its arguments has not begun, so it may be interrupted.
-        may_raise = self._can_raise or (frame is None and calls.resolving)
-        # The method is looked up on the type, as a user's instance may forward any attribute name.
-        own = getattr(type(calls.instance), "__cancelled__", None)
-        if (may_raise or own) and running in calls.cancelled:
-            calls.interrupted = running
-            if own:
-                own(calls.instance)
-            raise Cancelled
-
-
-def _again(thread: int) -> None:
-    SYSTEM.sleep(_AGAIN_S)
-    signal.pthread_kill(thread, signal.SIGINT)
-
-
-def _is_users(frame: FrameType | None) -> bool:
-    """Return True if no frame between `frame` and the call of user code belongs to trainkit.
-
-    The frames of a greenlet end where it was started, which is always within a call.
-    """
-    if frame is None or frame.f_code.co_filename.startswith(_RUNTIME):
-        return False
-    while frame is not None and not frame.f_code.co_filename.startswith(_RUNTIME):
-        frame = frame.f_back
-    return frame is None or frame.f_code in _BOUNDARY
-
-
-def _is_in_call(frame: FrameType) -> bool:
-    """Return True if a call has begun, as an exception raised earlier would not be caught."""
-    while frame.f_back is not None and frame.f_code not in _BOUNDARY:
-        frame = frame.f_back
-    # A greenlet's stack starts with its own function.
-    return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"
 
 
 class ExecutorHost(Protocol):
@@ -168,42 +71,6 @@ def group_error(group: str | None, known: Mapping[str | None, Any], method: str)
     """Return the error for a call in an unknown group."""
     names = sorted(name for name in known if name is not None)
     return ConfigError(f"{method}(): the actor has no concurrency group {group!r}; it has {names}")
-
-
-class SerialExecutor:
-    """Executor that runs one call at a time in the main thread, which suits signal handlers and CUDA code."""
-
-    unfinished = 0
-
-    def __init__(self, calls: Calls, results: Results, node: Connection, can_raise: bool) -> None:
-        self._calls = calls
-        self._results = results
-        self._interruption = Interruption(calls, node, can_raise)
-
-    def begin(self, conn: CallerConnection, frame: ArrivedCall) -> None:
-        calls, started = self._calls, self._results.started
-        if started:
-            started.clear()
-        calls.running = frame.call_id
-        if self._interruption.missed:  # checked after setting `running`, so that no signal is overlooked
-            self._interruption.look()
-        if frame.body is None:
-            calls.run_small(conn, frame)
-        else:
-            calls.run(conn, frame)
-        calls.running = 0
-        if calls.cancelled:
-            self._clear(frame.call_id)
-
-    def _clear(self, call_id: int) -> None:
-        """Drop the cancellation of an ended call. If the call was interrupted, cancel its child calls."""
-        recursive = self._calls.forget_cancelled(call_id)
-        if recursive and self._calls.interrupted == call_id:
-            self._results.cancel_started()
-
-    def cancelled(self, call_id: int, recursive: bool) -> None:
-        self._calls.cancel(call_id, recursive)
-        self._interruption.cancelled(call_id)
 
 
 class Threads:

@@ -24,14 +24,15 @@ from trainkit.runtime.calls.options import interface_of
 from trainkit.runtime.failures import ActorExit
 from trainkit.runtime.local.client.actors import ActorConnection, ActorEndpoint, known_endpoint, shared
 from trainkit.runtime.local.client.background import BackgroundThread
-from trainkit.runtime.local.client.calls import ProcessContext, calling
 from trainkit.runtime.local.client.engine import LocalEngine
 from trainkit.runtime.local.memory.budget import StoreBudget
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.context import ProcessContext, calling
 from trainkit.runtime.local.wire import channel, messages
 from trainkit.runtime.local.worker.bootstrap import Inherited, enter_environment
 from trainkit.runtime.local.worker.calls import ArrivedCall, CallerConnection, Calls, RecordedCalls
-from trainkit.runtime.local.worker.executors import AsyncioExecutor, Executor, SerialExecutor, Threads
+from trainkit.runtime.local.worker.executors import AsyncioExecutor, Executor, Threads
+from trainkit.runtime.local.worker.serial_executor import SerialExecutor
 from trainkit.runtime.observability.call_recorder import CallRecorder
 from trainkit.runtime.serialize import Packed
 from trainkit.runtime.specs import Interface

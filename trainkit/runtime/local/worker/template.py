@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from trainkit.runtime.local.system import process
+from trainkit.runtime.local.system.child_watch import ChildWatch
 from trainkit.runtime.local.wire import messages
 from trainkit.runtime.local.wire.channel import NOTICE, Connection, Descriptor, Frame, encoded
 from trainkit.runtime.local.worker.bootstrap import Inherited, prepare
@@ -112,7 +113,7 @@ class _Template:
         Args:
             when_idle: function called once, when the node has not sent a request for 0.5 s.
         """
-        self._children = process.ChildWatch()
+        self._children = ChildWatch()
         poll = select.poll()
         poll.register(self._conn, select.POLLIN)
         poll.register(self._children, select.POLLIN)
