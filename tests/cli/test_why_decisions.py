@@ -101,10 +101,10 @@ def test_why_tells_pauses_and_promotions(tmp_path, capsys):
     for result in results:
         assert main(["why", str(tmp_path / "e"), result.trial_id]) == 0
         told.append(capsys.readouterr().out)
-    assert "stopped: stopped by HyperBand: rung 1 of bracket 0, rank 3 of 3, 1 may go on, cutoff 1" in told[0]
-    assert "report 1: PAUSE, rung 1 of bracket 0, waits for 2 more to come there" in told[0]
-    assert "report 1: STOP, rung 1 of bracket 0, rank 3 of 3, 1 may go on, cutoff 1" in told[0]
-    assert ", rung 1 of bracket 0, rank 1 of 3, 1 may go on, cutoff 1" in told[2]
+    assert "stopped: stopped by HyperBand: rung 1 of bracket 0, rank 3 of 3, 1 continues, cutoff 1" in told[0]
+    assert "report 1: PAUSE, rung 1 of bracket 0, waits for 2 more trials" in told[0]
+    assert "report 1: STOP, rung 1 of bracket 0, rank 3 of 3, 1 continues, cutoff 1" in told[0]
+    assert ", rung 1 of bracket 0, rank 1 of 3, 1 continues, cutoff 1" in told[2]
     assert "report 3: STOP, reached max_t=3" in told[2]
     first = results[0].decisions[0]
     assert (first["verdict"], first["rule"], first["rung"], first["awaits"]) == ("PAUSE", "milestone", 1, 2)
@@ -133,8 +133,8 @@ def test_why_tells_an_exchange_once_and_in_words(tmp_path, capsys):
     assert f"rearranged: continues from {exchange.donor} after 1 report\n" in told
     assert ", 1 report\n" in told or ", 1 report," in told
     assert "1 reports" not in told and "{" not in told
-    assert told.count(f"takes over {exchange.donor}") == 1
-    assert "; x 1 -> " in told and "kind" not in told.partition("takes over")[2].partition("\n")[0]
+    assert told.count(f"copies trial {exchange.donor}") == 1
+    assert "; x 1 -> " in told and "kind" not in told.partition("copies trial")[2].partition("\n")[0]
 
 
 @pytest.mark.usefixtures("inline")

@@ -66,7 +66,7 @@ def test_a_long_tag_is_cut_with_a_sign():
 def test_schedulers_and_searchers_by_name_take_what_they_know(caplog):  # as Ray's do
     asha = tune.create_scheduler("ASHA", max_t=7, metric="loss", mode="min", gamma=0.1)
     assert (asha.metric, asha.max_t) == ("loss", 7)
-    assert "takes no argument 'gamma', and no other scheduler does: it is left out" in caplog.text
+    assert "has no argument 'gamma', nor has any other scheduler: the argument is ignored" in caplog.text
     caplog.clear()
     tune.create_scheduler("fifo", metric="loss", max_t=7)
     assert not caplog.text

@@ -148,10 +148,10 @@ def test_lists_that_do_not_fit_are_refused(settings):
             {"search_alg": OptunaSearch(sampler=optuna.samplers.CmaEsSampler())},
             "CmaEsSampler optimises one metric",
         ),
-        ({"scheduler": ASHAScheduler()}, "judges trials by one metric.*ParetoScheduler"),
+        ({"scheduler": ASHAScheduler()}, "supports one metric.*ParetoScheduler"),
         (
             {"metric": "loss", "mode": "min", "scheduler": ParetoScheduler()},
-            "ParetoScheduler judges trials by several",
+            "ParetoScheduler needs several",
         ),
         (
             {"scheduler": ParetoScheduler(metric=["a", "b"], mode=["min", "min"])},

@@ -72,11 +72,11 @@ def test_a_trial_that_was_stopped_has_another_state_than_a_finished_one(status, 
     ("reason", "short"),
     [
         (
-            "stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9, 3 may go on, cutoff 0.25",
-            "rung 1, rank 9/9, 3 may go on, cutoff 0.25",
+            "stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9, 3 continue, cutoff 0.25",
+            "rung 1, rank 9/9, 3 continue, cutoff 0.25",
         ),
         (
-            "paused by BOHB's HyperBand: rung 9 of bracket 1, waits for 3 more to come there",
+            "paused by BOHB's HyperBand: rung 9 of bracket 1, waits for 3 more trials",
             "rung 9, waits for",
         ),
         ("stopped by ASHA: reached max_t=9", "reached max_t=9"),

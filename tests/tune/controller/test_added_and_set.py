@@ -196,7 +196,7 @@ def test_a_replay_keeps_to_its_one_trial():
     orders = ("set", {"num_samples": 2}), ("set", {"num_samples": -1}), ("add", {"config": {}})
     for verb, arguments in orders:
         play.order(verb, **arguments)
-        assert "a replay trains one trial, and no others beside it" in refusal(play)
+        assert "a replay trains only one trial" in refusal(play)
         assert play.controller.total_samples == 1
     play.reported(0, {}, done=True)
     assert play.controller.done

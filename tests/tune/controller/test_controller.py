@@ -109,7 +109,7 @@ def test_asha_stops_and_says_why():
     assert kinds(play.reported(0, {"loss": 1.0})) == ["Advance"]
     assert kinds(play.reported(1, {"loss": 2.0})) == ["Stop"]
     play.finished(1)
-    assert play.trial(1).reason == "stopped by ASHA: rung 1, rank 2 of 2, 1 may go on, cutoff 1"
+    assert play.trial(1).reason == "stopped by ASHA: rung 1, rank 2 of 2, 1 continues, cutoff 1"
     for _ in range(3):
         actions = play.reported(0, {"loss": 1.0})
     assert kinds(actions) == ["Stop"]
@@ -392,7 +392,7 @@ def test_what_was_decided_before_a_loss_stands():
     assert kinds(play.reported(1, {"loss": 2.0})) == ["Stop"]
     assert kinds(play.lost()) == ["Renew", "Start"]
     assert play.trial(1).status == "TERMINATED"
-    assert play.trial(1).reason == "stopped by ASHA: rung 1, rank 2 of 2, 1 may go on, cutoff 1"
+    assert play.trial(1).reason == "stopped by ASHA: rung 1, rank 2 of 2, 1 continues, cutoff 1"
 
 
 def test_what_was_reported_in_the_same_batch_counts_and_no_process_is_told_more():

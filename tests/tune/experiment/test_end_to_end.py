@@ -298,7 +298,7 @@ class Locked:
         (
             lambda t: t(never, scheduler=tune.schedulers.ASHAScheduler()),
             ConfigError,
-            ["judges trials by a metric", "TuneConfig"],
+            ["needs a metric", "TuneConfig"],
         ),
         (lambda t: t(never, run={"storage_path": "/proc/nothing"}).fit(), StoreError, ["cannot be made"]),
     ],

@@ -131,7 +131,7 @@ def test_a_scheduler_that_had_ended_an_extended_trial_says_so(fit, tmp_path):
     fit(counting, metric="loss", scheduler=asha)
     longer = tune.RunConfig(stop={"training_iteration": 9}, verbose=0)
     restored = tune.Tuner.restore(tmp_path / "e", counting, resume_finished=True, run_config=longer)
-    assert restored.fit()[0].reason == "stopped by ASHA: too late to count, it was judged before"
+    assert restored.fit()[0].reason == "stopped by ASHA: report came after the decision to stop"
     config = tune.TuneConfig(scheduler="fifo")
     restored = tune.Tuner.restore(
         tmp_path / "e", counting, resume_finished=True, run_config=longer, tune_config=config

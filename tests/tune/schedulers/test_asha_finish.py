@@ -134,12 +134,12 @@ def test_why_it_goes_on_is_said():
     shop = shop_of([(1, 1, 1, 1)], finish=True)
     shop.run()
     assert [words_for(decision, "ASHA") for decision in shop.decisions] == [
-        "paused by ASHA: rung 1, rank 1 of 1, 0 may go on",
-        "resumed by ASHA: rung 1, rank 1 of 1, to train one to the end",
-        "paused by ASHA: rung 2, rank 1 of 1, 0 may go on",
-        "resumed by ASHA: rung 2, rank 1 of 1, to train one to the end",
-        "paused by ASHA: rung 4, rank 1 of 1, 0 may go on",
-        "resumed by ASHA: rung 4, rank 1 of 1, to train one to the end",
+        "paused by ASHA: rung 1, rank 1 of 1, 0 continue",
+        "resumed by ASHA: rung 1, rank 1 of 1, to train one trial to the end",
+        "paused by ASHA: rung 2, rank 1 of 1, 0 continue",
+        "resumed by ASHA: rung 2, rank 1 of 1, to train one trial to the end",
+        "paused by ASHA: rung 4, rank 1 of 1, 0 continue",
+        "resumed by ASHA: rung 4, rank 1 of 1, to train one trial to the end",
         "reached max_t=8",
     ]
 

@@ -66,13 +66,13 @@ def test_reasons_name_rung_rank_and_cutoff():
     shop.run()
     texts = [words_for(decision, "ASHA") for decision in shop.decisions]
     assert texts[:4] == [
-        "paused by ASHA: rung 1, rank 1 of 1, 0 may go on",
-        "paused by ASHA: rung 1, rank 1 of 2, 0 may go on",
-        "paused by ASHA: rung 1, rank 3 of 3, 1 may go on, cutoff 0.1",
-        "resumed by ASHA: rung 1, rank 1 of 3, 1 may go on, cutoff 0.1",
+        "paused by ASHA: rung 1, rank 1 of 1, 0 continue",
+        "paused by ASHA: rung 1, rank 1 of 2, 0 continue",
+        "paused by ASHA: rung 1, rank 3 of 3, 1 continues, cutoff 0.1",
+        "resumed by ASHA: rung 1, rank 1 of 3, 1 continues, cutoff 0.1",
     ]
     assert texts[-2:] == [
-        "resumed by ASHA: rung 3, rank 1 of 3, 1 may go on, cutoff 0.1",
+        "resumed by ASHA: rung 3, rank 1 of 3, 1 continues, cutoff 0.1",
         "reached max_t=9",
     ]
     assert shop.decisions[3].reason == {
@@ -197,7 +197,7 @@ def test_10_a_trial_that_runs_again_while_it_waits_stops_where_it_waited():
     assert scheduler.on_result("a", {"training_iteration": 2, "m": 0.0}) == Decision(CONTINUE)
     again = scheduler.on_result("a", {"training_iteration": 3, "m": 0.0})
     assert again == Decision(PAUSE, {"rule": "waits", "rung": 3})
-    assert words_for(again, "ASHA") == "paused by ASHA: it waits to be promoted from rung 3"
+    assert words_for(again, "ASHA") == "paused by ASHA: waits for promotion from rung 3"
     # Once it is promoted, what it has passed is behind it.
     for name in "de":
         scheduler.on_trial_add(name)

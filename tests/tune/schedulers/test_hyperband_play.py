@@ -153,9 +153,9 @@ def test_every_decision_has_its_reason_in_words():
         (Verdict.STOP, "max_t"),
     }
     words = [each.reason for each in play.recorded(ev.StatusChanged)]
-    assert "paused by HyperBand: rung 1 of bracket 0, waits for 8 more to come there" in words
+    assert "paused by HyperBand: rung 1 of bracket 0, waits for 8 more trials" in words
     assert any(
-        each.startswith("resumed by HyperBand: rung 1 of bracket 0, rank 1 of 9, 3 may go on, cutoff")
+        each.startswith("resumed by HyperBand: rung 1 of bracket 0, rank 1 of 9, 3 continue, cutoff")
         for each in words
     )
     assert any(each.startswith("stopped by HyperBand: rung 1 of bracket 0, rank 9 of 9") for each in words)

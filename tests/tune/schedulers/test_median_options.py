@@ -136,7 +136,7 @@ def test_a_stopped_trial_says_why():
     game.started(2)
     game.reported(2, {"m": 3.25})
     game.finished(2)
-    assert game.trial(2).reason == "stopped by the median rule: best 3.25 at 1, median of 2 others 3.5"
+    assert game.trial(2).reason == "stopped by the median rule: best 3.25 at 1, median 3.5 of 2 other trials"
 
 
 def test_losers_wait_for_the_others_and_end_too():

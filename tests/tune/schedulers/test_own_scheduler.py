@@ -51,10 +51,18 @@ def rays_choice(self, controller):
 @pytest.mark.parametrize(
     ("name", "method", "words"),
     [
-        ("on_trial_result", rays_result, r"never called here: define decide\(self, trial_id, time, score\)"),
-        ("on_trial_remove", rays_add, r"never called here: define on_trial_complete\(self, trial_id\)"),
-        ("on_trial_add", rays_add, r"given a tune_controller: define on_trial_add\(self, trial_id, config"),
-        ("on_trial_error", rays_add, r"define on_trial_error\(self, trial_id\).*by their ids"),
+        (
+            "on_trial_result",
+            rays_result,
+            r"trainkit never calls: define decide\(self, trial_id, time, score\)",
+        ),
+        ("on_trial_remove", rays_add, r"trainkit never calls: define on_trial_complete\(self, trial_id\)"),
+        (
+            "on_trial_add",
+            rays_add,
+            r"receives a tune_controller: define on_trial_add\(self, trial_id, config",
+        ),
+        ("on_trial_error", rays_add, r"define on_trial_error\(self, trial_id\).*ids of trials"),
         ("on_trial_complete", rays_complete, r"define on_trial_complete\(self, trial_id\).*unlike Ray's"),
         ("choose_trial_to_run", rays_choice, r"define choose_trial_to_run\(self, pending, paused=\(\), \*, "),
     ],
@@ -65,7 +73,7 @@ def test_methods_of_rays_schedulers_are_refused(name, method, words):
 
 
 def test_what_can_not_be_called_is_refused():
-    with pytest.raises(ConfigError, match=r"Mine\.decide\(self, trial_id\) can't be called as it will be"):
+    with pytest.raises(ConfigError, match=r"Mine\.decide\(self, trial_id\) does not accept trainkit's calls"):
         type("Mine", (FIFOScheduler,), {"decide": lambda self, trial_id: None})
     with pytest.raises(ConfigError, match="define verdicts"):
         type("Mine", (FIFOScheduler,), {"verdicts": lambda self, trial_id: []})
@@ -110,17 +118,17 @@ def nothing(self, trial_id, time, score):
         ("STOP", "returned 'STOP' for trial .*: return a Decision of trainkit.tune.schedulers, such as"),
         (None, "returned None for trial .*: return a Decision"),
         (Verdict.STOP, "return a Decision"),
-        (Decision("STOP"), "its verdict must be Verdict.CONTINUE or Verdict.PAUSE or Verdict.STOP"),
-        (Decision(Verdict.RESUME), "its verdict must be"),
-        (Decision(Verdict.STOP, "bad"), "its reason must be a dictionary"),
-        (Decision(Verdict.STOP, {"n": np.int64(3)}), r"its fact 'n' is .*3.*, a numpy\.int64, which .* hold"),
-        (Decision(Verdict.STOP, {"far": np.zeros(2)}), "trial .*: its fact 'far' is array"),
-        (Decision(Verdict.STOP, {("at", 1): 3}), r"its fact \('at', 1\) is named by a tuple, which"),
-        (Decision(Verdict.CONTINUE, {"seen": {1}}), r"its fact 'seen' is \{1\}, a set, which"),
-        (Decision(Verdict.PAUSE, donors=("a",)), "its donors must be Donors"),
-        (Decision(Verdict.PAUSE, donors=(Donor("a", None),)), "its donors must be Donors"),
-        (Decision(Verdict.CONTINUE, donors=(Donor("a", {}),)), "go with Verdict.PAUSE"),
-        (Decision(Verdict.PAUSE, request={"cpu": 2}), "its request must be a tune.PlacementGroupFactory"),
+        (Decision("STOP"), "the verdict must be Verdict.CONTINUE or Verdict.PAUSE or Verdict.STOP"),
+        (Decision(Verdict.RESUME), "the verdict must be"),
+        (Decision(Verdict.STOP, "bad"), "the reason must be a dictionary"),
+        (Decision(Verdict.STOP, {"n": np.int64(3)}), r"stored: 'n' is .*3.*, a numpy\.int64, which .* hold"),
+        (Decision(Verdict.STOP, {"far": np.zeros(2)}), "trial .*: a fact cannot be stored: 'far' is array"),
+        (Decision(Verdict.STOP, {("at", 1): 3}), r"stored: \('at', 1\) is named by a tuple, which"),
+        (Decision(Verdict.CONTINUE, {"seen": {1}}), r"stored: 'seen' is \{1\}, a set, which"),
+        (Decision(Verdict.PAUSE, donors=("a",)), "donors must be Donor objects"),
+        (Decision(Verdict.PAUSE, donors=(Donor("a", None),)), "donors must be Donor objects"),
+        (Decision(Verdict.CONTINUE, donors=(Donor("a", {}),)), "need Verdict.PAUSE"),
+        (Decision(Verdict.PAUSE, request={"cpu": 2}), "the request must be a tune.PlacementGroupFactory"),
     ],
 )
 def test_what_is_no_decision_is_the_schedulers(fit, returned, words):
@@ -132,13 +140,17 @@ def test_what_is_no_decision_is_the_schedulers(fit, returned, words):
 @pytest.mark.parametrize(
     ("name", "method", "words"),
     [
-        ("decide", nothing, r"decide\(\) raised KeyError, told of a report of trial"),
+        ("decide", nothing, r"decide\(\) raised KeyError for a report of trial"),
         ("on_result", lambda self, trial_id, result: 1 / 0, r"on_result\(\) raised ZeroDivisionError"),
-        ("on_trial_add", lambda self, trial_id, config: 1 / 0, r"on_trial_add\(\) raised .*told of trial"),
+        ("on_trial_add", lambda self, trial_id, config: 1 / 0, r"on_trial_add\(\) raised .* for trial"),
         ("on_trial_complete", lambda self, trial_id: 1 / 0, r"on_trial_complete\(\) raised"),
         ("verdicts", lambda self: None, r"verdicts\(\) returned None: return a list of pairs"),
-        ("verdicts", lambda self: ["ab", "cd"], r"verdicts\(\) has 'ab': give pairs"),
-        ("verdicts", lambda self: [("a", "STOP")], r"verdicts\(\) has 'STOP' on 'a': return a Decision"),
+        ("verdicts", lambda self: ["ab", "cd"], r"verdicts\(\) returned 'ab' in its list: return pairs"),
+        (
+            "verdicts",
+            lambda self: [("a", "STOP")],
+            r"verdicts\(\) returned 'STOP' for trial 'a': return a Dec",
+        ),
         ("verdicts", lambda self: [("a", Decision(Verdict.STOP))], "on 'a', which no trial has for an id"),
         ("take_space", lambda self, space: 1 / 0, r"take_space\(\) raised ZeroDivisionError: "),
         ("completed_space", lambda self, space: 1 / 0, r"completed_space\(\) raised ZeroDivisionError"),
@@ -217,9 +229,9 @@ def test_a_constructor_that_forgets_its_base_is_told_so():
         def decide(self, trial_id, time, score):
             return self.CONTINUE
 
-    with pytest.raises(ConfigError, match=r"let Forgetful\.__init__\(\) begin with super\(\)\.__init__\(\)"):
+    with pytest.raises(ConfigError, match=r"begin the method with super\(\)\.__init__\(\)"):
         tune.TuneConfig(scheduler=Forgetful())
-    with pytest.raises(ConfigError, match="the scheduler Forgetful was made without its base"):
+    with pytest.raises(ConfigError, match=r"Forgetful\.__init__\(\) does not call the scheduler's base"):
         ResourceChangingScheduler(Forgetful())
 
 
@@ -271,7 +283,7 @@ def test_an_argument_that_is_not_kept_is_named(fit, tmp_path, monkeypatch):
 
 
 def test_a_suite_finds_facts_that_no_file_holds():
-    with pytest.raises(ConfigError, match=r"Forgets\.decide\(\) .* its fact 'at'"):
+    with pytest.raises(ConfigError, match=r"Forgets\.decide\(\) .* stored: 'at'"):
         SchedulerSuite().test_the_same_seed_gives_the_same_log(Forgets)
 
 

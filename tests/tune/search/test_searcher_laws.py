@@ -236,7 +236,7 @@ def test_a_limited_searcher_has_no_more_trials_at_once(batch, events, most):
     row = Row("limited", lambda: ConcurrencyLimiter(BasicVariantGenerator(), most, batch=batch))
     life = Life(row, REAL, num_samples=40)
     for event in events:
-        if event[0] != "pause":  # a paused one is not counted, and may go on
+        if event[0] != "pause":  # a paused one is not counted, and may continue
             life.happen(*event)
             assert len(life.live) <= most
 

@@ -103,19 +103,21 @@ class ASHAScheduler(TrialScheduler):
     ) -> None:
         super().__init__(time_attr, metric, mode)
         if type not in FORMS:
-            raise ConfigError(f"type={type!r}: ASHA has the forms 'stopping' and 'promotion'")
+            raise ConfigError(f"type must be 'stopping' or 'promotion', not {type!r}")
         if finish not in (True, False) or (finish and type != "promotion"):
-            raise ConfigError(f"finish={finish!r}: give True or False, and True with type='promotion' alone")
+            raise ConfigError(f"finish must be False, or True with type='promotion', not {finish!r}")
         require_number("max_t", max_t, "a number above 0", above=0)
         require_number("grace_period", grace_period, "a number above 0", above=0)
         if grace_period > max_t:
-            raise ConfigError(f"grace_period={grace_period} is above max_t={max_t}: no trial could be judged")
+            raise ConfigError(
+                f"grace_period={grace_period} is above max_t={max_t}: use a smaller grace_period"
+            )
         require_number("reduction_factor", reduction_factor, "a number above 1, such as 4", above=1)
         rungs = bracket_count(grace_period, max_t, reduction_factor)
         if not is_whole(brackets) or not 1 <= brackets <= rungs:
             raise ConfigError(
-                f"brackets={brackets!r}: give 1 to {rungs}, as grace_period={grace_period}, max_t={max_t} "
-                f"and reduction_factor={reduction_factor} make {rungs} rung{'s' * (rungs != 1)}"
+                f"brackets must be from 1 to {rungs}, not {brackets!r}: grace_period={grace_period}, "
+                f"max_t={max_t} and reduction_factor={reduction_factor} make {rungs} rung{'s' * (rungs != 1)}"
             )
         self.max_t = max_t
         self.grace_period = grace_period
@@ -146,7 +148,9 @@ class ASHAScheduler(TrialScheduler):
         bracket = 0
         if self.brackets > 1:
             if self.rng is None:
-                raise ConfigError("several brackets are drawn at random: call set_search_properties first")
+                raise ConfigError(
+                    "several brackets need a random generator: call set_search_properties first"
+                )
             bracket = min(bisect_right(self._shares, float(self.rng.random())), self.brackets - 1)
         self._progress[trial_id] = _Progress(bracket)
         self._under_way.add(trial_id)

@@ -60,7 +60,7 @@ def words_of(rule: str) -> Callable[[Words], Words]:
 
 
 def in_words(reason: Facts) -> str:
-    """Return a reason as text, such as 'rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'; '' without facts."""
+    """Return a reason such as 'rung 4, rank 3 of 8, 2 continue, cutoff 0.25'; '' without facts."""
     words = _WORDS.get(str(reason.get("rule")), _listed)
     try:
         return words(reason)
@@ -78,7 +78,7 @@ def _listed(reason: Facts) -> str:
     return ", ".join(f"{name} {number_words(value)}" for name, value in reason.items())
 
 
-words_of("late report")("too late to count, it was judged before".format_map)
+words_of("late report")("report came after the decision to stop".format_map)
 
 
 _RAYS_ARGUMENTS = ("controller", "tune_controller", "trial_runner", "runner")
@@ -87,7 +87,7 @@ _RAYS_ARGUMENTS = ("controller", "tune_controller", "trial_runner", "runner")
 _RAYS_METHODS = {"on_trial_result": "decide", "on_trial_remove": "on_trial_complete"}
 """Methods of Ray's schedulers that are never called here, each with its replacement."""
 
-_WHY = "a scheduler is told of trials by their ids, and sees nothing of what runs them"
+_WHY = "a scheduler receives only the ids of trials, not the objects that run them"
 
 
 def check_methods(cls: type, base: type) -> None:
@@ -104,7 +104,7 @@ def check_methods(cls: type, base: type) -> None:
         # If the class also defines the new method, then the old name is an unrelated method of the user.
         if old in defined and not {new, "on_result"} & defined.keys():
             raise ConfigError(
-                f"{cls.__name__}.{old}() is a method of Ray's schedulers that is never called here: define "
+                f"{cls.__name__}.{old}() is a method of Ray's schedulers that trainkit never calls: define "
                 f"{new}{shown_signature(vars(base)[new])}; {_WHY}"
             )
     for name, value in vars(base).items():
@@ -119,7 +119,7 @@ def _check_method(cls: type, name: str, given: Callable[..., Any], ours: Callabl
     problem = call_problem(given, len(expected) - len(by_name), by_name)
     if problem is None and rays is None:
         return
-    wrong = f"can't be called as it will be ({problem})" if problem else f"is never given a {rays}"
+    wrong = f"does not accept trainkit's calls ({problem})" if problem else f"never receives a {rays}"
     raise ConfigError(
         f"{cls.__name__}.{name}{shown_signature(given)} {wrong}: define {name}{shown_signature(ours)}"
         + (f"; {_WHY}, unlike Ray's" if rays is not None else "")
@@ -135,7 +135,7 @@ def check_made(scheduler: object) -> None:
     if not hasattr(scheduler, "time_attr"):
         name = type(scheduler).__name__
         raise ConfigError(
-            f"the scheduler {name} was made without its base: let {name}.__init__() begin with "
+            f"{name}.__init__() does not call the scheduler's base class: begin the method with "
             "super().__init__(), which takes time_attr, metric and mode"
         )
 
@@ -228,8 +228,8 @@ class TrialScheduler(ABC):
         own = vars(cls).get("total_samples")
         if isinstance(own, property) and own.fset is None:
             raise TypeError(
-                f"{cls.__name__}.total_samples is a property that can't be set, and the experiment sets it: "
-                "it is how many trials there will be; give the property another name"
+                f"{cls.__name__}.total_samples is a read-only property, but the experiment sets "
+                "total_samples to the number of trials: rename the property"
             )
 
     @property
@@ -272,8 +272,8 @@ class TrialScheduler(ABC):
         if objectives and self.needs_metric and (self.metric is None or self.mode is None):
             names = [each.metric for each in objectives]
             raise ConfigError(
-                f"{type(self).__name__} judges trials by one metric, and the objectives are {names}: take "
-                f"ParetoScheduler, or say by which one, {type(self).__name__}(metric={names[0]!r}, mode=...)"
+                f"{type(self).__name__} supports one metric, but the objectives are {names}: use "
+                f"ParetoScheduler, or choose one by {type(self).__name__}(metric={names[0]!r}, mode=...)"
             )
 
     def set_search_properties(
@@ -293,8 +293,8 @@ class TrialScheduler(ABC):
         for name, own, given in (("metric", self.metric, metric), ("mode", self.mode, mode)):
             if own is not None and given is not None and own != given:
                 raise ConfigError(
-                    f"{type(self).__name__}({name}={own!r}) and TuneConfig({name}={given!r}) differ; "
-                    "give it in one place"
+                    f"{type(self).__name__}({name}={own!r}) and TuneConfig({name}={given!r}) differ: "
+                    f"set {name} in only one of them"
                 )
         self.metric = self.metric or metric
         self.mode = self.mode or mode
@@ -302,8 +302,8 @@ class TrialScheduler(ABC):
         self.total_samples = total_samples
         if self.needs_metric and (self.metric is None or self.mode is None):
             raise ConfigError(
-                f"{type(self).__name__} judges trials by a metric: "
-                "set TuneConfig(metric='loss', mode='min') to what your trainable reports"
+                f"{type(self).__name__} needs a metric: set TuneConfig(metric='loss', mode='min') to a "
+                "metric that the trainable reports"
             )
 
     def resize(self, total_samples: int | None) -> None:
@@ -411,7 +411,7 @@ BY_COMMAND = "command"
 def words_for(decision: Decision, scheduler: str) -> str:
     """Return the text that says why a trial was stopped, paused or resumed.
 
-    For example: 'stopped by ASHA: rung 4, rank 3 of 8, 2 may go on, cutoff 0.25'.
+    For example: 'stopped by ASHA: rung 4, rank 3 of 8, 2 continue, cutoff 0.25'.
     """
     verdict, reason = decision.verdict, decision.reason
     if verdict is Verdict.STOP and "stop" in reason:

@@ -89,8 +89,8 @@ class CheckedScheduler:
             self._blame("arguments", error)
         if not isinstance(given, dict):
             raise ConfigError(
-                f"the scheduler's {self.name}.arguments is {given!r}: return a dictionary of what "
-                f"{self.name}() takes to make this scheduler again, such as {{'target': 0.5}}"
+                f"the scheduler's {self.name}.arguments is {given!r}: return a dictionary of the arguments "
+                f"that recreate this scheduler by {self.name}(), such as {{'target': 0.5}}"
             )
         return given
 
@@ -132,7 +132,7 @@ class CheckedScheduler:
         """Raise `error` under the scheduler's name; an error of trainkit's own is raised unchanged."""
         if isinstance(error, TrainkitError):
             raise error
-        about = f", told of {told_of}" if told_of else ""
+        about = f" for {told_of}" if told_of else ""
         raise ConfigError(
             f"the scheduler's {self.name}.{what} raised {type(error).__name__}{about}: {error}"
         ) from error
@@ -151,15 +151,12 @@ def _verdicts_problem(answer: Any) -> str | None:
     if answer == ():
         return None
     if not isinstance(answer, Sequence):
-        return (
-            f"returned {answer!r}: return a list of pairs of a trial's id and a decision on it, such as "
-            f"{_EXAMPLE}"
-        )
+        return f"returned {answer!r}: return a list of pairs of a trial id and a decision, such as {_EXAMPLE}"
     for each in answer:
         if not isinstance(each, tuple) or len(each) != 2:
-            return f"has {each!r}: give pairs of a trial's id and a decision on it, such as {_EXAMPLE}"
+            return f"returned {each!r} in its list: return pairs of trial id and decision, such as {_EXAMPLE}"
         if (problem := _problem(each[1], _ON_WAITING)) is not None:
-            return f"has {each[1]!r} on {each[0]!r}: {problem}"
+            return f"returned {each[1]!r} for trial {each[0]!r}: {problem}"
     return None
 
 
@@ -168,18 +165,16 @@ def _choice_problem(
 ) -> str | None:
     if answer is None or (isinstance(answer, str) and (answer in pending or answer in paused)):
         return None
-    return (
-        f"returned {answer!r}: return one of the ids in `pending` or `paused`, or None for none of them now"
-    )
+    return f"returned {answer!r}: return one of the ids in `pending` or `paused`, or None to start no trial"
 
 
 def _facts_problem(answer: Any, trial_id: str) -> str | None:
     if is_mapping(answer):
         unstorable = storing_problem(answer)
-        return unstorable and f"returned facts for trial {trial_id}, of which {unstorable}"
+        return unstorable and f"returned facts for trial {trial_id} that cannot be stored: {unstorable}"
     return (
         f"returned {answer!r} for trial {trial_id}: return a dictionary of facts, such as {{'rung': 2}}, "
-        "or an empty one"
+        "or an empty dictionary"
     )
 
 
@@ -198,12 +193,12 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     verdict: Any = decision.verdict
     # An equal string is not accepted, so the type is checked too.
     if not isinstance(verdict, Verdict) or verdict not in verdicts:
-        return f"its verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
+        return f"the verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
     reason: Any = decision.reason
     if not is_mapping(reason):
-        return f"its reason must be a dictionary of facts, as in {_EXAMPLE}"
+        return f"the reason must be a dictionary of facts, as in {_EXAMPLE}"
     if (unstorable := storing_problem(reason)) is not None:
-        return f"its fact {unstorable}"
+        return f"a fact cannot be stored: {unstorable}"
     if decision.donors or decision.request is not None:
         return _change_problem(decision)
     return None
@@ -211,15 +206,15 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
 
 def _change_problem(decision: Decision) -> str | None:
     if decision.verdict is not Verdict.PAUSE:
-        return "donors and a request go with Verdict.PAUSE: a trial that runs on takes nothing over"
+        return "donors and a request need Verdict.PAUSE, because a running trial cannot change"
     donors: Any = decision.donors
     well_made = isinstance(donors, (tuple, list)) and all(
         isinstance(each, Donor) and isinstance(each.trial_id, str) and isinstance(each.config, Mapping)
         for each in donors
     )
     if not well_made:
-        return "its donors must be Donors, such as (Donor(trial_id, {'lr': 0.1}),)"
+        return "donors must be Donor objects, such as (Donor(trial_id, {'lr': 0.1}),)"
     request: Any = decision.request
     if request is not None and not isinstance(request, PlacementGroupFactory):
-        return "its request must be a tune.PlacementGroupFactory"
+        return "the request must be a tune.PlacementGroupFactory"
     return None

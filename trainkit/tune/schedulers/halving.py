@@ -49,8 +49,8 @@ def bracket_count(minimum: float, maximum: float, factor: float) -> int:
         level *= factor
         if count > MOST_RUNGS:
             raise ConfigError(
-                f"a factor of {factor} from {minimum} to {maximum} makes more than {MOST_RUNGS} rungs: "
-                "give a larger reduction_factor, such as 4"
+                f"reduction_factor={factor} makes more than {MOST_RUNGS} rungs from {minimum} to {maximum}: "
+                "use a larger factor, such as 4"
             )
     return count
 
@@ -88,30 +88,31 @@ def place_words(reason: Facts) -> str:
 @words_of("rung")
 def _rung_words(reason: Facts) -> str:
     rank = f"rank {reason['rank']} of {reason['entries']}"
-    judged = f"{place_words(reason)}, {rank}, {reason['places']} may go on"
+    judged = f"{place_words(reason)}, {rank}, {reason['places']} continue{'s' * (reason['places'] == 1)}"
     # The cutoff is absent if no entry may continue yet, or if the last such entry has no finite score.
     if "cutoff" in reason:
         judged += f", cutoff {reason['cutoff']:.6g}"
-    return f"{judged}, past {reason['skipped']} lower" if "skipped" in reason else judged
+    return f"{judged}, skipped {reason['skipped']} lower rungs" if "skipped" in reason else judged
 
 
 @words_of("finish")
 def _finish_words(reason: Facts) -> str:
-    return f"{place_words(reason)}, rank {reason['rank']} of {reason['entries']}, to train one to the end"
+    rank = f"rank {reason['rank']} of {reason['entries']}"
+    return f"{place_words(reason)}, {rank}, to train one trial to the end"
 
 
 @words_of("waits")
 def _waits_words(reason: Facts) -> str:
-    return f"it waits to be promoted from {place_words(reason)}"
+    return f"waits for promotion from {place_words(reason)}"
 
 
 @words_of("not chosen")
 def _not_chosen_words(reason: Facts) -> str:
     rank = f"{place_words(reason)}, rank {reason['rank']} of {reason['entries']}"
     if "awaits" in reason:
-        return f"{rank} so far, {reason['awaits']} more were to come there"
+        return f"{rank} so far, {reason['awaits']} more trials were expected"
     places = f"{reason['places']} place{'s' * (reason['places'] != 1)}"
-    return f"{rank}, {places}" + (", its turn had not come" if "due" in reason else "")
+    return f"{rank}, {places}" + (", still waiting to resume" if "due" in reason else "")
 
 
 words_of("max_t")("reached max_t={max_t:g}".format_map)

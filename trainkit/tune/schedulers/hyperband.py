@@ -306,6 +306,8 @@ class HyperBandForBOHB(HyperBandScheduler):
 @words_of("milestone")
 def _milestone_words(reason: Facts) -> str:
     waits = (
-        f"waits for {reason['awaits']} more to come there" if reason["awaits"] else "the last to come there"
+        f"waits for {reason['awaits']} more trials"
+        if reason["awaits"]
+        else "the last trial to reach the rung"
     )
     return f"{place_words(reason)}, {waits}"

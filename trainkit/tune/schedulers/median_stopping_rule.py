@@ -381,16 +381,17 @@ class MedianStoppingRule(TrialScheduler):
 # --- wording of decisions ----------------------------------------------------------------------------
 
 
-words_of("median")("best {best:.6g} at {time:g}, median of {others} others {median:.6g}".format_map)
+words_of("median")("best {best:.6g} at {time:g}, median {median:.6g} of {others} other trials".format_map)
 
 
 @words_of("time slice")
 def _time_slice_words(reason: Facts) -> str:
     if "needed" not in reason:
-        return "its turn again"
+        return "next time slice"
     return (
-        f"makes way at {reason['time']:g}, as {reason['others']} of {reason['needed']} others have got there"
+        f"time slice ends at {reason['time']:g}, which only {reason['others']} of {reason['needed']} "
+        "required other trials have reached"
     )
 
 
-words_of("losers last")("nobody else wants the place".format_map)
+words_of("losers last")("no other trial is waiting".format_map)

@@ -57,7 +57,8 @@ class ParetoScheduler(TrialScheduler):
         require_whole("reduction_factor", reduction_factor, 2)
         require(
             (metric is None) == (mode is None) and (metric is None or not isinstance(metric, str)),
-            f"metric={metric!r} and mode={mode!r}: ParetoScheduler takes a list of each, or neither",
+            "ParetoScheduler needs lists for metric and mode, or neither of them, "
+            f"not metric={metric!r} and mode={mode!r}",
         )
         self.max_t, self.grace_period, self.reduction_factor = (
             int(max_t),
@@ -88,13 +89,13 @@ class ParetoScheduler(TrialScheduler):
     def set_objectives(self, objectives: tuple[Objective, ...]) -> None:
         require(
             not self._own or not objectives or self._own == objectives,
-            "ParetoScheduler and TuneConfig name different objectives: give them in one place",
+            "ParetoScheduler and TuneConfig have different objectives: set them in only one of the two",
         )
         self._objectives = self._own or objectives
         require(
             bool(self._objectives),
-            "ParetoScheduler judges trials by several metrics: set TuneConfig(metric=['accuracy', 'loss'], "
-            "mode=['max', 'min']) to what your trainable reports, or take ASHAScheduler for one",
+            "ParetoScheduler needs several metrics: set TuneConfig(metric=['accuracy', 'loss'], "
+            "mode=['max', 'min']) to metrics that the trainable reports, or use ASHAScheduler for one metric",
         )
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:

@@ -374,7 +374,9 @@ def checked_bounds(bounds: Mapping[str, Any] | None, at: str = "hyperparam_bound
         ConfigError: `bounds` is empty, or an entry is neither an ascending pair nor an accepted domain.
     """
     if not isinstance(bounds, Mapping) or not bounds:
-        raise TuneArgumentError(f"{at}={bounds!r}: give each value's bounds, such as {{'lr': [1e-4, 1e-1]}}")
+        raise TuneArgumentError(
+            f"{at} must be bounds by name, such as {{'lr': [1e-4, 1e-1]}}, not {bounds!r}"
+        )
     return {key: _checked(value, f"{at}[{key!r}]") for key, value in bounds.items()}
 
 
@@ -386,11 +388,11 @@ def _checked(value: Any, at: str) -> Any:
     pair = list(value) if isinstance(value, (list, tuple)) else []
     if len(pair) != 2 or not all(is_finite(bound) or is_whole(bound) for bound in pair):
         raise TuneArgumentError(
-            f"{at}={value!r}: give [smallest, largest], or a domain such as tune.loguniform(1e-4, 1e-1), "
-            "tune.randint(1, 9) or tune.choice(['a', 'b'])"
+            f"{at} must be [smallest, largest], or a domain such as tune.loguniform(1e-4, 1e-1), "
+            f"tune.randint(1, 9) or tune.choice(['a', 'b']), not {value!r}"
         )
     if not pair[0] < pair[1]:
-        raise TuneArgumentError(f"{at}={value!r}: the smallest value comes first, and the two differ")
+        raise TuneArgumentError(f"{at} must be [smallest, largest] with different values, not {value!r}")
     return Float(float(pair[0]), float(pair[1]))
 
 
@@ -422,7 +424,7 @@ def _in_the_way_of(there: Bounded, bound: Float, key: str) -> Bounded:
         return Integer(lower, upper + (there.q == 1), log=there.log, q=there.q)
     except SpaceError as error:
         raise TuneArgumentError(
-            f"hyperparam_bounds[{key!r}]=[{bound.lower:g}, {bound.upper:g}] doesn't fit {there} of "
+            f"hyperparam_bounds[{key!r}]=[{bound.lower:g}, {bound.upper:g}] does not match {there} in "
             f"{setting('param_space')}: {error}"
         ) from error
 

@@ -73,7 +73,7 @@ def _complain_of(left_out: Iterable[str], cls: type) -> None:
     shipped = [SCHEDULERS.get(name) for name in SCHEDULERS.own_names()]
     known = {name for each in shipped for name in inspect.signature(each).parameters}
     for name in sorted(set(left_out) - known):
-        problem = f"{cls.__name__} takes no argument {name!r}, and no other scheduler does"
+        problem = f"{cls.__name__} has no argument {name!r}, nor has any other scheduler"
         if hint := did_you_mean(name, inspect.signature(cls).parameters):
             raise ConfigError(f"{problem}.{hint}")
-        logger.warning("%s: it is left out", problem)
+        logger.warning("%s: the argument is ignored", problem)

@@ -239,5 +239,5 @@ def test_bounds_are_searched_as_the_space_draws_the_value():
     made = described_scheduler({"class": "PB2", "arguments": scheduler.arguments})
     assert isinstance(made, PB2)
     assert made.arguments == scheduler.arguments
-    with pytest.raises(ConfigError, match=r"hyperparam_bounds\['lr'\]=\[0, 1\] doesn't fit loguniform"):
+    with pytest.raises(ConfigError, match=r"hyperparam_bounds\['lr'\]=\[0, 1\] does not match loguniform"):
         PB2(hyperparam_bounds={"lr": [0, 1]}).completed_space(space)

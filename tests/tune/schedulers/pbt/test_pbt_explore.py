@@ -178,11 +178,11 @@ def test_nested_values_are_explored_and_others_are_left_alone():
     [
         ([], "empty"),
         ({}, "empty"),
-        (3, "give a domain"),
-        ("text", "give a domain"),
-        (tune.grid_search([1, 2]), "no distribution"),
+        (3, "must be a domain"),
+        ("text", "must be a domain"),
+        (tune.grid_search([1, 2]), "not supported as a mutation"),
         ({"grid_search": [1, 2]}, "grid"),
-        (tune.sample_from(lambda spec: 1), "no distribution"),
+        (tune.sample_from(lambda spec: 1), "not supported as a mutation"),
     ],
 )
 def test_what_is_no_mutation_is_refused(mutation, words):

@@ -126,7 +126,7 @@ def test_a_custom_function_has_the_last_word():
 @pytest.mark.parametrize(
     ("custom", "words"),
     [
-        (lambda config: None, "no configuration"),
+        (lambda config: None, "not a configuration"),
         (lambda config: {**config, "lr": 1.5}, r"lr=1.5, which is outside uniform\(0.0, 1.0\)"),
         (lambda config: {**config, "lr": "a"}, "outside"),
     ],
@@ -211,5 +211,5 @@ def test_where_everything_else_is_forbidden_the_configuration_stays():
 def test_options_with_domains_of_their_own_are_no_mutation():
     options = [{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}]
     for mutation in (tune.choice(options), options):
-        with pytest.raises(ConfigError, match="domains of their own"):
+        with pytest.raises(ConfigError, match="options that contain domains"):
             population(1, hyperparam_mutations={"optimizer": mutation})

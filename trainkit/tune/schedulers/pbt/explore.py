@@ -73,9 +73,8 @@ def completed(
                 continue  # The branch may be absent. If it is present, its values are explored.
             if not isinstance(inner, Mapping):
                 raise ConfigError(
-                    f"hyperparam_mutations mutates inside {name!r}, which is {inner} in "
-                    f"{setting('param_space')}: "
-                    "give a dictionary in both, or in none"
+                    f"{name!r} is a dictionary in hyperparam_mutations, but {inner} in "
+                    f"{setting('param_space')}: give a dictionary in both, or in neither"
                 )
             whole[key] = completed(inner, mutation, (*at, key))
         elif key not in whole:
@@ -93,9 +92,9 @@ def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
     near = difflib.get_close_matches(lower, by_lower, n=1, cutoff=ALIKE)
     if near and (near[0] == lower or _DIGITS.sub("", near[0]) != _DIGITS.sub("", lower)):
         raise ConfigError(
-            f"{name!r} is to be mutated, and {setting('param_space')} has no such name. Did you mean "
-            f"{by_lower[near[0]]!r}? If it is another hyperparameter, say in {setting('param_space')} how it "
-            "begins"
+            f"hyperparam_mutations has {name!r}, but {setting('param_space')} has no such name. Did you mean "
+            f"{by_lower[near[0]]!r}? For another hyperparameter, add its initial value to "
+            f"{setting('param_space')}"
         )
 
 
@@ -116,8 +115,7 @@ def _require_explorable(name: str, start: Any, mutation: Any) -> None:
         if isinstance(value, (str, bool, Mapping, list, tuple)) or value is None:
             raise ConfigError(
                 f"{name!r} is {value!r} in {setting('param_space')}, which its mutation {mutation} doesn't "
-                "contain: "
-                "give a number there, or a list in hyperparam_mutations"
+                f"contain: give a number in {setting('param_space')}, or a list in hyperparam_mutations"
             )
 
 
@@ -182,7 +180,9 @@ def explored_value(
         return _drawn(mutation, value, rng, name), "resample"
     if not is_number(value):
         if isinstance(mutation, Domain):
-            raise ConfigError(f"{name}={value!r} is no number, so its mutation {mutation} can't perturb it")
+            raise ConfigError(
+                f"{name}={value!r} is not a number, so its mutation {mutation} can't change the value"
+            )
         return value, "keep"  # a function may draw any value, but only numbers can be multiplied
     factor = float(factors[int(rng.integers(len(factors)))])
     return multiplied(value, factor, mutation), f"* {factor:g}"
@@ -235,7 +235,7 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
     plain = drawn.item() if hasattr(drawn, "item") and getattr(drawn, "shape", None) == () else drawn
     if is_number(value) and not (is_number(plain) and math.isfinite(plain)):
         raise ConfigError(
-            f"the function that hyperparam_mutations gives for {name!r} returned {plain!r}, no number"
+            f"the function of {name!r} in hyperparam_mutations must return a finite number, not {plain!r}"
         )
     return plain
 
@@ -284,7 +284,7 @@ def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who:
             declared = mutation if isinstance(mutation, Domain) else f"the list {mutation}"
             raise ConfigError(
                 f"{who} gives {name_of(path)}={value!r}, which is outside {declared} of "
-                "hyperparam_mutations: widen that, or return a value inside"
+                "hyperparam_mutations: extend the mutation, or return a value inside"
             )
 
 
@@ -303,8 +303,8 @@ def customised(
     made: Any = function(config)
     if not isinstance(made, Mapping):
         raise ConfigError(
-            f"custom_explore_fn returned {made!r}, which is no configuration: return the dictionary "
-            "that it was given, with values changed"
+            f"custom_explore_fn returned {made!r}, not a configuration: return the given dictionary with "
+            "changed values"
         )
     after = dict(made)
     require_inside(after, mutations, "custom_explore_fn")

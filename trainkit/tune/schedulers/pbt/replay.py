@@ -110,8 +110,8 @@ def read_policy(text: str, where: str) -> Schedule:
                 raise ValueError("a value is of another kind")
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{where} is no policy file of population based training: line {number} is no list of two "
-                f"tags, two iterations and two configurations ({error}). Give a pbt_policy_<trial id>.txt"
+                f"{where} is not a policy file of population based training: line {number} is not a list of "
+                f"two tags, two iterations and two configurations ({error}). Give a pbt_policy_<trial id>.txt"
             ) from error
         rows.append((trial, donor, step, old, new))
     if not rows:
@@ -181,23 +181,23 @@ class PopulationBasedTrainingReplay(TrialScheduler):
     ) -> None:
         super().set_search_properties(metric, mode, rng, total_samples)
         if total_samples != 1:
-            how_many = "no end of" if total_samples is None else total_samples
+            how_many = "unlimited" if total_samples is None else total_samples
             raise ConfigError(
-                f"a replay trains one trial, and there would be {how_many}: leave num_samples at 1 and axes "
-                "out of param_space"
+                f"a replay trains one trial, but the experiment has {how_many} trials: set num_samples=1 and "
+                "remove the grid from param_space"
             )
 
     def resize(self, total_samples: int | None) -> None:
         if total_samples != 1:
-            raise ConfigError("a replay trains one trial, and no others beside it")
+            raise ConfigError("a replay trains only one trial: do not change the number of trials")
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         initial = self.schedule.initial
         differing = [key for key in initial if _text(config.get(key)) != _text(initial[key])]
         if differing:
             raise ConfigError(
-                f"a replay begins with {', '.join(differing)} as it was trained with, and the searcher "
-                "suggests another value: leave search_alg and points_to_evaluate out"
+                f"a replay must begin with the recorded {', '.join(differing)}, but the searcher suggests "
+                "another value: leave search_alg and points_to_evaluate out"
             )
         self._trial = trial_id
 
@@ -224,19 +224,19 @@ def _schedule_of(source: Any, trial_id: str | None) -> Schedule:
         return Schedule.of(source.lineage())
     if not isinstance(source, (str, os.PathLike)):
         raise ConfigError(
-            f"policy_file={source!r}: give the path of a pbt_policy_<trial id>.txt, or a Result"
+            f"policy_file must be the path of a pbt_policy_<trial id>.txt, or a Result, not {source!r}"
         )
     path = Path(source).expanduser()
     if path.is_dir():
         if trial_id is None:
-            raise ConfigError(f"{path} is a folder: say which of its trials with trial_id='...'")
+            raise ConfigError(f"{path} is a folder: choose one of its trials by trial_id='...'")
         path = path / policy_file(trial_id)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}. A trial has such a file once it has taken over another's "
-            "state, with log_config=True; of any trial, Result.from_path(its folder) can be given too"
+            f"{path} cannot be read: {error}. With log_config=True a trial writes this file when the trial "
+            "copies another trial. Or give Result.from_path(folder of the trial), which every trial has"
         ) from error
     return read_policy(text, str(path))
 
@@ -248,4 +248,4 @@ def _text(value: Any) -> str:
 # --- wording of decisions ----------------------------------------------------------------------------
 
 
-words_of("replay")("change {change} of {changes} in its schedule, at {at:g}".format_map)
+words_of("replay")("change {change} of {changes} of the replayed schedule, at {at:g}".format_map)

@@ -115,10 +115,11 @@ class PopulationBasedTraining(TrialScheduler):
         factors = tuple(perturbation_factors) if isinstance(perturbation_factors, (list, tuple)) else ()
         if not factors or not all(is_finite(factor) and factor > 0 for factor in factors):
             raise TuneArgumentError(
-                f"perturbation_factors={perturbation_factors!r}: give numbers above 0, such as (1.2, 0.8)"
+                "perturbation_factors must be numbers above 0, such as (1.2, 0.8), not "
+                f"{perturbation_factors!r}"
             )
         if custom_explore_fn is not None and not callable(custom_explore_fn):
-            raise TuneArgumentError(f"custom_explore_fn={custom_explore_fn!r} is no function: give one")
+            raise TuneArgumentError(f"custom_explore_fn must be a function, not {custom_explore_fn!r}")
         require_one_of("tie", tie, ("arrival", "random"))
         self.hyperparam_mutations = checked_mutations(hyperparam_mutations)
         if not self.hyperparam_mutations and custom_explore_fn is None:
@@ -173,8 +174,8 @@ class PopulationBasedTraining(TrialScheduler):
                 if not is_number(lookup(result, name)):
                     raise TuneArgumentError(
                         f"trial {trial_id} reported {', '.join(sorted(result))} without a number for "
-                        f"{role}={name!r}, by which {type(self).__name__} judges: report it each time, or "
-                        "give require_attrs=False, with which such a report is passed over"
+                        f"{role}={name!r}, which {type(self).__name__} needs: report {name!r} each time, or "
+                        "set require_attrs=False to ignore such reports"
                     )
         return super().on_result(trial_id, result)
 
@@ -231,7 +232,9 @@ class PopulationBasedTraining(TrialScheduler):
     @property
     def _generator(self) -> Generator:
         if self.rng is None:
-            raise TuneArgumentError(f"{type(self).__name__} draws: call set_search_properties first")
+            raise TuneArgumentError(
+                f"{type(self).__name__} needs a random generator: call set_search_properties first"
+            )
         return self.rng
 
     def _exploit(self, member: Member, ranked: Quantiles) -> Decision | None:
@@ -394,8 +397,8 @@ class PopulationBasedTraining(TrialScheduler):
 # --- wording of decisions ----------------------------------------------------------------------------
 
 
-words_of("barrier")("waits at {at:g} for all members, {arrived} of {members} are there".format_map)
-words_of("turn")("its turn again, from {time:g} on".format_map)
+words_of("barrier")("waits at {at:g} for all members, {arrived} of {members} have arrived".format_map)
+words_of("turn")("continues from {time:g}".format_map)
 
 
 @words_of("population")
@@ -406,7 +409,7 @@ def _population_words(reason: Facts) -> str:
 @words_of("exploit")
 def _exploit_words(reason: Facts) -> str:
     donor, score = reason["donor"], number_words(reason["donor_score"])
-    found = f"{_population_words(reason)}, takes over {donor} with {score}"
+    found = f"{_population_words(reason)}, copies trial {donor} with {score}"
     steps = [
         f"{name} {number_words(change['old'])} -> {number_words(change['new'])}"
         for name, change in reason.get("changes", {}).items()
@@ -427,7 +430,7 @@ def checked_mutations(
         return {}
     if not isinstance(mutations, Mapping):
         raise ConfigError(
-            f"{name}={mutations!r}: give a dictionary such as {{'lr': tune.loguniform(1e-4, 1)}}"
+            f"{name} must be a dictionary such as {{'lr': tune.loguniform(1e-4, 1)}}, not {mutations!r}"
         )
     return {key: _checked(value, f"{name}[{key!r}]") for key, value in mutations.items()}
 
@@ -435,20 +438,22 @@ def checked_mutations(
 def _checked(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         if not value:
-            raise ConfigError(f"{name} is empty: name what to mutate in it, or leave it out")
+            raise ConfigError(f"{name} is empty: name the values to mutate, or leave {name} out")
         if set(value) == {"grid_search"}:
-            raise ConfigError(f"{name} is a grid, which is no distribution: give a list to move in")
+            raise ConfigError(
+                f"{name} is a grid, which is not supported as a mutation: give a list of values"
+            )
         return checked_mutations(value, name)
     options = value.categories if isinstance(value, Categorical) else value
     if isinstance(options, (list, tuple)) and any(map(holds_leaf, options)):
         raise ConfigError(
-            f"{name} holds options with domains of their own, which can't be explored as one: give plain "
-            "values, and mutate what depends on them by its own name"
+            f"{name} has options that contain domains, which is not supported: give plain values, and "
+            "name the inner domains as separate mutations"
         )
     if isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)):
         raise ConfigError(
-            f"{name}={value!r} may be a range or two values: give tune.uniform{value!r} for a range, or the "
-            f"list {list(value)!r} for these two"
+            f"{name}={value!r} is ambiguous: give tune.uniform{value!r} for a range, or the "
+            f"list {list(value)!r} for two values"
         )
     if isinstance(value, (list, tuple)):
         if not value:
@@ -456,12 +461,12 @@ def _checked(value: Any, name: str) -> Any:
         return list(value)
     if isinstance(value, (GridSearch, SampleFrom, When, Forbid)):
         raise ConfigError(
-            f"{name} is {value}, which is no distribution to explore by: give a domain such as "
-            "tune.uniform(0, 1), a list of values in order, or a function that draws one"
+            f"{name} is {value}, which is not supported as a mutation: give a domain such as "
+            "tune.uniform(0, 1), a list of values in order, or a function that returns a value"
         )
     if isinstance(value, Domain) or callable(value):
         return value
     raise ConfigError(
-        f"{name}={value!r}: give a domain such as tune.uniform(0, 1), a list of values in order, a function "
-        "that draws one, or a dictionary of these"
+        f"{name} must be a domain such as tune.uniform(0, 1), a list of values in order, a function that "
+        f"returns a value, or a dictionary of these, not {value!r}"
     )
