@@ -71,7 +71,7 @@ def test_a_page_of_trials_is_sorted_searched_and_cut(ask: Asker) -> None:
     assert order("status=ERROR&offset=1&limit=1") == [3]
     assert ask.get(f"{ONE}/trials?status=failed&limit=1")["total"] == 3
     for wrong in ("sort=none", "sort=config"):
-        assert "there is no column" in ask.get(f"{ONE}/trials?{wrong}", 404)["error"]
+        assert "is not a column" in ask.get(f"{ONE}/trials?{wrong}", 404)["error"]
     for wrong in (
         "limit=1001",
         "limit=-1",
@@ -191,7 +191,7 @@ def test_what_is_not_there(ask: Asker) -> None:
         f"{ONE}/trials/none/history",
         f"{ONE}/trials/none/logs",
     ):
-        assert "there is no" in ask.get(path, 404)["error"]
+        assert " has no " in ask.get(path, 404)["error"]
     for path in ("/api/nowhere", "/nowhere", "/static/nowhere.js", "/api/experiments/..%2F..%2Fetc"):
         reply = ask("GET", path)
         assert reply.status == 404 and reply.json["error"]
@@ -524,7 +524,7 @@ def test_texts_of_any_length_are_short_in_a_row_and_whole_in_a_trial(tmp_path: P
 def test_folders_of_experiments(root: Path, tmp_path: Path) -> None:
     assert list(experiments(root / "first one")) == [root / "first one"]
     assert list(experiments(tmp_path)) == []
-    with pytest.raises(DashboardError, match="there is no folder"):
+    with pytest.raises(DashboardError, match="is not a folder"):
         Dashboard(tmp_path / "none")
     with pytest.raises(DashboardError, match=r"port 70000 of 127\.0\.0\.1 cannot be used"):
         Dashboard(tmp_path, 70_000)

@@ -318,19 +318,19 @@ def test_the_lineage_of_a_population_ends_at_its_best(root: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "query", "words"),
     [
-        ("pie", {}, "there is no chart 'pie'"),
+        ("pie", {}, "'pie' is not a chart"),
         ("curves", {"colour": "red"}, "no option 'colour'"),
-        ("curves", {"best": "-1"}, "whole number"),
+        ("curves", {"best": "-1"}, "best must be an integer"),
         ("curves", {"log_y": "yes"}, "log_y"),
         ("history", {"mode": "best"}, "mode"),
-        ("slice", {"params": "nothing"}, "no hyperparameter 'nothing'"),
-        ("compare", {}, "which trials"),
+        ("slice", {"params": "nothing"}, "'nothing' cannot be drawn"),
+        ("compare", {}, "needs trials to compare"),
         ("compare", {"trials": "nobody"}, "no trial 'nobody'"),
         ("lineage", {}, "no lineage"),
-        ("pareto", {}, "two axes"),
+        ("pareto", {}, "needs two metrics"),
         ("rungs", {"bracket": "7"}, "bracket"),
         ("importances", {"method": "guess"}, "method"),
-        ("matrix", {"more": ",".join(f"m{number}" for number in range(12))}, "12 at most"),
+        ("matrix", {"more": ",".join(f"m{number}" for number in range(12))}, "at most 12"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(root: Path, kind: str, query: dict[str, str], words: str) -> None:
@@ -339,9 +339,7 @@ def test_what_cannot_be_drawn_is_said(root: Path, kind: str, query: dict[str, st
 
 
 def remarks(figure: Figure) -> list[str]:
-    return [
-        each["text"] for each in figure["layout"].get("annotations", ()) if "is given for" in each["text"]
-    ]
+    return [each["text"] for each in figure["layout"].get("annotations", ()) if "has no mode" in each["text"]]
 
 
 def test_a_mode_that_nobody_has_given_is_assumed_and_said(root: Path) -> None:
@@ -349,7 +347,7 @@ def test_a_mode_that_nobody_has_given_is_assumed_and_said(root: Path) -> None:
         assert remarks(chart(root / "digits", kind, {})) == []
         assert remarks(chart(root / "digits", kind, {"metric": "accuracy", "mode": "max"})) == []
         assert remarks(chart(root / "digits", kind, {"metric": "accuracy"})) == [
-            "no mode is given for accuracy: smaller is taken as better"
+            "accuracy has no mode: smaller values count as better"
         ]
     assert remarks(chart(root / "digits", "edf", {"metric": "accuracy"})) == [], "none is better there"
     assert remarks(chart(root / "digits", "pareto", {"metric": "accuracy,loss"})) != []
@@ -368,7 +366,7 @@ def test_without_a_mode_nothing_is_the_best(root: Path) -> None:
     with served(root) as ask:
         assert ask.get("/experiments/no%20mode")["objectives"] == [{"metric": "loss", "mode": None}]
     assert remarks(chart(root / "no mode", "history", {})) == [
-        "no mode is given for loss: smaller is taken as better"
+        "loss has no mode: smaller values count as better"
     ]
 
 

@@ -162,7 +162,7 @@ def test_an_agent_reads_experiments_and_no_more(root: Path):
 def test_what_is_not_there_or_not_allowed_is_said_in_words(root: Path):
     async def to(client: Any, call: Call) -> None:
         for name in ("none", "../judged", "/etc", "judged/../judged", "", "judged\0"):
-            assert "there is judged, plain" in await call("show_experiment", experiment=name)
+            assert "its experiments: judged, plain" in await call("show_experiment", experiment=name)
         assert "no trial has an id" in await call("show_trial", experiment="judged", trial="zz")
         assert "there is no column 'nothing'" in await call(
             "list_trials", experiment="judged", sort="nothing"

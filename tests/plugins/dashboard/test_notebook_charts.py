@@ -159,11 +159,11 @@ for kind, missing in (("curves", ["plotly"]), ("importances", ["sklearn", "optun
 
 
 def test_elsewhere_than_in_a_notebook_it_is_refused():
-    with pytest.raises(ConfigError, match="this is not a notebook: leave it out here"):
+    with pytest.raises(ConfigError, match="does not run in one: leave LiveChart out"):
         LiveChart()
-    with pytest.raises(ConfigError, match="give one of history, curves, "):
+    with pytest.raises(ConfigError, match="choose one of history, curves, "):
         LiveChart("pie")
-    with pytest.raises(ConfigError, match="more than 0"):
+    with pytest.raises(ConfigError, match="positive number of seconds"):
         LiveChart(every_s=0)
 
 

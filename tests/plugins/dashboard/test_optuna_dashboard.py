@@ -141,7 +141,7 @@ def test_what_would_write_is_refused_in_words(client: Client, root: Path):
     ):
         status, body, _ = client.ask(path, method, "{}")
         assert status == 405
-        assert "only read here" in json.loads(body)["reason"]
+        assert "read-only" in json.loads(body)["reason"]
     assert (root / "one" / "experiment.sqlite").read_bytes() == before
 
 

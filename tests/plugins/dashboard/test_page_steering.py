@@ -134,7 +134,7 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         who.press("Pause")
         who.answered("pauses at its next report")
         expect(status).to_have_text("paused")
-        who.press("Put first")
+        who.press("Run first")
         who.answered("runs before the others once it is resumed")
         who.press("Resume")
         who.answered(f"trial {first} goes on")
@@ -148,7 +148,7 @@ def test_every_verb(hand: type[Mouse], browser: Browser, tmp_path: Path) -> None
         before = len(who.experiment.trials())
         who.press("Limits…")
         who.write("Number of samples", "9")
-        who.write("Trials at once", "3")
+        who.write("Concurrent trials", "3")
         who.confirm("Change")
         who.answered("from now on num_samples=9, max_concurrent_trials=3")
         expect(who.row(first).locator(".badge")).to_have_text("running")
@@ -211,7 +211,7 @@ def test_what_is_refused_is_said_where_it_was_asked(browser: Browser, tmp_path: 
         who.seen.go(f"#/experiments/{who.name}")
         who.press("Add…")
         for text, words in (
-            ('{"lr": ', "no JSON"),
+            ('{"lr": ', "not valid JSON"),
             ('{"lr": 7}', "not in loguniform"),
             ('{"depth": 7}', "depth"),
         ):
@@ -248,7 +248,7 @@ def test_a_question_that_is_not_confirmed_does_nothing(browser: Browser, tmp_pat
     with steering(browser, tmp_path, Keyboard) as who:
         who.seen.go(f"#/experiments/{who.name}")
         who.press("Stop")
-        expect(who.page.get_by_role("dialog")).to_contain_text("all its trials end")
+        expect(who.page.get_by_role("dialog")).to_contain_text("all its trials stop")
         who.page.keyboard.press("Escape")
         expect(who.page.get_by_role("dialog")).to_have_count(0)
         expect(who.page.get_by_role("button", name="Stop")).to_be_focused()

@@ -157,7 +157,7 @@ def test_the_ranks_of_a_trainer_and_a_trace_of_one_by_mouse(sight: Sight, tmp_pa
         expect(slow).to_contain_text("straggler")  # as the page follows, without a reload
         assert serious(page) == []
         slow.get_by_role("button", name=f"Trace of rank 1, process {pids[1]}").click()
-        for wrong, why in (("many", "a whole number"), ("101", "give 1 to 100")):
+        for wrong, why in (("many", "an integer"), ("101", "give 1 to 100")):
             page.get_by_label("Steps").fill(wrong)
             page.get_by_role("button", name="Record").click()
             expect(page.locator("dialog [role=alert]")).to_contain_text(why)
@@ -376,8 +376,8 @@ def test_a_note_is_kept(sight: Sight) -> None:
     page = sight.page
     sight.go("#/experiments/digits?tab=settings")
     page.get_by_role("textbox", name="Note").fill("<b>the best so far</b>")
-    page.get_by_role("button", name="Keep note").click()
-    expect(page.locator("#toasts")).to_contain_text("The note is kept")
+    page.get_by_role("button", name="Save note").click()
+    expect(page.locator("#toasts")).to_contain_text("The note is saved")
     page.reload()
     sight.settle()
     expect(page.get_by_role("textbox", name="Note")).to_have_value("<b>the best so far</b>")

@@ -82,7 +82,7 @@ def test_curves_over_another_count_with_log_axes(grid):
     assert max(max(line.get_xdata()) for line in axes.get_lines()) == 900
     (axes,) = grid.plot("curves", log_y=True).axes
     assert axes.get_yscale() == "log"
-    with pytest.raises(MetricError, match="none above 0"):
+    with pytest.raises(MetricError, match="numbers above 0"):
         grid.plot("curves", metric="eval/acc", log_y=True)  # all below 0
 
 
@@ -120,9 +120,7 @@ def test_whole_numbers_have_whole_ticks_and_long_names_are_cut(fit, tmp_path):
 def test_parallel_coordinates_of_chosen_parameters(grid):
     (axes,) = grid.plot("parallel", params=["lr", "x"], log_metric=True).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["lr", "x", "loss"]
-    with pytest.raises(
-        ConfigError, match="no hyperparameter 'width': the hyperparameters that vary are x, lr"
-    ):
+    with pytest.raises(ConfigError, match="'width' cannot be drawn: the hyperparameters that vary are x, lr"):
         grid.plot("parallel", params=["width"])
 
 
@@ -134,7 +132,7 @@ def test_rungs(grid):
     for level, label in zip((1, 3), axes.get_xticklabels(), strict=True):
         here = [each for each in judged if each["rung"] == level]
         went_on = sum(each["verdict"] == "CONTINUE" for each in here)
-        assert label.get_text() == f"{level}\n{len(here)} came\n{went_on} went on"
+        assert label.get_text() == f"{level}\n{len(here)} arrived\n{went_on} continued"
     points = [each for each in axes.collections if isinstance(each, PathCollection)]
     assert sum(len(each.get_offsets()) for each in points) == len(judged)
     cutoffs = [line.get_ydata()[-1] for line in axes.get_lines() if len(line.get_xdata()) > 2]
@@ -152,14 +150,14 @@ def test_into_axes_of_the_users(grid):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"kind": "curve"}, ConfigError, "'lineage' (where the members of a population got"),
+        ({"kind": "curve"}, ConfigError, "'lineage' (origin of the weights"),
         ({"kind": "curves", "logx": True}, ConfigError, "Did you mean 'log_x'"),
         ({"kind": "curves", "metric": "los"}, MetricError, "Did you mean 'loss'"),
         ({"kind": "curves", "x": "token"}, MetricError, "Did you mean 'tokens'"),
         (
             {"kind": "curves", "metric": "odd"},
             MetricError,
-            "of 'odd' and 'training_iteration': no report has",
+            "'odd' and 'training_iteration' cannot be plotted: no report has",
         ),
         ({"kind": "curves", "mode": "most"}, ConfigError, "mode='most'"),
         ({"kind": "curves", "best": -1}, ConfigError, "best=-1"),
@@ -168,7 +166,7 @@ def test_into_axes_of_the_users(grid):
         ({"kind": "slice", "mode": "most"}, ConfigError, "mode='most'"),
         ({"kind": "edf", "mode": "most"}, ConfigError, "mode='most'"),
         ({"kind": "slice", "columns": 0}, ConfigError, "columns=0"),
-        ({"kind": "slice", "params": "width"}, ConfigError, "no hyperparameter 'width'"),
+        ({"kind": "slice", "params": "width"}, ConfigError, "'width' cannot be drawn"),
         ({"kind": "matrix", "more": "width"}, MetricError, "'width'"),
     ],
 )
@@ -181,11 +179,11 @@ def test_what_cannot_be_drawn_says_why(grid, arguments, error, words):
 def test_without_metric_or_decisions(fit):
     grid = fit(lambda config: {"loss": 1}, {"x": tune.grid_search([1, 2])})
     for kind in ("curves", "parallel", "rungs"):
-        with pytest.raises(ConfigError, match="which metric is drawn"):
+        with pytest.raises(ConfigError, match="no metric and mode to plot"):
             grid.plot(kind)
     with pytest.raises(ConfigError, match=r"no rungs to draw: .*ASHAScheduler"):
         grid.plot("rungs", metric="loss", mode="min")
-    with pytest.raises(ConfigError, match="which end of it is better"):
+    with pytest.raises(ConfigError, match="no metric and mode to plot"):
         grid.plot("curves", metric="loss")
     drawn(grid.plot("curves", metric="loss", mode="min"))
     drawn(grid.plot("parallel", metric="loss", mode="min"))

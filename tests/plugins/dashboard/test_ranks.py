@@ -168,14 +168,14 @@ def test_a_trace_has_as_many_steps_as_were_asked_for(
             assert sum(name.startswith("ProfilerStep#") for name in names) == 3
         assert left(ask) == [] and list(tmp_path.glob("trace-*")) == []
         with served(ask.server.root, read_only=True) as reader:
-            assert "only reads" in refused(traced(reader, pids[0], steps=3), 403)
+            assert "is read-only" in refused(traced(reader, pids[0], steps=3), 403)
 
 
 def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with training(tmp_path, steps=0) as pids:
         for steps in (0, -1, 101):
             assert "give 1 to 100" in refused(traced(ask, pids[0], steps=steps))
-        assert "300 seconds at most" in refused(traced(ask, pids[0], steps=1, timeout_s=301))
+        assert "the maximum is 300 seconds" in refused(traced(ask, pids[0], steps=1, timeout_s=301))
         for body in ({}, {"steps": "3"}, {"steps": 1.5}, {"steps": 3, "path": "/etc/passwd"}):
             refused(traced(ask, pids[0], **body), 400)  # type: ignore[arg-type]
         assert "no rank of a trainer" in refused(traced(ask, os.getpid(), steps=3))
@@ -191,7 +191,7 @@ def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest
         assert "another trace" in refused(traced(ask, pids[0], steps=1))
         with monkeypatch.context() as patch:
             patch.setattr(threads, "MAX_BESIDE", 1)
-            assert "ask again when one of them is there" in refused(traced(ask, pids[1], steps=1), 429)
+            assert "try again when one of them has finished" in refused(traced(ask, pids[1], steps=1), 429)
             assert rows_of(ask, pids), "what else is asked is answered meanwhile"
         (tmp_path / "hold").unlink()
         one.join()

@@ -74,7 +74,7 @@ def test_what_is_kept_of_experiments_is_bounded_in_bytes(
     for table in tables:
         (row,) = table.page()[1]
         assert len(row["metrics"]["text"]) == len(row["config"]["long"]) == reading.MAX_TEXT + 3
-        assert row["metrics"]["..."] == "there is more"
+        assert row["metrics"]["..."] == "further values are left out"
         assert 0 < table.size_bytes < 3 * reading.MAX_ROW
     assert len(str(seen.summary(folders[0]))) < 10_000, "it has the best configuration"
     assert seen.table(folders[0]) is tables[0]

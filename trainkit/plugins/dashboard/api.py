@@ -123,7 +123,9 @@ def trials(call: Call) -> dict[str, Any]:
     wanted = call.query
     states = [text for text in (wanted["status"] or "").split(",") if text]
     if unknown := set(states).difference(STATES, TrialStatus):
-        raise BadRequestError(f"there is no state {min(unknown)[:100]!r}: give {', '.join(STATES)}")
+        raise BadRequestError(
+            f"{min(unknown)[:100]!r} is not a state of trials: choose from {', '.join(STATES)}"
+        )
     server: Served = call.server
     total, rows = server.board.table(folder_of(call)).page(
         offset=wanted["offset"],
@@ -224,7 +226,7 @@ def export(call: Call) -> Response:
     """Return all trials as one file."""
     table, kind = table_of(call), call.query["format"]
     if kind not in ("csv", "json"):
-        raise BadRequestError(f"there is no format {kind[:100]!r}: give csv or json")
+        raise BadRequestError(f"{kind[:100]!r} is not a format: choose csv or json")
     rows = _all_rows(table)
     head = {"Content-Disposition": f'attachment; filename="trials.{kind}"'}
     if kind == "json":
@@ -294,7 +296,7 @@ def chart(call: Call) -> dict[str, Any]:
     """Return a chart as a Plotly figure."""
     kind = call.path["kind"]
     if kind not in charts.KINDS:
-        raise NotFoundError(f"there is no chart {kind[:100]!r}: give {', '.join(charts.KINDS)}")
+        raise NotFoundError(f"{kind[:100]!r} is not a chart: choose one of {', '.join(charts.KINDS)}")
     return charts.chart(folder_of(call), kind, call.others)
 
 
@@ -310,7 +312,7 @@ def write_note(folder: Path, trial_id: str, text: str) -> None:
         StoreError: the note is too long, or the folder can't be written.
     """
     if len(text) > MAX_NOTE:
-        raise StoreError(f"the note has {len(text)} characters: {MAX_NOTE} at most are kept")
+        raise StoreError(f"the note has {len(text)} characters: shorten it to at most {MAX_NOTE}")
     aside = folder / f".{NOTES}.{uuid.uuid4().hex}.partial"
     with _WRITING:  # the lock ensures that neither of two concurrent notes is lost
         notes = _notes(folder)
@@ -331,9 +333,9 @@ def _notes(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; mend or remove it") from error
+        raise StoreError(f"{path} cannot be read: {error}; repair or delete the file") from error
     if not isinstance(found, dict):
-        raise StoreError(f"{path} holds no notes: remove it")
+        raise StoreError(f"{path} is not a valid file of notes: delete it")
     return found
 
 
@@ -363,71 +365,85 @@ _TRIAL = f"{_EXPERIMENT}/trials/{{trial}}"
 
 READING = (
     Endpoint(
-        "GET", "/api/status", "The server: version, folder, whether it only reads.", status, ref("Status")
+        "GET",
+        "/api/status",
+        "Version and folder of the server, and whether it is read-only.",
+        status,
+        ref("Status"),
     ),
-    Endpoint("GET", "/api/experiments", "All experiments of the folder.", experiments, many(ref("Summary"))),
-    Endpoint("GET", _EXPERIMENT, "One experiment: settings, space, columns.", experiment, ref("Experiment")),
+    Endpoint("GET", "/api/experiments", "All experiments in the folder.", experiments, many(ref("Summary"))),
+    Endpoint(
+        "GET",
+        _EXPERIMENT,
+        "Settings, search space and columns of one experiment.",
+        experiment,
+        ref("Experiment"),
+    ),
     Endpoint(
         "GET",
         f"{_EXPERIMENT}/trials",
-        "A page of the trials.",
+        "One page of the list of trials.",
         trials,
         ref("Page"),
         (
-            QueryParameter("offset", "trials before the page", "integer", 0),
-            QueryParameter("limit", "trials of the page", "integer", 100, MAX_PAGE),
-            QueryParameter("sort", "a field of a row, `config/NAME` or `metrics/NAME`", default="index"),
+            QueryParameter("offset", "number of trials before the page", "integer", 0),
+            QueryParameter("limit", "maximum number of trials on the page", "integer", 100, MAX_PAGE),
             QueryParameter(
-                "descending", "the largest first; trials without a value are last anyway", "boolean", False
+                "sort", "field to sort by: a field of a row, `config/NAME` or `metrics/NAME`", default="index"
+            ),
+            QueryParameter(
+                "descending", "largest value first; trials without a value are always last", "boolean", False
             ),
             QueryParameter(
                 "status",
-                "only trials in these states or statuses, with commas between them",
+                "only trials in these states or statuses, separated by commas",
                 default="",
             ),
             QueryParameter(
                 "search",
-                "only trials with this text in name, status, reason, configuration, report or error",
+                "only trials with this text in their name, status, reason, configuration, report or error",
                 default="",
             ),
         ),
     ),
-    Endpoint("GET", _TRIAL, "One trial: decisions, attempts, checkpoints, error, log.", trial, ref("Trial")),
+    Endpoint(
+        "GET", _TRIAL, "Decisions, attempts, checkpoints, error and log of one trial.", trial, ref("Trial")
+    ),
     Endpoint("GET", f"{_TRIAL}/history", "The reports of a trial.", history, ref("History")),
     Endpoint(
-        "GET", f"{_TRIAL}/logs", "What a trial printed.", logs, ref("Logs"), (files.SEARCH, files.LINES)
+        "GET", f"{_TRIAL}/logs", "Printed output of a trial.", logs, ref("Logs"), (files.SEARCH, files.LINES)
     ),
-    Endpoint("GET", f"{_TRIAL}/files", "The folder of a trial.", listing, ref("Files")),
+    Endpoint("GET", f"{_TRIAL}/files", "Content of a trial's folder.", listing, ref("Files")),
     Endpoint(
         "GET",
         f"{_TRIAL}/files/{{path:path}}",
-        "A file of a trial, or a folder in its folder.",
+        "A file or subfolder of a trial's folder.",
         file,
         DOWNLOAD,
     ),
     Endpoint(
         "GET",
         f"{_EXPERIMENT}/events",
-        "The log of the experiment and its trials.",
+        "Log entries of the experiment and its trials.",
         events,
         ref("Events"),
         (
             QueryParameter("after", "only entries with a larger `seq`", "integer", 0),
-            QueryParameter("limit", "how many", "integer", 1000, MAX_EVENTS),
+            QueryParameter("limit", "maximum number of entries", "integer", 1000, MAX_EVENTS),
         ),
     ),
     Endpoint(
         "GET",
         f"{_EXPERIMENT}/export",
-        "All trials as a file.",
+        "All trials as one file.",
         export,
         DOWNLOAD,
-        (QueryParameter("format", "csv or json", default="csv"),),
+        (QueryParameter("format", "format of the file: csv or json", default="csv"),),
     ),
     Endpoint(
         "GET",
         f"{_EXPERIMENT}/charts/{{kind}}",
-        "A chart as a Plotly figure; its options are further parameters.",
+        "A chart as a Plotly figure; further parameters are options of the chart.",
         chart,
         ref("Figure"),
         takes_any=True,
@@ -435,7 +451,7 @@ READING = (
     Endpoint(
         "PUT",
         f"{_EXPERIMENT}/note",
-        "Keep a note about the experiment.",
+        "Save a note about the experiment.",
         note,
         ref("Note"),
         body={"text": TEXT},
@@ -444,7 +460,7 @@ READING = (
     Endpoint(
         "PUT",
         f"{_TRIAL}/note",
-        "Keep a note about the trial.",
+        "Save a note about the trial.",
         note,
         ref("Note"),
         body={"text": TEXT},
@@ -454,12 +470,12 @@ READING = (
 """Read-only endpoints on experiments, and the endpoints for notes."""
 
 VERBS = {
-    "stop": "Stop the experiment, or one trial of it.",
-    "pause": "Hold the experiment, or one trial of it.",
-    "resume": "Let what was held go on.",
-    "prioritise": "Have a trial run before the others.",
-    "add": "Have a configuration tried next.",
-    "set": "Raise or lower samples, budget or trials at once.",
+    "stop": "Stop the experiment, or one of its trials.",
+    "pause": "Pause the experiment, or one of its trials.",
+    "resume": "Resume the paused experiment or trial.",
+    "prioritise": "Run a trial before the others.",
+    "add": "Add a configuration to try next.",
+    "set": "Change the number of samples, the time budget or the number of concurrent trials.",
 }
 """Summary of each steering method, by its name."""
 

@@ -18,11 +18,15 @@ class ServeDashboard(Command):
     help = HELP["dashboard"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("folder", metavar="DIR", nargs="?", help="of experiments; or one experiment")
-        parser.add_argument("--port", type=int, default=0, help="to listen at (default: one that is free)")
-        parser.add_argument("--host", help="address to listen at (default: 127.0.0.1, this machine only)")
         parser.add_argument(
-            "--read-only", action="store_true", help="show; steer and trace nothing, write no notes"
+            "folder", metavar="DIR", nargs="?", help="folder of experiments, or of one experiment"
+        )
+        parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free port)")
+        parser.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine only)")
+        parser.add_argument(
+            "--read-only",
+            action="store_true",
+            help="only show experiments: no steering, tracing or writing of notes",
         )
         parser.add_argument("--optuna", action="store_true", help="serve Optuna's own dashboard, read-only")
 
@@ -31,12 +35,15 @@ class ServeDashboard(Command):
         if arguments.optuna:
             if arguments.host is not None:
                 raise ConfigError(
-                    "--optuna serves this machine only: leave --host out, and use a tunnel of ssh"
+                    "--optuna serves this machine only: leave --host out, and use an ssh tunnel from "
+                    "other machines"
                 )
             return _serve_optuna(root, arguments.port)
         host = arguments.host or "127.0.0.1"
         with dashboard.Dashboard(root, arguments.port, host, read_only=arguments.read_only) as server:
-            sys.stdout.write(f"Experiments in {root}: open {server.address}\nCtrl-C ends this.\n")
+            sys.stdout.write(
+                f"Experiments in {root}: open {server.address}\nPress Ctrl-C to stop the server.\n"
+            )
             sys.stdout.flush()
             dashboard.stand_back()
             try:
@@ -49,9 +56,9 @@ class ServeDashboard(Command):
 def _serve_optuna(root: Path, port: int) -> int:
     with dashboard.OptunaDashboard(root, port) as server:
         for name, why in server.storage.left_out.items():
-            sys.stdout.write(f"{name} is left out: {why}\n")
+            sys.stdout.write(f"Experiment {name} is left out: {why}\n")
         sys.stdout.write(f"Experiments in {root}, in Optuna's dashboard: open {server.address}\n")
-        sys.stdout.write("Ctrl-C ends this.\n")
+        sys.stdout.write("Press Ctrl-C to stop the server.\n")
         sys.stdout.flush()
         try:
             server.serve_forever(poll_interval=0.2)

@@ -65,21 +65,21 @@ class QueryParameter:
         if not texts:
             return self.default
         if len(texts) > 1:
-            raise ConfigError(f"{self.name} is there {len(texts)} times: give it once")
+            raise ConfigError(f"parameter {self.name} is given {len(texts)} times: give it once")
         (text,) = texts
         if len(text) > _LONGEST:
-            raise ConfigError(f"{self.name} has {len(text)} characters: give {_LONGEST} at most")
+            raise ConfigError(f"parameter {self.name} has {len(text)} characters: the maximum is {_LONGEST}")
         if self.kind == "boolean":
             if text not in ("true", "false"):
-                raise ConfigError(f"{self.name}={text[:100]!r}: give true or false")
+                raise ConfigError(f"{self.name} must be true or false, not {text[:100]!r}")
             return text == "true"
         if self.kind == "integer":
             if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-                raise ConfigError(f"{self.name}={text[:100]!r}: give a whole number, 0 or more")
+                raise ConfigError(f"{self.name} must be an integer of at least 0, not {text[:100]!r}")
             if self.at_most is not None and int(text) > self.at_most:
-                raise ConfigError(f"{self.name}={text}: give {self.at_most} at most")
+                raise ConfigError(f"{self.name} must be at most {self.at_most}, not {text}")
             if int(text) < self.at_least:
-                raise ConfigError(f"{self.name}={text}: give {self.at_least} at least")
+                raise ConfigError(f"{self.name} must be at least {self.at_least}, not {text}")
             return int(text)
         return text
 
@@ -122,7 +122,7 @@ def require_writable(call: Call) -> None:
     """Raise ForbiddenError if the server is read-only."""
     if call.server.read_only:
         raise ForbiddenError(
-            "this dashboard only reads: start it without --read-only to steer, to write notes and to trace"
+            "this dashboard is read-only: start it without --read-only to steer, trace or write notes"
         )
 
 
@@ -201,7 +201,7 @@ class Endpoint:
         except asyncio.CancelledError:
             if not server.is_ending:
                 raise
-            return refusal(503, "this dashboard has ended")
+            return refusal(503, "this dashboard has stopped")
         except NotFoundError as error:
             return refusal(404, str(error))
         except ForbiddenError as error:
@@ -234,8 +234,8 @@ class Endpoint:
             query = {name: each.read(given.get(name, [])) for name, each in known.items()}
             other = sorted(given.keys() - known)
             if other and not self.takes_any:
-                there = f"give {', '.join(known)}" if known else "there are none here"
-                raise ConfigError(f"there is no parameter {other[0][:100]!r}: {there}")
+                there = f"choose from {', '.join(known)}" if known else "this request takes none"
+                raise ConfigError(f"unknown parameter {other[0][:100]!r}: {there}")
             others = {name: QueryParameter(name, "").read(given[name]) for name in other}
             body = {} if self.body is None else self._body(await request.body())
         except ConfigError as error:
@@ -247,22 +247,22 @@ class Endpoint:
         try:
             body = json.loads(data, parse_constant=_no_number) if data else {}
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"the body is no JSON: {error}") from None
+            raise ConfigError(f"the body is not valid JSON: {error}") from None
         if not isinstance(body, dict):
-            raise ConfigError("the body is no JSON object, as {...}")
+            raise ConfigError("the body must be a JSON object, such as {...}")
         fields = self.body or {}
         for name, value in body.items():
             if name not in fields:
                 raise ConfigError(
-                    f"the body has a field {name[:100]!r}: give {', '.join(fields)}"
+                    f"the body has an unknown field {name[:100]!r}: its fields are {', '.join(fields)}"
                     if fields
-                    else f"the body has a field {name[:100]!r}, and takes none"
+                    else f"the body has an unknown field {name[:100]!r}: it takes no fields"
                 )
             kinds = fields[name]["type"]
             if not any(_IS[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
-                raise ConfigError(f"{name} in the body has to be {_words(kinds)}")
+                raise ConfigError(f"the field {name} of the body must be of type {_words(kinds)}")
         if lacking := [name for name in self.required if name not in body]:
-            raise ConfigError(f"the body lacks {', '.join(lacking)}")
+            raise ConfigError(f"the body lacks the required fields {', '.join(lacking)}")
         return body
 
 
@@ -271,7 +271,7 @@ class BadRequestError(Exception):
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def _words(kinds: str | Sequence[str]) -> str:
@@ -291,7 +291,10 @@ _IS: Mapping[str, Callable[[Any], bool]] = {
 async def refuse_http(request: Request, error: Exception) -> Response:
     """Answer a request for an unknown path, or with a method that the path does not support."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    words = {404: f"there is nothing at {request.url.path}", 405: f"{request.method} is not for this path"}
+    words = {
+        404: f"{request.url.path} does not exist on this server",
+        405: f"this path does not support the method {request.method}",
+    }
     refused = refusal(status, words.get(status, str(error)))
     refused.headers.update(getattr(error, "headers", None) or {})
     return refused
@@ -300,4 +303,6 @@ async def refuse_http(request: Request, error: Exception) -> Response:
 async def refuse_fault(request: Request, error: Exception) -> Response:
     """Answer a request that failed because of an error in the server, and log the error."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return refusal(500, f"the dashboard has failed at this: {type(error).__name__}; its terminal says where")
+    return refusal(
+        500, f"the dashboard failed on this request: {type(error).__name__}; its terminal shows the traceback"
+    )

@@ -18,8 +18,8 @@ from trainkit.plugins.dashboard.endpoints import DOWNLOAD, QueryParameter
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError
 from trainkit.tune.results import printed
 
-SEARCH = QueryParameter("search", "text that a line has; case does not matter", default="")
-LINES = QueryParameter("lines", "how many of the last lines of each file", "integer", 500, 5000, 1)
+SEARCH = QueryParameter("search", "text that a line must contain, ignoring case", default="")
+LINES = QueryParameter("lines", "number of last lines of each file", "integer", 500, 5000, 1)
 
 _MAX_ENTRIES = 10_000
 _PIECE_BYTES = 1 << 20
@@ -33,7 +33,7 @@ def inside(folder: Path, *names: str) -> Path:
     """
     found = printed.inside(folder, *names)
     if found is None:
-        raise NotFoundError(f"there is no file {'/'.join(names)!r}")
+        raise NotFoundError(f"file {'/'.join(names)!r} does not exist")
     return found
 
 

@@ -225,7 +225,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "summary": endpoint.summary,
         "parameters": parameters,
         "responses": {
-            "200": {"description": "the answer", "content": {media: {"schema": schema}}},
+            "200": {"description": "response", "content": {media: {"schema": schema}}},
             **{
                 str(status): {
                     "description": HTTPStatus(status).phrase,

@@ -66,7 +66,7 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
             super().__init__((_LOOPBACK, port), _QuietHandler)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error).rstrip(".")
-            raise DashboardError(f"port {port} cannot be used: {why}; name another --port") from error
+            raise DashboardError(f"port {port} cannot be used: {why}; choose another --port") from error
         self.set_app(_guarded(app.wsgi(self.storage), page, Access(self.token, _LOOPBACK)))
 
     @property
@@ -103,7 +103,7 @@ def _guarded(app: Application, page: bytes, access: Access) -> Application:
     def answer(environment: Environment, start: Start) -> Iterable[bytes]:
         if not access.knows_host(environment.get("HTTP_HOST", "")):
             return _refusal(
-                start, HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 and localhost only"
+                start, HTTPStatus.FORBIDDEN, "this server accepts requests for 127.0.0.1 and localhost only"
             )
         method, path = environment["REQUEST_METHOD"], environment.get("PATH_INFO", "")
         is_read = method in ("GET", "HEAD")
@@ -118,7 +118,7 @@ def _guarded(app: Application, page: bytes, access: Access) -> Application:
         if not is_known and not access.is_token(query.get("token", "")):
             return _refusal(start, HTTPStatus.FORBIDDEN, "open the address that `trainkit dashboard` printed")
         if not is_read:
-            words = "experiments are only read here; the commands of trainkit steer them"
+            words = "this page is read-only: use the commands of trainkit to steer experiments"
             return _refusal(start, HTTPStatus.METHOD_NOT_ALLOWED, words)
         return app(environment, start)
 

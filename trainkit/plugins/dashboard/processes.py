@@ -84,7 +84,7 @@ def _session_of(call: Call) -> Session:
     for session in _living():
         if session.id == call.path["session"]:
             return session
-    raise NotFoundError(f"there is no session {call.path['session']!r} of yours that runs")
+    raise NotFoundError(f"you have no running session {call.path['session']!r}")
 
 
 def _listed(call: Call) -> list[Row]:
@@ -171,7 +171,7 @@ def _logs(call: Call) -> Row:
     paths = {path.name: path for path in (Path(each["path"]) for each in state.lists["logs"])}
     wanted = call.query["worker"]
     if wanted and wanted not in paths:
-        raise NotFoundError(f"there is no log {wanted[:100]!r} of this session")
+        raise NotFoundError(f"this session has no log {wanted[:100]!r}")
     chosen = (
         [paths[wanted]] if wanted else sorted(filter(Path.is_file, paths.values()), key=_changed)[-MAX_LOGS:]
     )
@@ -194,7 +194,7 @@ def _worker_of(call: Call, session: Session) -> int:
     text = call.path["pid"]
     pid = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     if pid not in [each["pid"] for each in state.lists["workers"]]:
-        raise NotFoundError(f"there is no worker {text[:100]!r} in this session")
+        raise NotFoundError(f"this session has no worker {text[:100]!r}")
     return pid
 
 
@@ -203,7 +203,7 @@ def _stacks(call: Call) -> Row:
     pid = _worker_of(call, _session_of(call))
     found = process.stacks(pid)
     if not found:
-        raise NotFoundError(f"process {pid} offers no stacks: only workers do, and it has not ended just now")
+        raise NotFoundError(f"process {pid} provides no stacks: it is not a worker, or has just ended")
     return {"pid": pid, "text": found}
 
 
@@ -226,7 +226,7 @@ def _trace(call: Call) -> Response:
     pid = _worker_of(call, session)
     timeout_s = call.body.get("timeout_s", ranks.TRACE_S)
     if timeout_s > MAX_TRACE_S:
-        raise ConfigError(f"timeout_s={timeout_s}: give {MAX_TRACE_S:g} seconds at most")
+        raise ConfigError(f"timeout_s={timeout_s} is too long: the maximum is {MAX_TRACE_S:g} seconds")
 
     def ended() -> bool:
         return call.server.is_ending or call.gone.is_set()
@@ -241,7 +241,7 @@ SESSIONS = (
     Endpoint(
         "GET",
         _SESSION,
-        "One session: processes, actors, tasks, groups, what waits and why.",
+        "Processes, actors, tasks, placement groups of one session, and waiting requests with their reasons.",
         _session,
         ref("Session"),
         waits=True,
@@ -249,11 +249,11 @@ SESSIONS = (
     Endpoint(
         "GET",
         f"{_SESSION}/logs",
-        "What the workers of a session printed.",
+        "Printed output of a session's workers.",
         _logs,
         ref("Logs"),
         (
-            QueryParameter("worker", "one of the session's `logs`; without it, the latest", default=""),
+            QueryParameter("worker", "one of the session's `logs` (default: the latest)", default=""),
             files.SEARCH,
             files.LINES,
         ),
@@ -269,7 +269,7 @@ SESSIONS = (
     Endpoint(
         "POST",
         f"{_SESSION}/workers/{{pid}}/stacks",
-        "The Python stacks of a worker's threads.",
+        "Python stacks of a worker's threads.",
         _stacks,
         ref("Stacks"),
         body={},
@@ -278,7 +278,7 @@ SESSIONS = (
     Endpoint(
         "POST",
         f"{_SESSION}/workers/{{pid}}/trace",
-        "A trace of the next steps of a trainer's rank, by torch.profiler.",
+        "A torch.profiler trace of the next steps of a trainer's rank.",
         _trace,
         DOWNLOAD,
         body={

@@ -92,7 +92,7 @@ class Guard:
                 async with asyncio.timeout(REQUEST_S):
                     found = await _body(receive)
             except TimeoutError:
-                found = refusal(408, f"the request was not whole after {REQUEST_S:g} s", closes=True)
+                found = refusal(408, f"the request was incomplete after {REQUEST_S:g} s", closes=True)
             if found is None:  # the client has disconnected
                 return
             if isinstance(found, Response):
@@ -117,17 +117,34 @@ class Guard:
         """Return the refusal of a request with an unacceptable head, else None."""
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
-            return refusal(431, f"the head of the request has more than {MAX_HEAD} bytes", closes=True)
+            return refusal(
+                431, f"the URL and headers of the request have more than {MAX_HEAD} bytes", closes=True
+            )
         values: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts, origins = values.get("host", []), values.get("origin", [])
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
-            return refusal(403, f"no server of this name is here: {', '.join(hosts)}", closes=True)
+            return refusal(
+                403,
+                f"this server does not accept the host name {', '.join(hosts)!r}: use an IP address or a "
+                "name of its machine",
+                closes=True,
+            )
         if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
-            return refusal(403, "a page of another site asks; open the address that was printed", closes=True)
+            return refusal(
+                403,
+                "requests from pages of other sites are refused: open the address that `trainkit "
+                "dashboard` printed",
+                closes=True,
+            )
         if is_api and values.get("sec-fetch-site", ["none"])[0] not in ("none", "same-origin"):
-            return refusal(403, "a page of another site asks; open the address that was printed", closes=True)
+            return refusal(
+                403,
+                "requests from pages of other sites are refused: open the address that `trainkit "
+                "dashboard` printed",
+                closes=True,
+            )
         if is_api and not self._access.knows_token(values.get("authorization", [])):
             return refusal(
                 403,
@@ -137,7 +154,7 @@ class Guard:
             )
         lengths = values.get("content-length", ["0"])
         if not lengths[0].isascii() or not lengths[0].isdecimal():
-            return refusal(400, "the length of the body is no number", closes=True)
+            return refusal(400, "the Content-Length header is not a number", closes=True)
         if len(lengths[0]) > 18 or int(lengths[0]) > MAX_BODY:
             return _too_long()
         return None
@@ -160,7 +177,7 @@ async def _body(receive: Receive) -> bytes | Response | None:
 
 
 def _too_long() -> Response:
-    return refusal(413, f"the body has more than {MAX_BODY} bytes", closes=True)
+    return refusal(413, f"the body of the request has more than {MAX_BODY} bytes", closes=True)
 
 
 class _Deadline:

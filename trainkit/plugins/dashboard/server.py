@@ -84,7 +84,7 @@ class Dashboard:
     ) -> None:
         if not root.is_dir():
             raise DashboardError(
-                f"there is no folder {root}: name one that holds experiments, or one experiment"
+                f"{root} is not a folder: name a folder of experiments, or of one experiment"
             )
         self.root = root
         self.token = secrets.token_urlsafe(24)
@@ -178,7 +178,7 @@ def _listening(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise DashboardError(
-            f"port {port} of {host} cannot be used: {why}; name another --port or --host"
+            f"port {port} of {host} cannot be used: {why}; choose another --port or --host"
         ) from error
     # Accepted connections inherit this option. asyncio would set the option only on sockets with an explicit
     # protocol number, which this socket lacks. Without the option, each answer's body would wait 40 ms until

@@ -201,12 +201,14 @@ STREAMS = (
     Endpoint(
         "GET",
         "/api/stream",
-        "What changes, as server-sent events.",
+        "Changes, as server-sent events.",
         stream,
         STREAM,
         (
-            QueryParameter("experiment", "the experiment to watch; without it, the list of all", default=""),
-            QueryParameter("sessions", "1: your sessions", "integer", 0, 1),
+            QueryParameter(
+                "experiment", "experiment to watch (default: the list of all experiments)", default=""
+            ),
+            QueryParameter("sessions", "1 to watch your sessions", "integer", 0, 1),
         ),
         is_async=True,
     ),

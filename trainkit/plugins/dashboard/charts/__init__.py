@@ -39,12 +39,12 @@ KINDS = {
     "importances": "importance of each hyperparameter",
     "slice": "the metric over each hyperparameter",
     "contour": "the metric over two hyperparameters",
-    "matrix": "each two of the hyperparameters and metrics",
+    "matrix": "scatter plots of each pair of hyperparameters and metrics",
     "rungs": "rungs of a scheduler",
-    "lineage": "where the members of a population got their weights",
-    "timeline": "workers against time",
+    "lineage": "origin of the weights in a population",
+    "timeline": "attempts of trials over time, by worker",
     "pareto": "the Pareto front of two objectives",
-    "edf": "share of the trials up to each value",
+    "edf": "cumulative share of trials over the metric",
     "compare": "learning curves of chosen trials",
 }
 """Description of each kind of chart."""
@@ -90,7 +90,7 @@ def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
         StoreError: the experiment does not exist, or its file is damaged.
     """
     if kind not in DRAWN:
-        raise ConfigError(f"there is no chart {kind[:40]!r}: the kinds are {', '.join(DRAWN)}")
+        raise ConfigError(f"{kind[:40]!r} is not a chart: choose one of {', '.join(DRAWN)}")
     options = Options.of(query)
     with _opened(folder) as reader:
         source = Source(folder, reader, reader.facts(), options)
@@ -102,7 +102,7 @@ def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
 
 def _assumption(assumed: tuple[str, str]) -> str:
     metric, mode = assumed
-    return f"no mode is given for {metric}: {'smaller' if mode == 'min' else 'larger'} is taken as better"
+    return f"{metric} has no mode: {'smaller' if mode == 'min' else 'larger'} values count as better"
 
 
 def available(folder: Path) -> list[str]:
@@ -148,7 +148,7 @@ def _curves(source: Source) -> Figure:
 def _compare(source: Source) -> Figure:
     if not source.options.trials:
         raise ConfigError(
-            f"which trials are compared? Give trials={'[ID, ID]' if source.is_whole else 'ID,ID'}"
+            f"the chart needs trials to compare: pass trials={'[ID, ID]' if source.is_whole else 'ID,ID'}"
         )
     known = source.reader.numbers(source.options.trials)
     unknown = [trial_id for trial_id in source.options.trials if trial_id not in known]
@@ -226,7 +226,7 @@ def _contour(source: Source) -> Figure:
     trials = source.scored(MOST_LINES)
     parameters = source.parameters(trials)
     if len(parameters) < 2:
-        raise ConfigError("contours need two hyperparameters that vary")
+        raise ConfigError("a contour chart needs two hyperparameters that vary")
     across, up = parameters[:2]
     return parameter_figures.contour(across, up, trials, metric=metric, mode=mode)
 
@@ -240,7 +240,10 @@ def _matrix(source: Source) -> Figure:
     columns.append(parameter_figures.Parameter(metric, trials.values))
     more = [name for name in source.options.more if name != metric]
     if len(columns) + len(more) > MAX_PAIRED:
-        raise ConfigError(f"{len(columns) + len(more)} columns to pair: ask for {MAX_PAIRED} at most")
+        raise ConfigError(
+            f"{len(columns) + len(more)} hyperparameters and metrics are too many to pair: choose at most "
+            f"{MAX_PAIRED}"
+        )
     for name in more:
         values = source.reader.last_values(name)
         if not values:
@@ -259,7 +262,7 @@ def _importances(source: Source) -> Figure:
     trials = source.scored(MOST_LINES)
     parameters = source.hyperparameters(trials)
     if len(trials.values) < FEWEST or len(set(trials.values)) < 2:
-        raise ConfigError("importances need four trials, with more than one value among them")
+        raise ConfigError("importances need at least four trials with at least two different values")
     shares, method = importances(parameters, trials.values, mode, source.options.method)
     return parameter_figures.importances(shares, metric=metric, method=method)
 
@@ -278,7 +281,7 @@ def _rungs(source: Source) -> Figure:
         metric=metric,
         mode=mode,
         labels=labels_of(decisions, levels),
-        name="" if count == 1 else f"bracket {bracket}, of {count}",
+        name="" if count == 1 else f"bracket {bracket} of {count}",
         log_y=source.options.log_y,
     )
 
@@ -345,9 +348,9 @@ def _lineage(source: Source) -> Figure:
     exchanges = [each for each in changes if each.donor is not None]
     if not exchanges:
         raise ConfigError(
-            "there is no lineage to draw: no trial has taken over the state of another. That comes with "
-            "TuneConfig(scheduler=PopulationBasedTraining(...)), once trials have reached its "
-            "perturbation_interval"
+            "the experiment has no lineage to draw: no trial has taken over the state of another. "
+            "Set TuneConfig(scheduler=PopulationBasedTraining(...)); trials may take over states "
+            "after its perturbation_interval"
         )
     grid = source.grid
     ways = ways_of(grid, metric, shown, changes, log_y=source.options.log_y)
@@ -396,7 +399,7 @@ def lanes(spans: Sequence[Span]) -> list[int]:
 def _timeline(source: Source) -> Figure:
     every = source.reader.spans()
     if not every:
-        raise ConfigError("there is no timeline to draw: no trial has run")
+        raise ConfigError("the experiment has no timeline to draw: no trial has run")
     spans = source.latest(every, MOST_TRIALS)
     begin = 0.0 if spans[0].place[0] == SIMULATED else spans[0].started
     last = max([source.reader.last_date(), *(span.ended or span.started for span in spans)])
@@ -419,8 +422,8 @@ def _pareto(source: Source) -> Figure:
     objectives = source.objectives
     if len(objectives) != 2:
         raise ConfigError(
-            f"a Pareto front has two axes, and the objectives are {[each.metric for each in objectives]}: "
-            "give two metrics"
+            "a Pareto front needs two metrics, but the objectives are "
+            f"{[each.metric for each in objectives]}: pass two metrics"
         )
     columns = [source.reader.last_values(each.metric) for each in objectives]
     points = {

@@ -265,7 +265,8 @@ def rungs(
             steps += [(place - 0.4, known[0][1]), *known, (place + 0.4, known[-1][1]), (None, None)]
     traces.append(path(steps, labels.cutoff, BEST[7], 2, "hvh", hover="y"))
     words = [
-        f"{level:g}<br>{len(levels[level])} came<br>{sum(entry.went_on for entry in levels[level])} went on"
+        f"{level:g}<br>{len(levels[level])} "
+        f"arrived<br>{sum(entry.went_on for entry in levels[level])} continued"
         for level in order
     ]
     across = axis_of("rung") | {"tickvals": list(range(len(order))), "ticktext": words, "showgrid": False}
@@ -314,14 +315,14 @@ def lineage(
             "line": {"color": BEST[0], "width": 1, "dash": "dot"},
             "hoverinfo": "skip",
         },
-        path(winner, "way of the best", BEST[1], 3),
+        path(winner, "path of the best", BEST[1], 3),
     ]
     values = [up for way in ways for _, up in way.points] if mode is not None else []
     members = count_words(len({way.trial_id for way in ways}), "trial")
     return figure_of(
         traces,
         f"lineage of {members}, {exchanges} exchanges",
-        xaxis=axis_of("reports along the weights"),
+        xaxis=axis_of("reports in the history of the weights"),
         yaxis=value_axis(shown, values, mode or "min", log=log_y),
     )
 

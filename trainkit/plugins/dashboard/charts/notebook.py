@@ -85,13 +85,13 @@ class LiveChart(Callback):
     """
 
     def __init__(self, kind: str = "curves", *, every_s: float = 1.0) -> None:
-        require(kind in KINDS, f"LiveChart(kind={kind!r}): give one of {', '.join(KINDS)}")
-        require(every_s > 0, f"LiveChart(every_s={every_s!r}): give seconds, more than 0")
+        require(kind in KINDS, f"LiveChart has no kind {kind!r}: choose one of {', '.join(KINDS)}")
+        require(every_s > 0, f"every_s of LiveChart must be a positive number of seconds, not {every_s!r}")
         display = notebook_display()
         if display is None:
             raise ConfigError(
-                "LiveChart draws in the output of a notebook's cell, and this is not a notebook: leave it "
-                "out here; `trainkit dashboard` draws the same in a browser"
+                "LiveChart works in notebooks only, and this program does not run in one: leave "
+                "LiveChart out; `trainkit dashboard` draws the same charts in a browser"
             )
         load("matplotlib", "pictures of live charts", "notebook")
         for package in ("anywidget", "plotly"):

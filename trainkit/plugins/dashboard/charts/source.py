@@ -71,8 +71,8 @@ class Options:
         for name, value in query.items():
             if name not in known:
                 raise ConfigError(
-                    f"a chart has no option {name!r}: the options are {', '.join(known)}."
-                    f"{did_you_mean(name, known, cutoff=0.6)}"
+                    f"a chart has no option {name!r}: the options are "
+                    f"{', '.join(known)}.{did_you_mean(name, known, cutoff=0.6)}"
                 )
             kind = str(known[name])
             if kind == "bool":
@@ -80,7 +80,7 @@ class Options:
                 chosen[name] = value == "1"
             elif kind.startswith("int"):
                 if not (value.isascii() and value.isdecimal() and len(value) < 7):
-                    raise ConfigError(f"{name}={value[:40]!r}: give a whole number from 0")
+                    raise ConfigError(f"{name} must be an integer from 0 to 999999, not {value[:40]!r}")
                 chosen[name] = int(value)
             elif kind.startswith("tuple"):
                 chosen[name] = tuple(dict.fromkeys(part for part in value.split(",") if part))
@@ -172,7 +172,7 @@ class Source:
         usual = metric_and_mode(self.facts)
         metric = self.options.metric or usual[0] or next(iter(objectives), None)
         if metric is None:
-            raise ConfigError("which metric is drawn? The experiment names none: choose one")
+            raise ConfigError("the experiment defines no metric to draw: choose one")
         return metric, self.mode_of(metric)
 
     @cached_property
@@ -254,7 +254,7 @@ class Source:
             raise ConfigError("no hyperparameter varies in this experiment")
         if unknown:
             raise ConfigError(
-                f"no hyperparameter {', '.join(map(repr, unknown))}: the hyperparameters that vary are "
+                f"{', '.join(map(repr, unknown))} cannot be drawn: the hyperparameters that vary are "
                 f"{', '.join(by_name)}"
             )
         return [by_name[name] for name in self.options.params] if self.options.params else found

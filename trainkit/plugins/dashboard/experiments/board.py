@@ -305,7 +305,7 @@ class TrialTable:
                     self._read_new(reader, [trial_id])
                 found = self._memory.execute(*wanted).fetchone()
         if found is None:
-            raise NotFoundError(f"there is no trial {trial_id!r} in {self.folder.name}")
+            raise NotFoundError(f"experiment {self.folder.name} has no trial {trial_id!r}")
         return _row(found)
 
     @property
@@ -362,7 +362,8 @@ def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
         value, values = ("trial_index" if sort == "index" else sort), []
     else:
         raise NotFoundError(
-            f"there is no column {sort[:100]!r}: give {', '.join(SORTABLE)}, config/NAME or metrics/NAME"
+            f"{sort[:100]!r} is not a column: choose one of {', '.join(SORTABLE)}, config/NAME or "
+            "metrics/NAME"
         )
     number = (
         f"CASE {value} WHEN 'NaN' THEN NULL WHEN 'Infinity' THEN 9e999 "
@@ -412,7 +413,7 @@ class Board:
         for folder in experiments(self.root):
             if folder.name == name:
                 return folder
-        raise NotFoundError(f"there is no experiment {name!r} in {self.root}")
+        raise NotFoundError(f"{self.root} has no experiment {name!r}")
 
     def table(self, folder: Path) -> TrialTable:
         """Return the table of an experiment's trials, without reading anything yet."""

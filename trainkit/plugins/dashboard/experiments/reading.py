@@ -397,7 +397,7 @@ class RowReader(LogReader):
                 dirname,
                 None if kind is None else (kind, message or "", trace or ""),
             )
-        raise NotFoundError(f"there is no trial {trial_id!r} in {self.folder.name}")
+        raise NotFoundError(f"experiment {self.folder.name} has no trial {trial_id!r}")
 
     def checkpoints(self, trial_id: str) -> list[dict[str, Any]]:
         """Return the checkpoints of a trial that still exist."""
@@ -511,7 +511,7 @@ class RowReader(LogReader):
     def nothing(self, *names: str) -> MetricError:
         """Return the error for a chart without data: no trial has reported these metrics."""
         called = " and ".join(map(repr, names))
-        return MetricError(f"no trial has reported a finite {called} that can be drawn yet")
+        return MetricError(f"no trial has reported a finite value of {called} yet that this chart can show")
 
     def has_reports(self, metric: str, trials: int = 1) -> bool:
         """Return True if at least `trials` trials have reported a finite value of the metric."""
@@ -592,7 +592,7 @@ def cut(values: str) -> str:
         kept[short(name)] = part = _cut_value(value)
         size += min(len(name), MAX_TEXT) + len(encode(part))
         if size > MAX_ROW:
-            kept["..."] = "there is more"
+            kept["..."] = "further values are left out"
             break
     return encode(kept)
 

@@ -29,7 +29,7 @@ class Entry:
 class RungLabels:
     """Legend of rungs: labels of trials that continued, of trials that did not, and of the cutoff."""
 
-    went_on: str = "went on"
+    went_on: str = "continued"
     stayed: str = "stopped"
     cutoff: str = "cutoff"
 
@@ -43,8 +43,8 @@ def judgements(decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     decisions = [each for each in decisions if each.get("rule") in (JUDGED, CAME)]
     if not any(each["rule"] == JUDGED for each in decisions):
         raise ConfigError(
-            "there are no rungs to draw: no scheduler has judged a trial at one. They come from "
-            "TuneConfig(scheduler=ASHAScheduler(...)), once a trial has reached its grace_period"
+            "the experiment has no rungs to draw: no scheduler has judged a trial at a rung. Set "
+            "TuneConfig(scheduler=ASHAScheduler(...)); its first rung is at grace_period"
         )
     return decisions
 
@@ -54,11 +54,11 @@ def labels_of(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequ
     # No rung waits for trials, so each trial is judged when it arrives.
     if all(each["rule"] != CAME for each in decisions):
         if any(each["verdict"] == "PAUSE" for each in decisions):
-            return RungLabels("promoted", "not promoted", "cutoff, as it moved")
-        return RungLabels(cutoff="cutoff, as it moved")
+            return RungLabels("promoted", "not promoted", "cutoff over time")
+        return RungLabels(cutoff="cutoff over time")
     # A rung has a cutoff only once its trials have been judged together, so NaN means that they still wait.
     waits = any(math.isnan(entry.cutoff) for entries in rungs.values() for entry in entries)
-    return RungLabels(stayed="stopped, or still waiting") if waits else RungLabels()
+    return RungLabels(stayed="stopped or waiting") if waits else RungLabels()
 
 
 def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
@@ -72,7 +72,9 @@ def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> t
     if bracket is None:
         bracket = max(counts, key=lambda number: (counts[number], -number))
     elif bracket not in counts:
-        raise ConfigError(f"bracket={bracket!r}: trials were judged in {', '.join(map(str, sorted(counts)))}")
+        raise ConfigError(
+            f"bracket {bracket!r} has no judged trials: choose from {', '.join(map(str, sorted(counts)))}"
+        )
     return bracket, len(counts)
 
 

@@ -64,13 +64,15 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
     name = _SPELLINGS.get(kind, kind)
     if name not in KINDS:
         kinds = ", ".join(f"{known!r} ({what})" for known, what in KINDS.items())
-        raise ConfigError(f"plot(kind={kind!r}): the kinds are {kinds}")
+        raise ConfigError(f"plot() has no kind {kind!r}: choose one of {kinds}")
     load("matplotlib.figure", "plots", "tune")
     known = OPTIONS[name] if name == "timeline" else ("metric", "mode", *OPTIONS[name])
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known, cutoff=0.6)
-            raise ConfigError(f"plot({name!r}, {option}=...): the options are {', '.join(known)}.{hint}")
+            raise ConfigError(
+                f"plot({name!r}) has no option {option!r}: the options are {', '.join(known)}.{hint}"
+            )
     source = GridSource(grid, name, options)
     return drawing.draw(DRAWN[name](source), ax)
 

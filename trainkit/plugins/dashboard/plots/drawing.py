@@ -38,7 +38,7 @@ def draw(chart: Part, ax: Axes | None) -> Figure:
         pair = _key(trace.get("xaxis", "x")), _key(trace.get("yaxis", "y"))
         traces.setdefault(pair, []).append(trace)
     if len(traces) > 1 and ax is not None:
-        raise ConfigError("a picture with several axes needs its own figure: leave ax out")
+        raise ConfigError("this plot has several axes and needs its own figure: leave ax out")
     columns = len(layout["xaxis"].get("tickvals", ()))
     figure, axes = style.figure_of(ax, (max(8.5, 2 + 1.45 * columns), layout.get("height", 500) / 100))
     if len(traces) > 1:

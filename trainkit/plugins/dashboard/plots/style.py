@@ -81,15 +81,15 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
     metric = metric or grid.metric
     if metric is None and modes:
         raise ConfigError(
-            f"which metric is drawn? The objectives are {list(modes)}: give one of them, "
+            f"the experiment has several objectives, {list(modes)}: choose one to plot, "
             f"results.plot(..., metric={next(iter(modes))!r})"
         )
     # Each objective has its own mode, and the experiment's mode belongs to the scheduler's metric.
     mode = mode or modes.get(metric or "") or grid.mode
     if metric is None or mode is None:
         raise ConfigError(
-            "which metric is drawn, and which end of it is better? Give both: "
-            "results.plot(..., metric='loss', mode='min')"
+            "the experiment defines no metric and mode to plot: pass both, results.plot(..., "
+            "metric='loss', mode='min')"
         )
     require_one_of("mode", mode, ("min", "max"))
     return metric, mode
@@ -100,9 +100,9 @@ def nothing_to_draw(grid: ResultGrid, *names: str) -> MetricError:
     reports = [report for _, history in grid.histories() for report in history]
     for name in names:
         if all(lookup(report, name) is None for report in reports):
-            return MetricError(f"there is nothing to draw of {missing_metric(name, reports)}")
+            return MetricError(f"the plot needs {missing_metric(name, reports)}")
     called = " and ".join(map(repr, names))
     return MetricError(
-        f"there is nothing to draw of {called}: no report has finite numbers there, or, on a logarithmic "
-        "axis, none above 0"
+        f"{called} cannot be plotted: no report has finite numbers for it, or, on a logarithmic axis, "
+        "numbers above 0"
     )

@@ -29,7 +29,7 @@ async function call(method, address, { query, body, signal } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The dashboard does not answer: it may have been ended. Start it again with trainkit dashboard.");
+    throw new Error("The dashboard does not respond. If it was stopped, start it again with trainkit dashboard.");
   }
   if (answer.ok) return answer;
   let words = `${answer.status} ${answer.statusText}`;
@@ -80,7 +80,7 @@ export async function follow(query, told, signal, state) {
     const leave = () => { if (signal.aborted || document.hidden) mine.abort(); };
     signal.addEventListener("abort", leave, { signal: mine.signal });
     document.addEventListener("visibilitychange", leave, { signal: mine.signal });
-    let why = "the dashboard has ended it";
+    let why = "the dashboard has closed the connection";
     try {
       const answer = await call("GET", "/api/stream", { query, signal: mine.signal });
       state("on");

@@ -63,12 +63,12 @@ async function show() {
   main.setAttribute("aria-busy", "true");
   main.inert = shown !== null && shown !== raw; // what is shown still is of another page, such as its Stop
   try {
-    if (!route) throw new Error("There is no such page. Begin again with the list of experiments.");
+    if (!route) throw new Error("This page does not exist. Go back to the list of experiments.");
     await route[1](context, ...route[0].slice(1).map(decodeURIComponent));
   } catch (error) {
     if (error.name === "AbortError" || mine.signal.aborted) return;
-    context.title("Not shown");
-    context.show(h("h1", null, "Not shown"), failure(error));
+    context.title("Page not available");
+    context.show(h("h1", null, "Page not available"), failure(error));
   }
   if (mine.signal.aborted) return;
   main.inert = false;

@@ -55,7 +55,7 @@ export async function compareView(context, name) {
       ["Last report", trials.map((each) => Object.fromEntries(Object.entries(each.metrics).filter(([key]) => metrics.includes(key))))]]));
   draw();
   context.show(
-    h("nav", { class: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/" }, "Experiments"), " / ", h("a", { href: path("experiments", name) }, name), " / compare"),
+    h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/" }, "Experiments"), " / ", h("a", { href: path("experiments", name) }, name), " / compare"),
     h("div", { class: "head" }, h("h1", null, `${ids.length} trials compared`), asked.length > MOST ? h("span", { class: "soft" }, `the first ${MOST} of ${asked.length}`) : null),
     card("Curves", [fields, tools(made)], made.element), table);
   load();
@@ -75,7 +75,7 @@ const TOGETHER = {
 async function drawnTogether(experiments, kind, query, signal) {
   const [, asked, lineOf] = TOGETHER[kind];
   const some = experiments.filter((each) => each.charts.includes(kind));
-  if (!some.length) throw new Error("None of these experiments has anything to draw yet.");
+  if (!some.length) throw new Error("These experiments have no data to draw yet.");
   const figures = await Promise.all(some.map((each) => get(experimentPath(each.name, "charts", kind), { ...query, ...asked }, signal)));
   const data = figures.map((figure, place) => {
     const line = lineOf(figure.data);
@@ -116,9 +116,9 @@ export async function experimentsCompared(context, given) {
     ["Settings", experiments.map((each) => each.settings)]]));
   draw();
   context.show(
-    h("nav", { class: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/" }, "Experiments"), " / compare"),
+    h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/" }, "Experiments"), " / compare"),
     h("div", { class: "head" }, h("h1", null, `${names.length} experiments compared`), h("span", { class: "grow" }), cards.length ? fields : null),
-    cards.length ? h("div", { class: "cards" }, cards.map((each) => each.element)) : h("p", { class: "card empty" }, "These experiments report no number of the same name."), table);
+    cards.length ? h("div", { class: "cards" }, cards.map((each) => each.element)) : h("p", { class: "card empty" }, "These experiments have no reported metric in common."), table);
   load();
   const again = reloading(async () => { experiments = await read(); draw(); for (const { made } of cards) made.again(); }, context.signal, 2000);
   let last = "";

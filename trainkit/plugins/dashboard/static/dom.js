@@ -111,7 +111,7 @@ export function toast(text, kind = "") {
 }
 
 export const failure = (error) => h("section", { class: "card problem", role: "alert" },
-  h("h2", null, "This can't be shown"), h("p", null, error.message ?? String(error)));
+  h("h2", null, "This page cannot be shown"), h("p", null, error.message ?? String(error)));
 
 export function debounced(action, wait) {
   let timer;

@@ -38,33 +38,33 @@ async function add(experiment) {
   // The summary has the configuration cut where it is long: the trial itself has it whole.
   const example = experiment.best ? (await get(trialPath(experiment.name, experiment.best.trial_id))).nested
     : Object.fromEntries(Object.keys(experiment.space).map((each) => [each, null]));
-  ask("Add a configuration", "It becomes a trial of its own, before the ones of the searcher.", { action: "Add",
+  ask("Add a configuration", "The configuration becomes a new trial, which runs before the searcher's trials.", { action: "Add",
     fields: [{ name: "config", label: "Configuration, as JSON", type: "json", value: JSON.stringify(example, null, 2) }],
     async send(given) {
       let config;
-      try { config = JSON.parse(given.config); } catch (error) { throw new Error(`That is no JSON: ${error.message}`, { cause: error }); }
+      try { config = JSON.parse(given.config); } catch (error) { throw new Error(`The configuration is not valid JSON: ${error.message}`, { cause: error }); }
       await steer(experiment.name, "add", { config });
     } });
 }
 
 async function limits(experiment) {
   const { settings } = await get(experimentPath(experiment.name)); // as they are by now
-  const fields = [["num_samples", "Number of samples", -1], ["time_budget_s", "Time budget in seconds", -1], ["max_concurrent_trials", "Trials at once", 0]];
-  ask("Change limits", "Leave empty what stays as it is.", { action: "Change",
-    fields: fields.map(([name, label, none]) => ({ name, label, type: "number", hint: `now: ${settings[name] ?? "no limit"}; ${none}: no limit` })),
+  const fields = [["num_samples", "Number of samples", -1], ["time_budget_s", "Time budget in seconds", -1], ["max_concurrent_trials", "Concurrent trials", 0]];
+  ask("Change limits", "Empty fields leave their limit unchanged.", { action: "Change",
+    fields: fields.map(([name, label, none]) => ({ name, label, type: "number", hint: `current: ${settings[name] ?? "no limit"}; enter ${none} for no limit` })),
     async send(given) {
       const changes = Object.fromEntries(Object.entries(given).filter(([, text]) => text !== "").map(([name, text]) => [name, Number(text)]));
-      if (!Object.keys(changes).length) throw new Error("Nothing would change: write a limit.");
-      for (const [name, value] of Object.entries(changes)) if (Number.isNaN(value)) throw new Error(`A limit is a number, not ${given[name]}.`);
+      if (!Object.keys(changes).length) throw new Error("Enter at least one limit to change.");
+      for (const [name, value] of Object.entries(changes)) if (Number.isNaN(value)) throw new Error(`A limit must be a number, not ${given[name]}.`);
       await steer(experiment.name, "set", changes);
     } });
 }
 
 export function note(text, address, readOnly) {
-  const area = h("textarea", { "aria-label": "Note", value: text, readonly: readOnly, placeholder: "What is worth knowing about this" });
+  const area = h("textarea", { "aria-label": "Note", value: text, readonly: readOnly, placeholder: "Write a note" });
   return card("Note", readOnly ? null : h("button", { type: "button", onclick: async () => {
-    try { await put(address, { text: area.value }); toast("The note is kept."); } catch (error) { toast(error.message, "bad"); }
-  } }, "Keep note"), area);
+    try { await put(address, { text: area.value }); toast("The note is saved."); } catch (error) { toast(error.message, "bad"); }
+  } }, "Save note"), area);
 }
 
 export function eventRows(events, name) {
@@ -149,11 +149,11 @@ export async function experimentView(context, name) {
   const state = h("span", { class: "row" });
   const tiles = h("div", { class: "tiles", "aria-label": "Summary", role: "group" });
   const steers = h("div", { class: "row", role: "group", "aria-label": "Steer" },
-    steering(name, "pause", "Pause", { question: "Trials that run are paused at their next report; none starts." }),
+    steering(name, "pause", "Pause", { question: "Running trials pause at their next report, and no trial starts." }),
     steering(name, "resume", "Resume"),
     h("button", { type: "button", "data-verb": "add", onclick: attempt(() => add(experiment)) }, "Add…"),
     h("button", { type: "button", "data-verb": "set", onclick: attempt(() => limits(experiment)) }, "Limits…"),
-    steering(name, "stop", "Stop", { question: `Experiment ${name} and all its trials end. It can be restored later.`, danger: true }));
+    steering(name, "stop", "Stop", { question: `Experiment ${name} and all its trials stop. The experiment can be restored later.`, danger: true }));
 
   function summarise() {
     renew(state, stateBadge(experiment), h("span", { class: "soft" }, experiment.running ? `in process ${experiment.owner}` : experiment.ending));
@@ -169,7 +169,7 @@ export async function experimentView(context, name) {
   summarise();
 
   const head = [
-    h("nav", { class: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/" }, "Experiments"), " / ", name),
+    h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/" }, "Experiments"), " / ", name),
     h("div", { class: "head" }, h("h1", null, name), state, h("span", { class: "grow" }), steers), tiles,
     h("nav", { class: "tabs", "aria-label": "Views of the experiment" }, Object.entries(TABS).map(([each, label]) =>
       h("a", { href: withQuery(path("experiments", name), { tab: each === "overview" ? "" : each }), "aria-current": each === tab ? "page" : null }, label)))];
@@ -220,7 +220,7 @@ const VIEWS = {
   async charts(context, experiment, status, renewals) {
     const { chart: only, tab, ...given } = context.query;
     const kinds = Object.keys(CHARTS).filter((each) => experiment.charts.includes(each));
-    if (!kinds.length) return h("p", { class: "card empty" }, "There is nothing to draw until a trial has reported.");
+    if (!kinds.length) return h("p", { class: "card empty" }, "Charts appear after the first report of a trial.");
     if (kinds.includes(only)) {
       const one = chartCard(context, experiment, only, { big: true, given, keep: context.keep });
       const changed = whenSeen(context, [one]);

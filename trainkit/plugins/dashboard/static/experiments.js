@@ -62,7 +62,7 @@ export async function experimentsView(context) {
         : h("span", { class: "soft" }, objectivesOf(each))),
       h("td", null, when(each.created)))));
     if (!rows.length) renew(body, h("tr", null, h("td", { colspan: COLUMNS.length + 1, class: "empty" },
-      experiments.length ? "No experiment has this text." : `There is no experiment in ${status.root} yet.`)));
+      experiments.length ? "No experiment contains this text." : `${status.root} has no experiments yet.`)));
   }
   draw();
   context.show(

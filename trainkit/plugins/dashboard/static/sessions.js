@@ -13,10 +13,10 @@ export async function sessionsView(context) {
   function draw() {
     renew(body, sessions.length ? plainTable("Sessions", ["program", "session", "node", "driver", "age", ""], sessions.map((each) =>
       [each.program, h("a", { href: path("sessions", each.session_id) }, h("strong", null, each.session_id)), each.node_pid, each.driver_pid, duration(each.age_s), each.problem ? badge(each.problem, "bad") : ""]))
-      : h("p", { class: "card empty" }, "No session runs. A program that calls trainkit.init(), or runs trials, has one."));
+      : h("p", { class: "card empty" }, "No session is running. A program starts a session when it calls trainkit.init() or runs trials."));
   }
   draw();
-  context.show(h("div", { class: "head" }, h("h1", null, "Sessions"), h("span", { class: "soft" }, "of this user, on this machine")), body);
+  context.show(h("div", { class: "head" }, h("h1", null, "Sessions"), h("span", { class: "soft" }, "of your user on this machine")), body);
   context.live({ sessions: 1 }, (change) => { if (change.sessions) { ({ sessions } = change); draw(); } });
 }
 
@@ -34,7 +34,7 @@ function ranksTable(ranks, record) {
   return plainTable("Ranks", ["trainer", "rank", "process", "steps", "a second", "samples/s", "waits for data", "waits for ranks", "own time a step", "", "last step", "trace"], ranks.map((each) =>
     [each.trainer, `${each.rank} of ${each.world_size}`, each.pid, each.batches ? `${each.batches.toLocaleString()} ${each.counts}` : "", each.batches_per_s === null ? "" : Number(each.batches_per_s.toPrecision(3)), each.samples_per_s === null ? "" : Number(each.samples_per_s.toPrecision(3)),
       percent(each.data_wait_percent), percent(each.rank_wait_percent), milliseconds(each.own_s),
-      each.straggles ? badge("straggler", "warn") : each.batches ? "" : "no batch of a known loader, and no step of an optimizer yet", each.idle_s === null ? "" : `${duration(each.idle_s)} ago`,
+      each.straggles ? badge("straggler", "warn") : each.batches ? "" : "no batch of a known loader and no optimizer step yet", each.idle_s === null ? "" : `${duration(each.idle_s)} ago`,
       h("button", { type: "button", class: "quiet", onclick: () => record(each) }, "Trace", h("span", { class: "hidden" }, ` of rank ${each.rank}, process ${each.pid}`))]));
 }
 
@@ -62,7 +62,7 @@ export async function sessionView(context, id) {
         each.kind === "WORKER" ? h("button", { type: "button", class: "quiet", onclick: () => dump(each.pid) }, "Stacks", h("span", { class: "hidden" }, ` of process ${each.pid}`)) : ""])));
     renew(places.ranks, ranksTable(session.ranks ?? [], record));
     trainers.hidden = !session.ranks?.length;
-    renew(places.requests, records("Requests that wait", session.requests));
+    renew(places.requests, records("Waiting requests", session.requests));
     for (const each of ["actors", "tasks", "placement_groups", "objects", "nodes"]) renew(places[each], records(each.replaceAll("_", " "), session[each]));
     renew(places.gpus, records("GPUs", session.gpus));
     const names = session.logs ?? [];
@@ -81,10 +81,10 @@ export async function sessionView(context, id) {
       stacks.scrollIntoView({ block: "nearest" });
     } catch (error) { toast(error.message, "bad"); }
   }
-  const record = ({ pid, rank }) => ask(`Trace rank ${rank}`, "torch.profiler records what its process does in its next steps, from batch to batch. The rank is slower for so long. The file opens in Perfetto, at ui.perfetto.dev.",
+  const record = ({ pid, rank }) => ask(`Trace rank ${rank}`, "torch.profiler records the next steps of the rank's process, from batch to batch. The rank is slower during the recording. Open the file in Perfetto, at ui.perfetto.dev.",
     { fields: [{ name: "steps", label: "Steps", value: "5", type: "number", hint: "1 to 100" }], action: "Record",
       send: ({ steps }) => {
-        if (!/^\d{1,9}$/.test(steps)) throw new Error("Steps are a whole number, from 1 to 100.");
+        if (!/^\d{1,9}$/.test(steps)) throw new Error("Steps must be an integer from 1 to 100.");
         return postForFile(sessionPath(id, "workers", pid, "trace"), { steps: Number(steps) }, `trace-${pid}.json`);
       } });
   async function logs() {
@@ -95,9 +95,9 @@ export async function sessionView(context, id) {
   }
   draw();
   context.show(
-    h("nav", { class: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", id),
+    h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", id),
     h("div", { class: "head" }, h("h1", null, `Session ${id}`), state), tiles,
-    card("Processes", null, places.workers, stacks), trainers, card("Waiting, and why", null, places.requests),
+    card("Processes", null, places.workers, stacks), trainers, card("Reasons for waiting", null, places.requests),
     h("div", { class: "halves" }, card("Actors", null, places.actors), card("Tasks", null, places.tasks)),
     h("div", { class: "halves" }, card("Placement groups", null, places.placement_groups), card("Nodes", null, places.nodes)),
     h("div", { class: "halves" }, card("Object store", null, places.objects), card("GPUs", null, places.gpus)),

@@ -48,7 +48,7 @@ export function trialTable(context, experiment) {
   const heads = h("tr");
   const body = h("tbody");
   const count = h("span", { class: "soft", role: "status" });
-  const before = h("button", { type: "button", onclick: () => move(-1) }, "← Before");
+  const before = h("button", { type: "button", onclick: () => move(-1) }, "← Previous");
   const after = h("button", { type: "button", onclick: () => move(1) }, "Next →");
   const compare = h("a", { class: "badge info", hidden: true }, "");
   const problem = h("p", { class: "empty", role: "alert", hidden: true });
@@ -57,8 +57,8 @@ export function trialTable(context, experiment) {
   const status = h("select", { "aria-label": "State", onchange: () => { state.status = status.value; state.offset = 0; load(); } },
     h("option", { value: "" }, "every state"), STATES.map((each) => h("option", { value: each }, each)));
   status.value = state.status;
-  const size = h("select", { "aria-label": "Trials a page", onchange: () => { state.limit = Number(size.value); state.offset = 0; load(); } },
-    SIZES.map((each) => h("option", { value: each }, `${each} a page`)));
+  const size = h("select", { "aria-label": "Trials per page", onchange: () => { state.limit = Number(size.value); state.offset = 0; load(); } },
+    SIZES.map((each) => h("option", { value: each }, `${each} per page`)));
   size.value = state.limit;
   const chooser = h("details", { class: "choose" }, h("summary", null, "Columns"), h("div", null,
     every.filter((each) => !each.fixed).map((each) => h("label", null, h("input", { type: "checkbox", checked: names.has(each.name),

@@ -16,8 +16,8 @@ export async function trialView(context, name, id) {
   const tiles = h("div", { class: "tiles", role: "group", "aria-label": "Summary" });
   const steers = h("div", { class: "row", role: "group", "aria-label": "Steer" },
     steering(name, "pause", "Pause", { trial: id }), steering(name, "resume", "Resume", { trial: id }),
-    steering(name, "prioritise", "Put first", { trial: id }),
-    steering(name, "stop", "Stop", { trial: id, danger: true, question: `Trial ${id} ends; the others go on.` }));
+    steering(name, "prioritise", "Run first", { trial: id }),
+    steering(name, "stop", "Stop", { trial: id, danger: true, question: `Trial ${id} stops; the other trials continue.` }));
   const metrics = [...new Set([experiment.metric, ...experiment.objectives.map((each) => each.metric), ...experiment.columns.metrics, "time_total_s"].filter(Boolean))];
   const curve = first.reports ? chart(name, "compare", { label: `Curve of ${id}` }) : null;
   const query = { trials: id, metric: context.query.metric ?? metrics[0], log_y: context.query.log_y ?? "" };
@@ -43,7 +43,7 @@ export async function trialView(context, name, id) {
     const order = [...new Set(["training_iteration", ...metrics])].filter((each) => history.some((some) => each in some));
     renew(parts.reports, history.length ? plainTable("Reports", order, history.slice(-500).reverse().map((each) => order.map((some) => each[some])), { tall: true }) : h("p", { class: "soft" }, "none yet"));
     renew(parts.decisions, trial.decisions.length ? plainTable("Decisions", ["report", "verdict", "why"],
-      trial.decisions.slice(-500).reverse().map((each) => [each.iteration, badge(each.verdict, { STOP: "", PAUSE: "warn", CONTINUE: "good", RESUME: "info" }[each.verdict]), each.words]), { tall: true }) : h("p", { class: "soft" }, "none: no scheduler has judged this trial"));
+      trial.decisions.slice(-500).reverse().map((each) => [each.iteration, badge(each.verdict, { STOP: "", PAUSE: "warn", CONTINUE: "good", RESUME: "info" }[each.verdict]), each.words]), { tall: true }) : h("p", { class: "soft" }, "none: no scheduler has decided on this trial"));
     renew(parts.attempts, plainTable("Attempts", ["attempt", "started", "from report", "reports", "process", "outcome"],
       trial.attempts.map((each) => [each.number, when(each.started), each.iteration, each.reports, `${each.pid} on ${each.hostname}`, each.outcome])));
     renew(parts.checkpoints, trial.checkpoints.length ? plainTable("Checkpoints", ["number", "report", "score", "folder"],
@@ -59,7 +59,7 @@ export async function trialView(context, name, id) {
       const above = at.split("/").slice(0, -1).join("/");
       const had = listing.contains(document.activeElement);
       listing.replaceChildren(h("p", { class: "soft" }, at || trial.trial_id), plainTable("Files", ["name", "size", "modified"], [
-        ...(at ? [[h("button", { type: "button", class: "quiet", onclick: () => files(above) }, "↑ above"), "", ""]] : []),
+        ...(at ? [[h("button", { type: "button", class: "quiet", onclick: () => files(above) }, "↑ parent folder"), "", ""]] : []),
         ...found.entries.map((each) => [h("button", { type: "button", class: "quiet", onclick: attempt(() => (each.kind === "folder" ? files(each.path)
           : download(`${trialPath(name, id, "files")}/${each.path.split("/").map(encodeURIComponent).join("/")}`, each.name))) }, each.kind === "folder" ? `${each.name}/` : each.name), each.kind === "folder" ? "" : bytes(each.size), when(each.modified)])], { tall: true }));
       if (had) listing.querySelector(".scroll").focus();
@@ -80,7 +80,7 @@ export async function trialView(context, name, id) {
 
   draw();
   context.show(
-    h("nav", { class: "crumbs", "aria-label": "Where this is" }, h("a", { href: "#/" }, "Experiments"), " / ", h("a", { href: path("experiments", name) }, name), " / ", id),
+    h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/" }, "Experiments"), " / ", h("a", { href: path("experiments", name) }, name), " / ", id),
     h("div", { class: "head" }, h("h1", null, id), state, h("span", { class: "grow" }), steers), tiles, parts.failure,
     h("div", { class: "halves" },
       curve ? h("section", { class: "card", "aria-label": "Curve" }, h("div", { class: "head" }, h("h2", null, "Curve"), h("span", { class: "grow" }), choose, log, tools(curve)), curve.element) : null,
@@ -109,7 +109,7 @@ export async function trialView(context, name, id) {
 }
 
 export function logFiles(files, text) {
-  if (!files.some((each) => each.lines.length)) return [h("p", { class: "soft" }, text ? "no line has this text" : "nothing was printed, or it is not kept")];
+  if (!files.some((each) => each.lines.length)) return [h("p", { class: "soft" }, text ? "no line contains this text" : "the trial printed nothing, or its output is not kept")];
   return files.filter((each) => each.lines.length).map((each) => h("section", { "aria-label": each.name },
     h("p", { class: "soft" }, `${each.name}, ${bytes(each.size)}${each.cut ? ", the last lines" : ""}`),
     h("pre", { tabindex: "0", "aria-label": `Lines of ${each.name}` }, each.lines.flatMap((line) => [...marked(words(line), text), "\n"]))));
