@@ -157,7 +157,7 @@ def test_the_ranks_of_a_trainer_and_a_trace_of_one_by_mouse(sight: Sight, tmp_pa
         expect(slow).to_contain_text("straggler")  # as the page follows, without a reload
         assert serious(page) == []
         slow.get_by_role("button", name=f"Trace of rank 1, process {pids[1]}").click()
-        for wrong, why in (("many", "an integer"), ("101", "give 1 to 100")):
+        for wrong, why in (("many", "an integer"), ("101", "must be 1 to 100")):
             page.get_by_label("Steps").fill(wrong)
             page.get_by_role("button", name="Record").click()
             expect(page.locator("dialog [role=alert]")).to_contain_text(why)

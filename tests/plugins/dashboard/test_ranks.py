@@ -174,13 +174,13 @@ def test_a_trace_has_as_many_steps_as_were_asked_for(
 def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with training(tmp_path, steps=0) as pids:
         for steps in (0, -1, 101):
-            assert "give 1 to 100" in refused(traced(ask, pids[0], steps=steps))
+            assert "must be 1 to 100" in refused(traced(ask, pids[0], steps=steps))
         assert "the maximum is 300 seconds" in refused(traced(ask, pids[0], steps=1, timeout_s=301))
         for body in ({}, {"steps": "3"}, {"steps": 1.5}, {"steps": 3, "path": "/etc/passwd"}):
             refused(traced(ask, pids[0], **body), 400)  # type: ignore[arg-type]
-        assert "no rank of a trainer" in refused(traced(ask, os.getpid(), steps=3))
+        assert "not a rank of one of your trainers" in refused(traced(ask, os.getpid(), steps=3))
         assert traced(ask, 1, steps=3).status == 404
-        with pytest.raises(ConfigError, match="no rank of a trainer"):
+        with pytest.raises(ConfigError, match="not a rank of one of your trainers"):
             client.trace(1, tmp_path / "none.json")
 
         first: list[Reply] = []
@@ -209,7 +209,7 @@ def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest
             assert eventually(lambda: left(ask) != [], 60)
         assert left(ask) == [], "a server that ends waits for no trace"
         one.join()
-        assert "is given up" in refused(cut_off[0]) and time.monotonic() - begun < ranks.TRACE_S / 2
+        assert "is canceled" in refused(cut_off[0]) and time.monotonic() - begun < ranks.TRACE_S / 2
         # Whoever goes away leaves no thread that waits for the rank.
         given_up = HTTPConnection(*ask.address, timeout=60)
         head = {"Authorization": f"Bearer {ask.server.token}"}
@@ -251,7 +251,7 @@ def test_a_profiler_of_the_users_own_is_left_alone(ask: Asker, tmp_path: Path) -
     with fitting(loop, tmp_path) as pids:
         assert eventually(lambda: any(each["batches"] for each in ranks.rows(pids())), 60)
         (pid,) = pids()
-        assert "a profiler runs in it already" in refused(traced(ask, pid, steps=2))
+        assert "another profiler is already running in the process" in refused(traced(ask, pid, steps=2))
 
 
 @contextmanager

@@ -170,7 +170,9 @@ def test_only_the_traceback_of_the_rank_that_failed_first_is_shown(programs: Pro
     assert code == 1
     assert out.count("ready") == 2
     event, *trace = err.splitlines()
-    assert re.fullmatch(r"trainkit: rank 1 of 2 \(pid \d+\) raised LookupError; the others were ended", event)
+    assert re.fullmatch(
+        r"trainkit: rank 1 of 2 \(pid \d+\) raised LookupError; the other ranks were ended", event
+    )
     assert trace[0] == "Traceback (most recent call last):"
     assert trace[-1] == "LookupError: cursed"
     assert err.count("Traceback") == 1
@@ -181,14 +183,25 @@ def test_only_the_traceback_of_the_rank_that_failed_first_is_shown(programs: Pro
 @pytest.mark.parametrize(
     ("case", "flags", "code", "told"),
     [
-        ("exits at once", ("--fresh",), 3, "rank 1 of 2 .* ended with exit code 3; the others were ended\n"),
-        ("is killed", ("--fresh",), 137, "rank 1 of 2 .* was killed by SIGKILL; the others were ended\n"),
+        (
+            "exits at once",
+            ("--fresh",),
+            3,
+            "rank 1 of 2 .* ended with exit code 3; the other ranks were ended\n",
+        ),
+        (
+            "is killed",
+            ("--fresh",),
+            137,
+            "rank 1 of 2 .* was killed by SIGKILL; the other ranks were ended\n",
+        ),
         ("ends at once", (), 0, None),
         (
             "leaves",
             (),
             1,
-            "a rank lost the others, and none has failed: they ended early, or did not come\nTraceback",
+            "a rank lost the other ranks, and no rank has failed: they ended early or never "
+            "connected\nTraceback",
         ),
     ],
 )
@@ -264,7 +277,7 @@ def test_accelerate_that_takes_each_rank_for_the_only_one_is_warned_of(
     """
     code, out, err = run(programs, script, flags=flags)
     assert (code, out.splitlines()) == (0, ["(1, 1)"] * 2)
-    assert err.startswith("trainkit: Accelerate counts 1 process where there are 2 ranks, so each trains")
+    assert err.startswith("trainkit: Accelerate counts 1 process, but there are 2 ranks, so each rank trains")
     assert err.count("\n") == 1 and f"{name}(cpu=True)" in err
     script = script.replace(f"{name}()", f"{name}(cpu=True)")
     assert run(programs, script, flags=flags) == (0, "(2, 2)\n" * 2, "")
@@ -276,7 +289,7 @@ def test_all_ranks_are_started_again_after_a_failure(programs: Programs) -> None
     ranks = [line.split()[2:] for line in out.splitlines()]
     assert ranks == [["3", "0"], ["3", "0"], ["3", "1"], ["3", "1"]]
     assert "was killed by SIGKILL" in err
-    assert err.endswith("trainkit: all ranks are started again, restart 1 of 1\n")
+    assert err.endswith("trainkit: restarting all ranks, restart 1 of 1\n")
 
 
 @pytest.mark.parametrize(("number", "flags"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--fresh",))])
@@ -288,7 +301,7 @@ def test_a_signal_reaches_all_ranks(
     program.send_signal(number)
     out, err = program.communicate(timeout=120)
     assert program.returncode == 128 + number
-    assert f"trainkit: {number.name} is sent to all ranks" in err
+    assert f"trainkit: {number.name} is sent to all ranks, " in err
     # SIGTERM ends a program that has no handler of its own as it is.
     assert sorted(out.splitlines()) == (["cleaned 0", "cleaned 1"] if number == signal.SIGINT else [])
     assert ended(pids)
@@ -424,7 +437,7 @@ def test_flags_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="--nnodes 2"):
         options()
     monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGUSR1")
-    with pytest.raises(ConfigError, match="PET_SIGNALS_TO_HANDLE: SIGINT and SIGTERM are handed on"):
+    with pytest.raises(ConfigError, match="PET_SIGNALS_TO_HANDLE: SIGINT and SIGTERM reach the ranks"):
         options()
     monkeypatch.delenv("PET_SIGNALS_TO_HANDLE")
     monkeypatch.setenv("PET_MIXED_PRECISION", "fp1")  # no flag of torchrun's
@@ -469,12 +482,12 @@ def test_flags_become_environment_variables(flags: str, found: dict[str, str | N
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--nnodes 2", "ranks on several machines are the workers of a TorchTrainer on a Ray cluster"),
+        ("--nnodes 2", "for several machines use a TorchTrainer on a Ray cluster"),
         ("--node-rank 1", "--node-rank 1"),
-        ("--workers 0", "give a number of ranks, 1 or more"),
-        ("--max-restarts -1", "-1 restarts"),
-        ("--cpus-per-worker 0", "CPUs are more than 0"),
-        ("--fsdp-version 2", "--fsdp-version is without effect: give --use-fsdp too"),
+        ("--workers 0", "--workers must be a number of 1 or more"),
+        ("--max-restarts -1", "must be 0 or more, not 0, -1 and 30"),
+        ("--cpus-per-worker 0", "the CPUs of a rank must be more than 0, not 0;"),
+        ("--fsdp-version 2", "--fsdp-version has no effect without --use-fsdp"),
         ("-m", "give one of them"),
     ],
 )
@@ -490,8 +503,8 @@ def test_what_can_not_be_is_refused_with_a_reason(flags: str, reason: str) -> No
             "--use_deepspeed train.py",
             "--use_deepspeed: DeepSpeed, Megatron-LM and XLA have launchers of their own",
         ),
-        ("--config_file a.yaml train.py", "--config_file: give what is in the file as flags"),
-        ("--numa-binding node train.py", "--numa-binding: start it under numactl"),
+        ("--config_file a.yaml train.py", "--config_file: pass the file's settings as flags"),
+        ("--numa-binding node train.py", "--numa-binding: start `trainkit run` under numactl"),
         ("--logs-specs mine train.py", "unrecognized arguments: --logs-specs"),
         ("--workers 2", "the following arguments are required: script"),
     ],

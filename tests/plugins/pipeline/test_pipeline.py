@@ -33,11 +33,11 @@ def trainer(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"degree": 0}, r"Pipeline\(degree=0\): give a whole number"),
-        ({"microbatches": 0}, r"Pipeline\(microbatches=0\): give a whole number"),
-        ({"schedule": "zigzag"}, r"Pipeline\(schedule='zigzag'\): give one of \('1f1b', 'gpipe'\)"),
-        ({"split": "block3"}, r"Pipeline\(split='block3'\): give a list of names"),
-        ({"split": ["3"], "degree": 3}, "these names make 2 stages"),
+        ({"degree": 0}, r"Pipeline\(degree=\) must be a positive integer or None, not 0"),
+        ({"microbatches": 0}, r"Pipeline\(microbatches=\) must be a positive integer or None, not 0"),
+        ({"schedule": "zigzag"}, r"Pipeline\(schedule=\) must be one of \('1f1b', 'gpipe'\), not 'zigzag'"),
+        ({"split": "block3"}, r"Pipeline\(split=\) must be a list of names .*, not 'block3'"),
+        ({"split": ["3"], "degree": 3}, "which makes 2 stages"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -48,7 +48,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 def test_what_does_not_fit_the_trainer_is_refused_before_workers_start() -> None:
     with pytest.raises(ConfigError, match=r"num_workers=3: .* needs a multiple of 2 workers"):
         trainer(Toy, Pipeline(degree=2), 3)
-    with pytest.raises(ConfigError, match="a stage is on one device"):
+    with pytest.raises(ConfigError, match="a stage uses one device"):
         TorchTrainer(
             training_operator_cls=Toy, strategy=Pipeline(), num_workers=2, use_gpu=True, gpus_per_worker=2
         )
@@ -305,7 +305,7 @@ def test_a_frozen_stage_is_left_alone_and_one_set_free_is_noticed() -> None:
     with trainer(Thaws, Pipeline(split=["1"]), 2) as gang:
         gang.train(num_steps=1)
         gang.apply_all_operators(lambda operator: operator.built.requires_grad_(True) and None)
-        with pytest.raises(ConfigError, match="set free, save a checkpoint and load it into a new trainer"):
+        with pytest.raises(ConfigError, match="unfrozen, save a checkpoint and load it into a new trainer"):
             gang.train(num_steps=1)
 
 

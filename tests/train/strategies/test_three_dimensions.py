@@ -199,7 +199,7 @@ class Nested(Toy):
         (
             Nested,
             {"0.0": ColwiseParallel(), "0": PrepareModuleInput()},
-            "plan: 0 is split by hooks on its calls, but a pipeline calls only parts of it",
+            "plan: 0 is split by hooks on its calls, but a pipeline calls only parts of this module",
         ),
         (Toy, {"0": ColwiseParallel(use_local_output=False)}, "stage 0 of the pipeline returned DTensor"),
     ],
@@ -216,9 +216,9 @@ def test_plans_that_do_not_fit(operator: type[Toy], plan: Any, message: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tensor": 2}, r"Pipeline\(tensor=2\): give TensorParallel"),
+        ({"tensor": 2}, r"Pipeline\(tensor=\) must be TensorParallel.* not 2"),
         ({"tensor": TensorParallel(degree=2, data="shard")}, 'with data="replicate", or None'),
-        ({"tensor": TensorParallel()}, "give the degree of the pipeline, or that of its tensor parallelism"),
+        ({"tensor": TensorParallel()}, "needs a degree, its own or that of its tensor parallelism"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:

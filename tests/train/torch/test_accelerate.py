@@ -35,7 +35,9 @@ def alone(config: dict[str, Any]) -> None:
 
 
 def test_what_accelerate_would_leave_out_without_a_word_is_refused(tmp_path: Path) -> None:
-    message = "Accelerate counts 1 processes where there are 2 workers, so each would train by itself"
+    message = (
+        "Accelerate counts 1 processes, but there are 2 workers, so each worker would train its own model"
+    )
     with pytest.raises(WorkerGroupError, match=message) as caught:
         trainer(alone, tmp_path).fit()
     assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]

@@ -316,6 +316,6 @@ def test_a_library_is_checked_for_all_who_asked_once_it_is_imported(
     assert importlib.util.find_spec("accelerate.state") is not None
     state: Any = importlib.import_module("accelerate.state")
     state.PartialState()
-    assert len(told) == 1 and "Accelerate counts 1 process where there are 2 ranks" in told[0]
+    assert len(told) == 1 and "Accelerate counts 1 process, but there are 2 ranks" in told[0]
     with pytest.raises(ConfigError, match="mixed_precision='fp16', and this worker has no GPU"):
         state.AcceleratorState()

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from trainkit.train.torch import ScriptOptions
 
 _ONE_MACHINE = (
-    "ranks on several machines are the workers of a TorchTrainer on a Ray cluster, by "
-    "trainkit.init(address=...); this starts those of one machine"
+    "`trainkit run` starts ranks on one machine: for several machines use a TorchTrainer on a Ray cluster, "
+    "with trainkit.init(address=...)"
 )
 _ENGINES = "DeepSpeed, Megatron-LM and XLA have launchers of their own: use those"
 _REFUSED = {
-    "config-file": "give what is in the file as flags, such as --num-processes 2 --mixed-precision bf16",
+    "config-file": "pass the file's settings as flags, such as --num-processes 2 --mixed-precision bf16",
     "use-deepspeed": _ENGINES,
     "use-megatron-lm": _ENGINES,
     "tpu": _ENGINES,
     "mpirun-hostfile": _ONE_MACHINE,
-    "signals-to-handle": "SIGINT and SIGTERM are handed on; another one ends the launcher and all ranks",
-    "numa-binding": "start it under numactl, which binds all ranks",
+    "signals-to-handle": "SIGINT and SIGTERM reach the ranks; other signals end the launcher and all ranks",
+    "numa-binding": "start `trainkit run` under numactl, which binds all ranks",
 }
 """Flags of the two launchers that are not supported, with the reason and an alternative."""
 
@@ -95,11 +95,11 @@ class Run(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = "trainkit run [flags] script.py [arguments]"
         parser.allow_abbrev = False
-        parser.add_argument("script", help="path of the script; with -m the name of a module")
-        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+        parser.add_argument("script", help="path of the script, or the name of a module with -m")
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
         _add_own(parser.add_argument_group("ranks"))
         _add_torchrun(parser.add_argument_group("flags of torchrun"))
-        told = f"and --fsdp-... with --use-fsdp: {', '.join(_FSDP)}"
+        told = f"--use-fsdp allows --fsdp-... with these endings: {', '.join(_FSDP)}"
         _add_accelerate(parser.add_argument_group("flags of accelerate launch", told))
         refused = parser.add_argument_group("not there")
         for name, reason in _REFUSED.items():
@@ -137,24 +137,29 @@ def _add_own(group: Any) -> None:
         "default": os.environ.get("PET_NPROC_PER_NODE"),
         "metavar": "N",
     }
-    _add(group, "workers", help="ranks: a number, gpu, cpu or auto (default: 1)", **workers)
-    _add(group, "nproc-per-node", help="the same", **workers)
-    _add(group, "num-processes", help="the same", **workers)
+    _add(group, "workers", help="number of ranks, or gpu, cpu or auto (default: 1)", **workers)
+    _add(group, "nproc-per-node", help="same as --workers", **workers)
+    _add(group, "num-processes", help="same as --workers", **workers)
     _add(
         group, "cpus-per-worker", type=float, metavar="N",
-        help="CPUs of a rank, and threads that its libraries compute with (default: 1; of a single rank all)",
+        help="CPUs of a rank, and threads of its libraries (default: 1, or all CPUs for a single rank)",
     )  # fmt: skip
     _add(
         group, "gpus-per-worker", type=float, default=0.0, metavar="N",
-        help="let a rank see this many GPUs alone, with LOCAL_RANK 0 (default: it sees all, as by torchrun)",
+        help="show each rank only this many GPUs, with LOCAL_RANK 0 (default: all GPUs, like torchrun)",
     )  # fmt: skip
     _add(
         group, "max-restarts", type=int, default=0, metavar="N",
-        help="start all ranks again after a failure, so often (default: 0)",
+        help="maximum number of restarts of all ranks after failures (default: 0)",
     )  # fmt: skip
     _add(group, "module", "-m", action="store_true", help="run a module, as python -m does")
-    _add(group, "fresh", action="store_true", help="a new Python for each rank, not a fork that has torch")
-    _add(group, "no-python", action="store_true", help="run any program")
+    _add(
+        group,
+        "fresh",
+        action="store_true",
+        help="start a new Python for each rank, not a fork with torch loaded",
+    )
+    _add(group, "no-python", action="store_true", help="run the script as a program, without Python")
     _add(
         group, "shutdown-timeout", type=float, default=30.0, metavar="S",
         help="seconds for the ranks to end after Ctrl-C or SIGTERM (default: 30)",
@@ -162,35 +167,53 @@ def _add_own(group: Any) -> None:
 
 
 def _add_torchrun(group: Any) -> None:
-    _add(group, "nnodes", default="1", metavar="1", help="machines")
-    _add(group, "node-rank", type=int, default=0, metavar="0", help="number of this machine")
-    _add(group, "standalone", action="store_true", help="meet at a free port, with a run id of its own")
+    _add(group, "nnodes", default="1", metavar="1", help="number of machines, which must be 1")
+    _add(group, "node-rank", type=int, default=0, metavar="0", help="index of this machine, which must be 0")
+    _add(
+        group, "standalone", action="store_true", help="let the ranks meet at a free port, with a new run id"
+    )
     for name in ("master-addr", "main-process-ip"):
         _add(group, name, dest="master_addr", help="address where the ranks meet (default: 127.0.0.1)")
     for name in ("master-port", "main-process-port"):
-        _add(group, name, dest="master_port", type=int, metavar="PORT", help="its port (default: a free one)")
-    _add(group, "rdzv-endpoint", default="", metavar="HOST:PORT", help="both in one")
+        _add(
+            group,
+            name,
+            dest="master_port",
+            type=int,
+            metavar="PORT",
+            help="port where the ranks meet (default: a free port)",
+        )
+    _add(group, "rdzv-endpoint", default="", metavar="HOST:PORT", help="address and port in one")
     _add(group, "rdzv-id", default="none", metavar="ID", help="TORCHELASTIC_RUN_ID")
     _add(group, "role", default="default", help="ROLE_NAME")
-    _add(group, "virtual-local-rank", action="store_true", help="as --gpus-per-worker 1")
+    _add(group, "virtual-local-rank", action="store_true", help="same as --gpus-per-worker 1")
     _add(group, "log-dir", metavar="DIR", help="folder for the files of --redirects and --tee")
     _add(
         group, "redirects", "-r", default="0", metavar="STREAMS",
-        help="write to files: 1 stdout, 2 stderr, 3 both; or by rank, as 0:1,1:3",
+        help="write output to files: 1 stdout, 2 stderr, 3 both; or by rank, such as 0:1,1:3",
     )  # fmt: skip
-    _add(group, "tee", "-t", default="0", metavar="STREAMS", help="write to files and, with the rank, here")
-    _add(group, "local-ranks-filter", default="", metavar="RANKS", help="show the output of these alone")
+    _add(
+        group,
+        "tee",
+        "-t",
+        default="0",
+        metavar="STREAMS",
+        help="write output to files, and here with the rank",
+    )
+    _add(group, "local-ranks-filter", default="", metavar="RANKS", help="show only the output of these ranks")
     for name in _NO_EFFECT:
-        _add(group, name, help="without effect here")
+        _add(group, name, help="has no effect")
     for name in _NO_EFFECT_SWITCHES:
-        _add(group, name, action="store_true", help="without effect here")
+        _add(group, name, action="store_true", help="has no effect")
 
 
 def _add_accelerate(group: Any) -> None:
     add = functools.partial(_add, group, pet=False)
-    add("num-machines", dest="nnodes", metavar="1", help="machines")
-    add("machine-rank", dest="node_rank", type=int, metavar="0", help="number of this machine")
-    add("multi-gpu", action="store_true", help="a rank for each GPU, if their number is not given")
+    add("num-machines", dest="nnodes", metavar="1", help="number of machines, which must be 1")
+    add(
+        "machine-rank", dest="node_rank", type=int, metavar="0", help="index of this machine, which must be 0"
+    )
+    add("multi-gpu", action="store_true", help="start a rank for each GPU, if no number of ranks is given")
     for name, variable in _ACCELERATE.items():
         choices = ("no", "fp16", "bf16", "fp8") if name == "mixed-precision" else None
         add(name, choices=choices, metavar=None if choices else "VALUE", help=variable)
@@ -284,7 +307,7 @@ def variables_of(
             found[variable] = "1" if name == "enable-cpu-affinity" else "true"
     fsdp = {name: given[f"fsdp_{name.replace('-', '_')}"] for name in _FSDP}
     if not arguments.use_fsdp and (alone := [name for name, value in fsdp.items() if value is not None]):
-        raise ConfigError(f"--fsdp-{alone[0]} is without effect: give --use-fsdp too")
+        raise ConfigError(f"--fsdp-{alone[0]} has no effect without --use-fsdp")
     if arguments.use_fsdp:
         for name, default in _FSDP.items():
             value = default if fsdp[name] is None else fsdp[name]
@@ -301,5 +324,5 @@ def _ranks(text: str) -> frozenset[int] | None:
     if not text:
         return None
     if not all(part.isdecimal() for part in text.split(",")):
-        raise ConfigError(f"--local-ranks-filter {text}: give ranks, such as 0,2")
+        raise ConfigError(f"--local-ranks-filter must be ranks, such as 0,2, not {text}")
     return frozenset(map(int, text.split(",")))

@@ -39,8 +39,8 @@ def watch_ranks(rank: int, ranks: int, tell: Callable[[str], None]) -> None:
     def check(state: Any) -> None:
         if state.num_processes != ranks and not told:
             told.append(
-                f"Accelerate counts {state.num_processes} process where there are {ranks} ranks, so each "
-                "trains a model of its own: on the CPU make Accelerator(cpu=True), or PartialState(cpu=True)"
+                f"Accelerate counts {state.num_processes} process, but there are {ranks} ranks, so each rank "
+                "trains its own model: on the CPU use Accelerator(cpu=True) or PartialState(cpu=True)"
             )
             tell(told[0])
 
@@ -128,9 +128,9 @@ def check_processes(state: Any) -> None:
     workers = dist.get_world_size() if dist.is_initialized() else state.num_processes
     if state.num_processes != workers:
         raise ConfigError(
-            f"Accelerate counts {state.num_processes} processes where there are {workers} workers, so each "
-            "would train by itself: on the CPU make an Accelerator() first, or PartialState(cpu=True), and "
-            "don't change ACCELERATE_USE_CPU"
+            f"Accelerate counts {state.num_processes} processes, but there are {workers} workers, so each "
+            "worker would train its own model: on the CPU create an Accelerator() or "
+            "PartialState(cpu=True) first, and don't change ACCELERATE_USE_CPU"
         )
 
 
@@ -173,9 +173,9 @@ def check_launcher(module: Any) -> None:
         if dist.is_initialized():
             workers = dist.get_world_size()
             raise ConfigError(
-                f"Lightning would start processes in each of the {workers} workers, by a strategy such as "
-                "'ddp_fork' or 'ddp_spawn': pass strategy='ddp', and as devices the workers "
-                "of a machine, by which it takes those that are there; or strategy=RayDDPStrategy()"
+                "a strategy of Lightning such as 'ddp_fork' or 'ddp_spawn' would start processes in each of "
+                f"the {workers} workers. To use the existing workers, pass strategy='ddp' with the number of "
+                "workers per machine as devices, or strategy=RayDDPStrategy()"
             )
         return plain(self, *args, **options)
 

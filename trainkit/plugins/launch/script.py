@@ -101,8 +101,9 @@ class ScriptOptions:
         each = (1 if ranks > 1 else devices.cpu_count()) if cpus is None else cpus
         if each <= 0 or gpus < 0 or more["max_restarts"] < 0 or more["shutdown_s"] < 0:
             raise ConfigError(
-                f"{each:g} CPUs and {gpus:g} GPUs for a rank, {more['max_restarts']} restarts, "
-                f"{more['shutdown_s']:g} s to end: CPUs are more than 0, and the others 0 or more"
+                f"the CPUs of a rank must be more than 0, not {each:g}; its GPUs, the restarts and the "
+                "shutdown timeout must be 0 or more, not "
+                f"{gpus:g}, {more['max_restarts']} and {more['shutdown_s']:g}"
             )
         bundle = {"CPU": float(each), "GPU": gpus}
         return cls(command=tuple(command), num_workers=ranks, bundle=bundle, sees_own_gpus=gpus > 0, **more)
@@ -288,7 +289,7 @@ def descriptors(folder: str, key: str) -> list[int]:
         asking.connect(place)
         asking.sendall(key.encode())
         if not (found := socket.recv_fds(asking, 1, _MOST_FDS)[1]):
-            raise LookupError(f"the launcher gives no open files for {key!r}")
+            raise LookupError(f"the launcher has no open files for {key!r}")
         return found
 
 
@@ -347,7 +348,8 @@ def every_rank(text: str) -> Callable[[int], int]:
     )
     if not fits or (len(parts) > 1 and not all(colon for _, colon, _ in parts)):
         raise ConfigError(
-            f"{text!r} names no streams: give 1 (stdout), 2 (stderr), 3 (both) or 0, or by rank, such as 0:3"
+            "streams must be 1 (stdout), 2 (stderr), 3 (both) or 0, or given by rank, such as 0:3, not "
+            f"{text!r}"
         )
     by_rank = {rank: int(which) for rank, _, which in parts}
     return lambda rank: by_rank.get(str(rank), by_rank.get("", 0))
@@ -402,7 +404,7 @@ class RankStreams:
             return console
         if self.log_dir is None:
             self.log_dir = tempfile.mkdtemp(prefix="trainkit-run-")
-            say(f"the ranks' output is kept in {self.log_dir}")
+            say(f"the ranks' output is written to {self.log_dir}")
         folder = Path(self.log_dir, self.run_id, f"attempt_{attempt}", str(rank))
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ("stdout.log" if number == 1 else "stderr.log")
@@ -438,11 +440,11 @@ def ranks_of(asked: str) -> int:
     """
     gpus = devices.gpu_count()
     if asked == "gpu" and not gpus:
-        raise ConfigError("a rank for each GPU was asked for, and this machine shows none")
+        raise ConfigError("a rank for each GPU was requested, but this machine shows no GPU")
     if asked in ("gpu", "cpu", "auto"):
         return gpus if gpus and asked != "cpu" else devices.cpu_count()
     if not asked.isdecimal() or not int(asked):
-        raise ConfigError(f"--workers {asked}: give a number of ranks, 1 or more, or gpu, cpu or auto")
+        raise ConfigError(f"--workers must be a number of 1 or more, gpu, cpu or auto, not {asked}")
     return int(asked)
 
 
@@ -537,7 +539,7 @@ class Launcher:
             if restarts == most:
                 return failure.code
             restarts += 1
-            say(f"all ranks are started again, restart {restarts} of {most}")
+            say(f"restarting all ranks, restart {restarts} of {most}")
 
     def _attempt(self, placement: WorkerPlacement, listening: Any) -> RankFailure | None:
         group = WorkerGroup(self._options, placement, "rank", ScriptWorker)
@@ -574,9 +576,9 @@ class Launcher:
             return
         self._signal = number
         name, seconds = signal.Signals(number).name, self._options.shutdown_s
-        how = "has come" if signals.is_of_job(number) else "is sent"
-        say(f"{name} {how} to all ranks, which have {seconds:g} s to end; a second one ends them at once")
-        if how == "is sent":
+        how = "has reached" if signals.is_of_job(number) else "is sent to"
+        say(f"{name} {how} all ranks, which have {seconds:g} s to end; a second {name} ends them at once")
+        if how == "is sent to":
             self._send(number)
         late = threading.Timer(seconds, self._send, [signal.SIGKILL, "did not end in time, and is killed"])
         late.daemon = True
@@ -601,8 +603,8 @@ def listening_at(address: str, port: int) -> socket.socket:
         return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"the ranks can't meet at {address}:{port} ({error}): give another port, or none for one that is "
-            "free; the address is this machine's"
+            f"the ranks can't meet at {address}:{port} ({error}): choose another port, or pass none to get a "
+            "free port; the address must belong to this machine"
         ) from error
 
 
@@ -617,7 +619,7 @@ def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> Ra
     Raises:
         BaseException: `error` itself, if no rank's script caused it.
     """
-    others = "; the others were ended" if world_size > 1 else ""
+    others = "; the other ranks were ended" if world_size > 1 else ""
     cause = error.cause if isinstance(error, TaskError) else error.__cause__
     lost = cause.cause if isinstance(cause, TaskError) else cause
     if isinstance(cause, ScriptError):
@@ -625,7 +627,9 @@ def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> Ra
         return RankFailure(event, 1, cause.text)
     if isinstance(lost, LostOthersError):
         return RankFailure(
-            "a rank lost the others, and none has failed: they ended early, or did not come", 1, lost.text
+            "a rank lost the other ranks, and no rank has failed: they ended early or never connected",
+            1,
+            lost.text,
         )
     if not isinstance(cause, ActorDiedError) or cause.pid not in pids:
         raise error

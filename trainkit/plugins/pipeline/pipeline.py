@@ -89,28 +89,34 @@ class Pipeline(StrategySpec):
 
     def __post_init__(self) -> None:
         rules = [
-            ("degree", _is_count_or_none(self.degree), "give a whole number of stages, or None"),
-            ("microbatches", _is_count_or_none(self.microbatches), "give a whole number, or None"),
-            ("schedule", self.schedule in _SCHEDULES, f"give one of {_SCHEDULES}"),
+            ("degree", _is_count_or_none(self.degree), "a positive integer or None"),
+            ("microbatches", _is_count_or_none(self.microbatches), "a positive integer or None"),
+            ("schedule", self.schedule in _SCHEDULES, f"one of {_SCHEDULES}"),
             (
                 "split",
                 self.split is None or callable(self.split) or _is_names(self.split),
-                "give a list of names of blocks, or a function from the model to a list of modules",
+                "a list of names of blocks, a function from the model to a list of modules, or None",
             ),
             (
                 "tensor",
                 self.tensor is None
                 or (isinstance(self.tensor, TensorParallel) and self.tensor.data == "replicate"),
-                'give TensorParallel(...) with data="replicate", or None',
+                'TensorParallel(...) with data="replicate", or None',
             ),
         ]
         given = vars(self)
-        wrong = [f"Pipeline({name}={given[name]!r}): {fix}" for name, right, fix in rules if not right]
+        wrong = [
+            f"Pipeline({name}=) must be {kind}, not {given[name]!r}"
+            for name, right, kind in rules
+            if not right
+        ]
         named = self._named
         if not wrong and named is not None and self.degree not in (None, named):
-            wrong = [f"Pipeline(degree={self.degree}, split={self.split!r}): these names make {named} stages"]
+            wrong = [
+                f"Pipeline(degree={self.degree}) contradicts split={self.split!r}, which makes {named} stages"
+            ]
         if not wrong and self.tensor is not None and not (self.tensor.degree or self.degree or named):
-            wrong = [f"{self!r}: give the degree of the pipeline, or that of its tensor parallelism"]
+            wrong = [f"{self!r} needs a degree, its own or that of its tensor parallelism"]
         if wrong:
             raise ConfigError("; ".join(wrong))
 
@@ -146,8 +152,8 @@ class Pipeline(StrategySpec):
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         if devices_per_worker > 1:
             yield (
-                f"a stage is on one device, so of gpus_per_worker={devices_per_worker} only one "
-                f"would work: leave it out, and give num_workers={num_workers * devices_per_worker}"
+                f"a stage uses one device, but gpus_per_worker={devices_per_worker}: leave it out, and pass "
+                f"num_workers={num_workers * devices_per_worker}"
             )
         if self.tensor is not None:
             of_stage = num_workers // self.stages
@@ -194,7 +200,7 @@ class PipelineStrategy(Strategy):
                 f"Pipeline() trains one model; {len(models)} were registered: use DDP() or FSDP()"
             )
         model, degree, step = models[0], self._spec.stages, self._step
-        refuse_unusable(model, "split already: register the plain model, and give tensor=TensorParallel(...)")
+        refuse_unusable(model, "split already: register the plain model, and pass tensor=TensorParallel(...)")
         # The model is cut before any change, so that an error leaves the user's model intact.
         parts = cut(model, self._spec.split, degree)
         self._slots = ParameterSlots([model], optimizers)
@@ -307,13 +313,13 @@ class PipelineStrategy(Strategy):
 
     def skeleton(self, model: nn.Module) -> nn.Module:
         if self._skeleton is None:
-            raise ConfigError("the model was not placed: register() it in setup")
+            raise ConfigError("the model is not registered: call register() in setup")
         return self._skeleton
 
     @property
     def _stages(self) -> MicrobatchSchedule:
         if self._relay is None:
-            raise ConfigError("this worker has parted from its pipeline: make a new TorchTrainer")
+            raise ConfigError("this worker has left its pipeline: create a new TorchTrainer")
         return self._relay
 
 

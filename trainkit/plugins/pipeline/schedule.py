@@ -122,8 +122,8 @@ class Link:
         (theirs,) = self.receive([torch.empty_like(own)], 0)
         if not torch.equal(own, theirs):
             raise ConfigError(
-                f"stage {self.index} of a pipeline was given a batch of {shapes}, but stage 0 one of other "
-                f"shapes: split data by self.world_rank // {self.stages}, so that all are given the same"
+                f"stage {self.index} of a pipeline received a batch of {shapes}, but stage 0 received other "
+                f"shapes: split data by self.world_rank // {self.stages}, so that all stages receive the same"
             )
         return []
 
@@ -150,8 +150,8 @@ def described(output: Any, index: int) -> tuple[tuple[torch.Tensor, ...], Passed
     ):
         kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
         raise ConfigError(
-            f"stage {index} of the pipeline returned {kinds or 'nothing'}; stages pass on a tensor or a "
-            f"tuple of tensors: cut the model elsewhere (split=), or change what the block there returns"
+            f"stage {index} of the pipeline returned {kinds or 'nothing'}, but a stage must return a tensor "
+            "or a tuple of tensors: cut the model elsewhere (split=), or change the last block of the stage"
         )
     tensors = tuple(tensor.contiguous() for tensor in tensors)
     leaves = tuple(Leaf.of(tensor) for tensor in tensors)
@@ -203,8 +203,8 @@ class _Runner(nn.Module):
             if passed != self.outgoing:
                 raise ConfigError(
                     f"stage {self._link.index} returned {passed}, but {self.outgoing} for another microbatch "
-                    f"of the same shape: what goes between two stages must be of one shape and type; and if "
-                    f"parameters were frozen or set free, save a checkpoint and load it into a new trainer"
+                    "of the same shape: all results of a stage must have the same shapes and types. If "
+                    "parameters were frozen or unfrozen, save a checkpoint and load it into a new trainer"
                 )
             return tensors
         return self.finish(output)
@@ -316,17 +316,19 @@ class MicrobatchSchedule:
         if not features or not all(isinstance(item, torch.Tensor) and item.dim() for item in features):
             raise ConfigError(
                 "a pipeline cuts batches along their first dimension, so a model's features must be tensors "
-                "that have one; let the block that needs anything else hold it"
+                "with a first dimension: store other values in the block that needs them"
             )
         sizes = [len(feature) for feature in features]
         if len(set(sizes)) > 1:
-            raise ConfigError(f"a pipeline cuts features along their first dimensions, which are {sizes}")
+            raise ConfigError(
+                f"a pipeline cuts features along their first dimensions, which must be equal, not {sizes}"
+            )
         count = next(n for n in range(min(self._most, sizes[0]), 0, -1) if sizes[0] % n == 0)
         for leaf in tensors_in(target):
             if not leaf.dim() or len(leaf) % count:
                 raise ConfigError(
                     f"a target of shape {tuple(leaf.shape)} can't be cut like a batch of {sizes[0]}: its "
-                    f"first dimension must be a multiple"
+                    f"first dimension must be a multiple of {count}"
                 )
         return count
 

@@ -43,14 +43,14 @@ def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     graph = _recorded(model, names, training=True)
     if str(graph) != str(_recorded(model, names, training=False)):
         raise ConfigError(
-            f"the forward of {type(model).__name__} itself does other things in training than in evaluation, "
-            f"such as F.dropout(..., training=self.training): use modules for it, such as nn.Dropout"
+            f"the forward of {type(model).__name__} differs between training and evaluation, such as by "
+            "F.dropout(..., training=self.training): use modules instead, such as nn.Dropout"
         )
     nodes = [node for node in graph.nodes if node.op != "output"]
     starts = [_start(nodes, name, model) for name in names]
     bounds = [0, *starts, len(nodes)]
     if any(end <= start for start, end in itertools.pairwise(bounds)):
-        raise ConfigError(f"split={list(names)}: name modules in the order in which forward calls them")
+        raise ConfigError(f"split={list(names)} must name modules in the order in which forward calls them")
     results = next(node for node in graph.nodes if node.op == "output").args[0]
     parts = []
     for start, end in itertools.pairwise(bounds):
@@ -80,8 +80,8 @@ def _recorded(model: nn.Module, names: Sequence[str], *, training: bool) -> fx.G
             Exception
         ) as error:  # The trace runs the user's forward on stand-ins for tensors, which may raise any error.
             raise ConfigError(
-                f"the forward of {type(model).__name__} can't be taken apart at {list(names)} ({error}): "
-                f"give Pipeline(split=function), where function(module) returns the modules it calls in turn"
+                f"the forward of {type(model).__name__} can't be split at {list(names)} ({error}): pass "
+                "Pipeline(split=function), where function(module) returns the modules in the order of calls"
             ) from error
 
 
@@ -149,9 +149,9 @@ Split = Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]] | None
 """Names of the modules that begin the second and later stages; a function module -> blocks; None: by size."""
 
 _ADVICE = (
-    "give Pipeline(split=[name, ...]), the modules at which a stage begins, or split=function, where "
-    "function(module) returns the list of modules that it calls one after the other, or let the model have a "
-    "method stages() that does"
+    "pass Pipeline(split=[name, ...]), the modules at which a stage begins, or split=function, where "
+    "function(module) returns the list of modules that run one after the other, or give the model a method "
+    "stages() that returns this list"
 )
 
 
@@ -209,7 +209,7 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
         if len(blocks) < degree:
             raise ConfigError(
                 f"{type(model).__name__} has {len(blocks)} blocks in a row, too few for {degree} stages: "
-                f"give Pipeline(degree={len(blocks)}) or fewer, or smaller blocks"
+                f"pass Pipeline(degree={len(blocks)}) or less, or use smaller blocks"
             )
         stages = _cut_before(blocks, even_starts([block.size_bytes for block in blocks], degree))
     _check_ownership(model, stages)
@@ -232,7 +232,8 @@ def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
     if isinstance(model, nn.Sequential):
         return list(_flat(model, "")), True
     raise ConfigError(
-        f"{type(model).__name__} can't be cut into stages, as only its forward knows the order: {_ADVICE}"
+        f"{type(model).__name__} can't be cut into stages, as only its forward knows the order of its "
+        f"modules: {_ADVICE}"
     )
 
 
@@ -248,14 +249,16 @@ def _flat(model: nn.Sequential, prefix: str) -> Iterator[Block]:
 
 def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
     if not isinstance(given, Iterable):
-        raise ConfigError(f"{origin} gave a {type(given).__name__}: {_ADVICE}")
+        raise ConfigError(f"{origin} gave a {type(given).__name__}, not a list: {_ADVICE}")
     names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
     blocks: list[Block] = []
     for number, item in enumerate(given):
         # A plain list has no name in the model, so its modules become the blocks.
         for module in item if isinstance(item, (list, tuple)) else [item]:
             if not isinstance(module, nn.Module):
-                raise ConfigError(f"{origin} gave a {type(module).__name__} among the modules: {_ADVICE}")
+                raise ConfigError(
+                    f"{origin} gave a {type(module).__name__}, which is not a module: {_ADVICE}"
+                )
             blocks.append(Block(names.get(id(module), str(number)), module))
     return blocks
 
@@ -267,7 +270,9 @@ def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[t
     for name in names:
         inside = [i for i, other in enumerate(known) if other == name or other.startswith(f"{name}.")]
         if not inside:
-            raise ConfigError(f"split={names}: no block is called {name!r}; there are {', '.join(known)}")
+            raise ConfigError(
+                f"split={names}: no block is called {name!r}; the blocks are {', '.join(known)}"
+            )
         starts.append(inside[0])
     if len(names) + 1 != degree:
         raise ConfigError(
@@ -275,8 +280,8 @@ def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[t
         )
     if any(end <= start for start, end in itertools.pairwise([0, *starts, len(blocks)])):
         raise ConfigError(
-            f"split={names}: name blocks in their order, each once, and not the first, where a stage begins "
-            f"anyway; there are {', '.join(known)}"
+            f"split={names} must name blocks in their order, each once, without the first block, where a "
+            f"stage begins anyway; the blocks are {', '.join(known)}"
         )
     return _cut_before(blocks, starts)
 
@@ -296,13 +301,13 @@ def _check_ownership(model: nn.Module, stages: Sequence[Sequence[Block]]) -> Non
                 before, full = stage_of.setdefault(id(tensor), (number, f"{block.name}.{name}".lstrip(".")))
                 if before != number:
                     raise ConfigError(
-                        f"{full} of stage {before} is used as {name} by stage {number} too; each "
-                        f"would train a copy: don't tie them, or cut (split=) so that one stage has both"
+                        f"{full} of stage {before} is also used as {name} by stage {number}, so each stage "
+                        "would train a copy: don't tie them, or choose split= so that one stage has both"
                     )
     outside = [name for name, parameter in model.named_parameters() if id(parameter) not in stage_of]
     if outside:
         raise ConfigError(
-            f"{', '.join(outside[:3])} of {type(model).__name__} belong to no stage: let a block hold them"
+            f"{', '.join(outside[:3])} of {type(model).__name__} belong to no stage: move them into a block"
         )
 
 
@@ -403,7 +408,7 @@ def _refuse_lost_hooks(whole: nn.Module, cut: Cut) -> None:
         if id(module) not in called and (module._forward_hooks or module._forward_pre_hooks):
             raise ConfigError(
                 f"plan: {name or type(whole).__name__} is split by hooks on its calls, but a pipeline calls "
-                f"only parts of it: let the plan name modules that one stage has as a whole"
+                "only parts of this module: name only modules that one stage contains as a whole"
             )
 
 

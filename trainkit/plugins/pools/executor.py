@@ -67,7 +67,7 @@ MOST_FUNCTIONS = 100
 """Maximum number of functions that are registered, so that later calls send only their arguments."""
 LOOK_S = 0.5
 """Seconds between checks that the session still exists."""
-SESSION_ENDED = "the session in which this executor was made has ended: make a new executor"
+SESSION_ENDED = "the session of this executor has ended: create a new executor"
 
 
 def share(cpus: float, workers: int) -> float:
@@ -78,7 +78,9 @@ def share(cpus: float, workers: int) -> float:
     """
     part = min(1.0, math.floor(cpus * QUANTUM / workers) / QUANTUM)
     if not part:
-        raise ConfigError(f"max_workers={workers}: {cpus:g} CPU can't be shared by so many; give fewer")
+        raise ConfigError(
+            f"max_workers={workers} is too large to share {cpus:g} CPU: choose a smaller number"
+        )
     return part
 
 
@@ -284,18 +286,19 @@ class Executor(futures.Executor):
         del mp_context
         if max_workers is not None and max_workers < 1:
             raise ConfigError(
-                f"max_workers must be greater than 0, not {max_workers!r}; None is one for each CPU"
+                f"max_workers must be greater than 0, not {max_workers!r}; None means one worker for each CPU"
             )
         if max_tasks_per_child is not None and (
             type(max_tasks_per_child) is not int or max_tasks_per_child < 1
         ):
             raise ConfigError(
-                f"max_tasks_per_child={max_tasks_per_child!r}: give 1 or more; None is without end"
+                f"max_tasks_per_child must be an integer of 1 or more, or None for no limit, not "
+                f"{max_tasks_per_child!r}"
             )
         if initializer is not None and not callable(initializer):
-            raise ArgumentTypeError(f"initializer={initializer!r} can't be called: give a function")
+            raise ArgumentTypeError(f"initializer must be a function, not {initializer!r}")
         if "num_returns" in options:
-            raise ConfigError("num_returns: a future has one result; return a tuple")
+            raise ConfigError("num_returns is not supported, as a future has one result: return a tuple")
         total = cluster_resources().get("CPU", 1.0)
         self.workers = max_workers or max(1, int(total))
         own = {"num_returns": 1, "max_calls": max_tasks_per_child, "num_cpus": share(total, self.workers)}
@@ -378,7 +381,7 @@ class Executor(futures.Executor):
             chunksize: number of items per call; more than 1 is faster for items that take microseconds.
         """
         if chunksize < 1:
-            raise ConfigError(f"chunksize={chunksize!r}: give 1 or more")
+            raise ConfigError(f"chunksize must be 1 or more, not {chunksize!r}")
         items = shared(zip(*iterables, strict=False))
         if not items:
             return iter(())
@@ -430,7 +433,7 @@ class Executor(futures.Executor):
         if not self.has_session() or not initializing(self._engine.scratch_dir(), pool, error.pid).exists():
             return error
         message = (
-            f"the executor's initializer has ended its worker ({error}): mend it, and make a new executor"
+            f"the executor's initializer has ended its worker ({error}): fix it, and create a new executor"
         )
         return broken_pool(InitializerError, message, {**vars(error), "pool": pool})
 

@@ -22,7 +22,7 @@ try:
     import joblib
     from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 except ImportError as error:
-    raise MissingDependencyError.of("a backend of joblib needs joblib", "sklearn", error) from error
+    raise MissingDependencyError.of("the joblib backend needs joblib", "sklearn", error) from error
 
 NAME = "trainkit"
 _OF_WORKERS = ("initializer", "initargs")

@@ -284,7 +284,7 @@ class Pool:
         self._require_open()
         _require_size(chunksize)
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
-            raise ArgumentTypeError(f"the items are {iterable!r}: give an iterable")
+            raise ArgumentTypeError(f"the items must be an iterable, not {iterable!r}")
         if isinstance(iterable, Sized):
             items: Iterable[Any] = [*map(Sharing().of, iterable)]
             self._feed(func, items, chunksize, results)
@@ -327,7 +327,7 @@ class Pool:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise ConfigError("Pool not running: it was closed or terminated; make a new one")
+            raise ConfigError("Pool not running: it was closed or terminated; create a new pool")
 
     def close(self) -> None:
         """Accept no more calls; submitted calls continue."""
@@ -363,4 +363,4 @@ class Pool:
 
 def _require_size(chunksize: int) -> None:
     if chunksize < 1:
-        raise ConfigError(f"chunksize={chunksize!r}: give 1 or more")
+        raise ConfigError(f"chunksize must be 1 or more, not {chunksize!r}")

@@ -124,7 +124,7 @@ def _prepare(before: Preparation) -> None:
             mark.unlink(missing_ok=True)
         _prepared[before.pool] = raised
     if raised := _prepared[before.pool]:
-        message = f"the executor's initializer raised {raised} in a worker: mend it, and make a new executor"
+        message = f"the executor's initializer raised {raised} in a worker: fix it, and create a new executor"
         raise broken_pool(InitializerError, message, {"pool": before.pool}) from cause
 
 

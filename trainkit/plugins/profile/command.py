@@ -17,17 +17,19 @@ class Trace(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "pid", metavar="PID", type=int, help="of the rank's process, as the dashboard shows it"
+            "pid", metavar="PID", type=int, help="PID of the rank's process, which the dashboard shows"
         )
-        parser.add_argument("--steps", metavar="N", type=int, default=5, help=f"1 to {MAX_STEPS}; default 5")
+        parser.add_argument(
+            "--steps", metavar="N", type=int, default=5, help=f"number of steps, 1 to {MAX_STEPS}; default 5"
+        )
         parser.add_argument(
             "--timeout",
             metavar="SECONDS",
             type=float,
             default=TRACE_S,
-            help=f"for the rank to make these steps; default {TRACE_S:g}",
+            help=f"timeout for these steps; default {TRACE_S:g}",
         )
-        parser.add_argument("-o", "--output", metavar="FILE", help="default trace-PID.json")
+        parser.add_argument("-o", "--output", metavar="FILE", help="file to write; default trace-PID.json")
 
     def run(self, arguments: argparse.Namespace) -> int:
         path = arguments.output or f"trace-{arguments.pid}.json"

@@ -173,7 +173,7 @@ class RangeTest:
         if not samples:
             names = ", ".join(dict.fromkeys(name for *_, names in told for name in names))
             raise ConfigError(
-                f"lr_find(metric={self._metric!r}): train_batch returned no such metric, but {names}"
+                f"lr_find(metric={self._metric!r}): train_batch returned {names}, but not this metric"
             )
         self._average = _MEMORY * self._average + (1 - _MEMORY) * (sum(total for total, *_ in told) / samples)
         # The division corrects the average's start at 0. Source: Kingma and Ba 2015, "Adam", arXiv:1412.6980,
@@ -199,10 +199,10 @@ def lr_find(
     several = is_count(num_training) and num_training > 1
     above = early_stop_threshold is None or (is_positive(early_stop_threshold) and early_stop_threshold > 1)
     mistakes = [
-        (f"min_lr={min_lr!r}, max_lr={max_lr!r}: give numbers, 0 < min_lr < max_lr", rising),
-        (f"num_training={num_training!r}: give a whole number, 2 or more", several),
-        (f'mode={mode!r}: give "exponential" or "linear"', mode in ("exponential", "linear")),
-        (f"early_stop_threshold={early_stop_threshold!r}: give a number above 1, or None", above),
+        (f"min_lr and max_lr must be numbers, 0 < min_lr < max_lr, not {min_lr!r} and {max_lr!r}", rising),
+        (f"num_training must be an integer of 2 or more, not {num_training!r}", several),
+        (f'mode must be "exponential" or "linear", not {mode!r}', mode in ("exponential", "linear")),
+        (f"early_stop_threshold must be a number above 1, or None, not {early_stop_threshold!r}", above),
     ]
     _refuse("lr_find", mistakes)
     trainer._require("train")
@@ -225,14 +225,16 @@ def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: f
             # This limit is high enough, although the last step of a pass may have fewer batches.
             worker.train(len(rates) * worker._accumulation, {})
             if len(test.losses) == before:
-                raise ConfigError("lr_find() looks at steps, but an epoch made none by train_batch: call it")
+                raise ConfigError(
+                    "lr_find() measures calls of train_batch, but an epoch made none: call train_batch"
+                )
     return test.losses
 
 
 def _begin_range_test(operator: TrainingOperator, test: RangeTest) -> None:
     train_batch = operator.train_batch
     if not operator._registered.optimizers:
-        raise ConfigError("lr_find() sets the rates of registered optimizers: register some in setup")
+        raise ConfigError("lr_find() needs a registered optimizer: register an optimizer in setup")
     test.optimizers = operator._registered.optimizers
 
     def tested(batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
@@ -312,18 +314,18 @@ def scale_batch_size(
     known, possible = list(trainer._options.config), margin == 0 or (is_positive(margin) and margin < 1)
     mistakes = [
         *(
-            (f"{name}={value!r}: give a whole number, 1 or more", is_count(value))
+            (f"{name} must be an integer of 1 or more, not {value!r}", is_count(value))
             for name, value in counts.items()
         ),
-        (f'mode={mode!r}: give "power" or "binsearch"', mode in ("power", "binsearch")),
-        (f"margin={margin!r}: give a number from 0 to below 1", possible),
+        (f'mode must be "power" or "binsearch", not {mode!r}', mode in ("power", "binsearch")),
+        (f"margin must be at least 0 and below 1, not {margin!r}", possible),
         (
-            f"batch_arg_name={batch_arg_name!r}: give a key of config, which has {known}",
+            f"batch_arg_name must be a key of config, which has {known}, not {batch_arg_name!r}",
             batch_arg_name in known,
         ),
     ]
     _refuse("scale_batch_size", mistakes)
-    start = f"init_val={init_val}: give a multiple of {unit}, at most max_val={max_val}"
+    start = f"init_val must be a multiple of {unit} and at most max_val={max_val}, not {init_val}"
     _refuse("scale_batch_size", [(start, init_val <= max_val and init_val % unit == 0)])
     trainer._require("train")
     search = BatchSizeSearch(mode, init_val, max_val, unit)
@@ -357,16 +359,17 @@ def _try_sizes(
         log.info("scale_batch_size: %d %s", size, "fits" if fitted else "is too large")
         if batches is not None and batches > 1 and batches == passes.get(size // 2):
             raise ConfigError(
-                f"scale_batch_size(batch_arg_name={key!r}): with {size // 2} and with {size} a pass has "
-                f"{batches} batches: make the loader in setup with batch_size=config[{key!r}]"
+                f"scale_batch_size(batch_arg_name={key!r}): the loader ignores this argument, as a pass has "
+                f"{batches} batches with {size // 2} and with {size}: create the loader in setup with "
+                f"batch_size=config[{key!r}]"
             )
         # A loader that drops an incomplete last batch may return no batch at this size.
         if not search.told(fitted and batches != 0, whole=batches == 1):
             break
     if not search.fits:
         raise TrainingError(
-            f"scale_batch_size: not even batches of {size} can be trained on: use a smaller model, or "
-            f"give a smaller init_val"
+            f"scale_batch_size: even batches of {size} are too large: use a smaller model, or pass a "
+            "smaller init_val"
         ) from failure
 
 

@@ -219,7 +219,7 @@ class RankMeter(RankObserver):
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             if not self._is_broken:
-                log.warning("the figures of this rank are kept no longer: %s", why)
+                log.warning("the measurements of this rank have stopped: %s", why)
             self._is_broken = True
             self._cells[Cell.DUE] = math.inf  # No more checks happen until a trace is requested.
             self._stop_recording()
@@ -351,7 +351,7 @@ class _Recording:
         from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
         if torch._C._autograd._profiler_enabled():  # torch would silently end the other profiler.
-            raise ConfigError("a profiler runs in it already: wait until that has ended")
+            raise ConfigError("another profiler is already running in the process: wait until it has ended")
         self.number = number
         self.thread = threading.current_thread()
         self.taken = 0

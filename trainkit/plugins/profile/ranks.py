@@ -209,28 +209,27 @@ def trace(
             has ended; the profiler failed; or `ended` returned True.
     """
     if not 1 <= steps <= MAX_STEPS:
-        raise ConfigError(f"steps={steps}: give 1 to {MAX_STEPS}")
+        raise ConfigError(f"steps must be 1 to {MAX_STEPS}, not {steps}")
     if not 0 < timeout_s <= 3600:
-        raise ConfigError(f"timeout_s={timeout_s}: give more than 0 and up to 3600 seconds")
+        raise ConfigError(f"timeout_s must be more than 0 and at most 3600 seconds, not {timeout_s}")
     found = [(rank, path) for path in _pages(pid) if (rank := _read(pid, path)) is not None]
     if not found:
         raise ConfigError(
-            f"process {pid} is no rank of a trainer of yours on this machine, or has just ended"
+            f"process {pid} is not a rank of one of your trainers on this machine, or has just ended"
         )
     rank, path = max(found, key=lambda each: -math.inf if each[0].idle_s is None else -each[0].idle_s)
     name = f"rank {rank.rank} of {rank.world_size} (process {pid})"
     if rank.idle_s is None:
         raise TrainkitError(
-            f"{name} has taken no batch so far, and no step of an optimizer, and a trace is of what is "
-            "between them: it has not begun, or its loop reads a loader of its own and steps no optimizer of "
-            "torch's. Give it a loader by prepare_data_loader(loader), or by iter_torch_batches() of "
-            "get_dataset_shard()"
+            f"{name} cannot be traced, as it has taken no batch and no optimizer step so far: it has not "
+            "begun, or its loop uses its own loader and no torch optimizer. Use a loader from "
+            "prepare_data_loader(loader), or from iter_torch_batches() of get_dataset_shard()"
         )
     try:
         with _opened(path) as page:
             return _recorded(page, name, pid, folder, steps, timeout_s, ended)
     except OSError as error:
-        raise TrainkitError(f"the trace of {name} could not be kept: {error}") from error
+        raise TrainkitError(f"the trace of {name} cannot be saved: {error}") from error
 
 
 def _recorded(
@@ -247,7 +246,7 @@ def _recorded(
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Closing releases the lock.
     except BlockingIOError:
         raise TrainkitError(
-            f"another trace of {name} is being recorded: ask again when it is there"
+            f"another trace of {name} is being recorded: try again when it is complete"
         ) from None
     place = Path(tempfile.mkdtemp(prefix="trace-", dir=folder))
     number = cells[Cell.NUMBER] = cells[Cell.NUMBER] + 1
@@ -262,13 +261,13 @@ def _recorded(
             if not process.exists(pid):
                 raise TrainkitError(f"{name} has ended before its trace was complete")
             if ended():
-                raise TrainkitError(f"the trace of {name} is given up, as who asked for it has gone")
+                raise TrainkitError(f"the trace of {name} is canceled, as its requester has disconnected")
             if SYSTEM.monotonic() > deadline:
                 since = SYSTEM.monotonic() - cells[Cell.AT]
                 raise TrainkitError(
                     f"{name} has made {int(cells[Cell.TAKEN])} of {steps} steps within {timeout_s:g} s, and "
-                    f"took its last batch {since:.1f} s ago: it is busy in a step, or waits for a "
-                    "signal to continue. Ask for fewer steps, or give a longer timeout_s"
+                    f"took its last batch {since:.1f} s ago: it is busy in a step, or stopped by a signal. "
+                    "Request fewer steps, or pass a longer timeout_s"
                 )
             SYSTEM.sleep(_POLL_S)
         if why := read_text(memory, ERROR_AT, ERROR_BYTES):
