@@ -203,7 +203,7 @@ def test_templates_that_end_at_once_fail_what_is_asked_of_them_and_nothing_else(
         try:
             trainkit.get(Counter.remote().add.remote(), timeout=60)
         except trainkit.errors.ActorDiedError as error:
-            return "end before they have begun" in str(error)
+            return "end during their start" in str(error)
         return False
 
     trainkit.init(num_cpus=1)

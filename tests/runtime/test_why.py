@@ -137,7 +137,8 @@ def test_after_ten_seconds_the_wait_is_explained(monkeypatch: pytest.MonkeyPatch
         def explained() -> tuple[int, int]:
             """Return of how many the wait is explained, and how many others are counted."""
             said = err.getvalue()
-            return said.count("has been waiting"), sum(map(int, re.findall("so have ([0-9]+) more", said)))
+            further = re.findall("further waiting requests: ([0-9]+)", said)
+            return said.count("has been waiting"), sum(map(int, further))
 
         assert eventually(lambda: sum(explained()) == 21)
         assert explained()[0] < 12, "a crowd is not explained one by one, though it may come in parts"

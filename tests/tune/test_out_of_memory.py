@@ -44,7 +44,7 @@ def test_all_ways_to_run_out_of_memory_are_known():
         RuntimeError(
             "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
         ),
-        ActorDiedError("a (pid 1) was ended: memory limit exceeded: it held 1 GiB of the 512 MiB"),
+        ActorDiedError("a (pid 1) was ended: memory limit exceeded: it used 1 GiB of the 512 MiB"),
         ActorDiedError(
             "a was killed by SIGKILL; the kernel ran out of memory then, so probably the OOM killer"
         ),

@@ -216,7 +216,7 @@ def put(value: T) -> ObjectRef[T]:
     """
     if isinstance(value, ObjectRef):
         raise ArgumentTypeError(
-            "put() was given a reference: pass the reference itself on, it can be sent anywhere"
+            "put() takes no reference: pass the reference itself, which can be sent to any process"
         )
     return session.engine().put(value)
 
@@ -286,7 +286,7 @@ def wait(
             raise ConfigError(f"wait(timeout={timeout!r}): give 0 or more seconds")
     if not 1 <= num_returns <= len(checked):
         raise ConfigError(
-            f"wait(num_returns={num_returns}) of {len(checked)} references: give 1 to {len(checked)}"
+            f"wait(num_returns={num_returns}): give 1 to {len(checked)}, the number of references"
         )
     if len({ref.id for ref in checked}) != len(checked):
         raise ConfigError("wait() was given the same reference twice")
@@ -298,7 +298,7 @@ def wait(
 
 def _require_seconds(verb: str, timeout: Any) -> None:
     if type(timeout) is bool or not isinstance(timeout, (int, float)):
-        raise ArgumentTypeError(f"{verb}(timeout={timeout!r}): give seconds, or None to wait without end")
+        raise ArgumentTypeError(f"{verb}(timeout={timeout!r}): give seconds, or None for no limit")
 
 
 def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
@@ -308,9 +308,7 @@ def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
     listed: list[Any] = list(refs) if sequence else [None]
     for ref in listed:
         if not isinstance(ref, ObjectRef):
-            raise ArgumentTypeError(
-                f"{verb}() takes references, as .remote() and put() return them; it was given {refs!r}"
-            )
+            raise ArgumentTypeError(f"{verb}() takes references from .remote() or put(), not {refs!r}")
     return listed
 
 
@@ -366,9 +364,7 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
         ConfigError: no actor has that name.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(
-            f"get_actor({name!r}): give the name that the actor was given by .options(name=...)"
-        )
+        raise ConfigError(f"get_actor({name!r}): give the name that .options(name=...) has set")
     return ActorHandle(*session.engine().find_actor(name, namespace))
 
 

@@ -38,7 +38,7 @@ def stable_pid_after(actor: Any, old: int) -> int:
         try:
             pid = pid_of(actor)
         except ActorDiedError as error:
-            assert "being made anew" in str(error)
+            assert "being restarted" in str(error)
             continue
         if pid != old:
             return pid

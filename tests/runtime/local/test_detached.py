@@ -262,7 +262,7 @@ def test_a_handle_of_another_program_follows_one_that_is_made_anew(programs: Pro
             try:
                 return trainkit.get(phoenix.pid.remote(), timeout=60)
             except trainkit.errors.ActorDiedError as error:
-                assert "is being made anew" in str(error), error
+                assert "is being restarted" in str(error), error
     first = pid()
     assert trainkit.get(phoenix.add.remote()) == 2
     interrupted = phoenix.wait.remote()

@@ -100,7 +100,7 @@ def test_a_child_that_comes_out_of_a_call_ends_and_answers_nothing(
     def is_told() -> bool:
         nonlocal told
         told += capsys.readouterr().err
-        return told.count(f"it and ends here with exit code {code}: only its parent answers the call") == 11
+        return told.count(f"it and ends with exit code {code}, as only its parent answers the call") == 11
 
     assert eventually(is_told), told
     assert told.count("LookupError: in the child") == (11 if how == "raise" else 0)

@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_made_is_told_once(
     trainkit.shutdown()
     shown = capfd.readouterr()
     assert shown.out.count("still shown") == 3
-    assert shown.err.count("is not kept in files any more") == 1
+    assert shown.err.count("is no longer written to files") == 1
 
 
 @dataclass
@@ -179,7 +179,7 @@ def test_a_large_file_is_put_aside(folder: Path) -> None:
     (current,) = folder.glob("*/Talker-7.out")
     (aside,) = folder.glob("*/Talker-7.out.1")
     note, *lines = current.read_text().splitlines()
-    assert note == f"[trainkit: the {aside.stat().st_size} B before this are in Talker-7.out.1]"
+    assert note == f"[trainkit: the previous {aside.stat().st_size} B are in Talker-7.out.1]"
     assert int(lines[-1]) == 34
     assert int(aside.read_text().splitlines()[-1]) == int(lines[0]) - 1
 

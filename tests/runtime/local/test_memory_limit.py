@@ -36,7 +36,7 @@ def test_who_exceeds_it_is_ended_and_its_neighbours_finish() -> None:
     modest = [neighbour.eat.remote(100) for neighbour in neighbours]
     eaten = greedy.eat_and_keep.remote(400)
     with pytest.raises(
-        trainkit.errors.ActorDiedError, match=r"memory limit exceeded: it held .* MiB of the"
+        trainkit.errors.ActorDiedError, match=r"memory limit exceeded: it used .* MiB of the"
     ) as raised:
         trainkit.get(eaten, timeout=60)
     assert f"(pid {pid})" in str(raised.value)
@@ -100,7 +100,7 @@ def test_a_close_look_is_taken_where_it_may_matter() -> None:
 def test_the_limit_itself_is_allowed() -> None:
     assert excess(512 * MIB, 512 * MIB) is None
     assert excess(512 * MIB, int(1.1 * (1 << 30))) == (
-        "memory limit exceeded: it held 1.1 GiB of the 512 MiB that it asked for; give it more by "
+        "memory limit exceeded: it used 1.1 GiB of the 512 MiB that memory=... allows; raise "
         "memory=..., or use less"
     )
 

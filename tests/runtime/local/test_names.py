@@ -88,7 +88,7 @@ def test_an_unknown_name_is_told_with_its_nearest() -> None:
     kept = named("evaluator").remote()
     with pytest.raises(ConfigError, match=r"no actor named 'evalutor'.*'default'.*this session.*'evaluator'"):
         trainkit.get_actor("evalutor")
-    with pytest.raises(ConfigError, match="no actor named 'evaluator' in the namespace 'empty'"):
+    with pytest.raises(ConfigError, match="no actor named 'evaluator' exists in the namespace 'empty'"):
         trainkit.get_actor("evaluator", "empty")
     assert trainkit.get(kept.same.remote(1)) == 1
 
@@ -195,7 +195,7 @@ def test_what_the_node_cannot_read_harms_nobody_else() -> None:
     pid = trainkit.get(made.pid.remote())
     local = engine()
     assert isinstance(local, LocalEngine)
-    with pytest.raises(TrainkitError, match="could not do what was asked"):
+    with pytest.raises(TrainkitError, match="could not serve the request"):
         local.node.demand(Called)
     with pytest.raises(TrainkitError, match="cannot handle"):
         local.node.demand("nothing that it knows")

@@ -137,7 +137,7 @@ def test_what_it_lent_while_it_waited_is_held_again() -> None:
     asking = actor.wait_for_it.remote(600)
     assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
     kill(old)
-    with pytest.raises(ActorDiedError, match="being made anew"):
+    with pytest.raises(ActorDiedError, match="being restarted"):
         trainkit.get(asking, timeout=60)
     assert trainkit.available_resources()["CPU"] == 3
     assert stable_pid_after(actor, old) != old

@@ -37,7 +37,7 @@ def test_calls_in_flight_fail_and_say_that_it_is_made_anew() -> None:
     kill(old)
     for ref in (running, queued):
         with pytest.raises(
-            ActorDiedError, match=rf"pid {old}\) was killed by SIGKILL.*being made anew"
+            ActorDiedError, match=rf"pid {old}\) was killed by SIGKILL.*being restarted"
         ) as caught:
             trainkit.get(ref, timeout=60)
         assert (caught.value.pid, caught.value.exit_code) == (old, -signal.SIGKILL)
@@ -57,7 +57,7 @@ def test_calls_are_made_again_in_their_order(tmp_path: Path) -> None:
 def test_retries_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "log"
     actor = restartable(log, max_task_retries=2)
-    with pytest.raises(ActorDiedError, match="being made anew"):
+    with pytest.raises(ActorDiedError, match="being restarted"):
         trainkit.get(actor.run.remote("x", 99), timeout=60)
     assert log.read_text().split("\n").count("x") == 3
     assert trainkit.get(actor.run.remote("y"), timeout=60) == "y"
@@ -73,7 +73,7 @@ def test_a_call_is_not_made_again_whichever_of_its_results_was_cancelled(count: 
     assert trainkit.wait(refs, timeout=0.1)[0] == []
     trainkit.cancel(refs[cancelled])
     process.kill()
-    with pytest.raises(ActorDiedError, match="being made anew"):
+    with pytest.raises(ActorDiedError, match="being restarted"):
         trainkit.get(refs, timeout=60)
 
 

@@ -183,5 +183,5 @@ def test_ctrl_c_while_waiting_for_the_next_value_loses_nothing(tmp_path: Path) -
 
 
 def test_a_generator_of_references_stays_in_its_process() -> None:
-    with pytest.raises(trainkit.errors.SerializationError, match="stays in its process"):
+    with pytest.raises(trainkit.errors.SerializationError, match="sent to other processes"):
         trainkit.remote(lambda stream: None).remote(numbers.remote(1))

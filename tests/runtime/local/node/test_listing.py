@@ -72,7 +72,7 @@ def test_requests_are_listed_with_the_reasons_of_their_wait() -> None:
     node.ask_actor(13, ready=False)
     waits = {row["what"]: row["reasons"] for row in rows(node, "requests")}
     assert "Actor11" in "; ".join(waits["Actor12"])
-    assert waits["Actor13"] == ["an argument of its constructor is still to come"]
+    assert waits["Actor13"] == ["an argument of its constructor has not arrived yet"]
 
 
 def test_groups_are_listed_with_their_state() -> None:

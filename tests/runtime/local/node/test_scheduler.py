@@ -233,7 +233,7 @@ def test_what_a_process_asked_for_is_given_up_with_it() -> None:
     node.ask_actor(13, client=node.worker(11).serial, detached=True)
     node.exits(11)
     assert node.living() == [13]
-    assert "Actor11, which asked for it, has ended" in node.table.exits[12].reason
+    assert "Actor11, which requested it, has ended" in node.table.exits[12].reason
     node.exits(13)
 
 

@@ -153,7 +153,7 @@ def test_a_restart_waits_for_descriptors() -> None:
     node.processes.full = True
     node.exits(11)
     (told,) = [message for _, message in node.notices if isinstance(message, Waits)]
-    assert "Actor11 (pid 4711) can't be restarted yet, and waits: no descriptor left" in told.text
+    assert "Actor11 (pid 4711) can't be restarted yet and waits: no descriptor left" in told.text
     node.processes.full = False
     node.timers.run()
     assert (node.worker(11).restarts, len(node.processes.started)) == (1, 2)

@@ -81,9 +81,9 @@ class ActorLookup:
             where = "; ".join(["this session", *looked_at])
             hint = did_you_mean(name, sorted({*own.names, *known} - {name}))
             raise ConfigError(
-                f"there is no actor named {name!r} in the namespace {own.namespace!r} (looked in {where})."
-                f"{hint} Names are given by .options(name=...), end with their actor, and reach other "
-                "programs with lifetime='detached'"
+                f"no actor named {name!r} exists in the namespace {own.namespace!r} (searched: {where})."
+                f"{hint} Names are set by .options(name=...) and end with their actor. Other programs find "
+                "only actors with lifetime='detached'"
             )
         return met
 
@@ -125,7 +125,7 @@ class ActorLookup:
         """
         wanted = request.registration
         if wanted is None:
-            raise ConfigError("only an actor with a name can be registered")
+            raise ConfigError("an actor without a name can't be registered")
         with in_turn(Path(self._parts.mark).parent) if wanted.detached else contextlib.nullcontext():
             if wanted.detached:
                 found = self._holder(wanted)
@@ -142,7 +142,7 @@ class ActorLookup:
             except (KeyboardInterrupt, SystemExit):
                 # The actor may be registered already, and would wait forever for its first frame, so the node
                 # kills it.
-                self._node.tell(messages.Kill(request.worker_id, "who asked for it was interrupted"))
+                self._node.tell(messages.Kill(request.worker_id, "its request was interrupted"))
                 raise
         if answer is None:
             if wanted.detached:
@@ -206,12 +206,12 @@ class ActorLookup:
             except ObjectLostError:  # this process had no descriptor left, so the session may have this actor
                 raise
             except TrainkitError as error:  # the session has ended or hangs: reported if no actor is found
-                looked_at[-1] += f", which could not be asked: {error}"
+                looked_at[-1] += f", which did not answer: {error}"
                 continue
             if not isinstance(found, messages.NotFound):
                 return found, looked_at, known
             if name in found.names:
-                looked_at[-1] += ", whose actor of that name is its own, not detached"
+                looked_at[-1] += ", whose actor of that name is not detached"
             known.extend(found.names)
         return None, looked_at, known
 

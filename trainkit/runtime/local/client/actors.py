@@ -228,7 +228,7 @@ class ActorConnection(CallConnection):
             ref.body = None
         if call.cancelled:  # checked last, as a later cancellation is sent to the actor's process
             self.forget(call.refs)
-            reason = f"a call of {self.name} raised, and was cancelled before it was made again"
+            reason = f"a call of {self.name} raised an exception and was cancelled before its retry"
             fail(call.kept, TaskCancelledError, reason)
             return True
         if call.body is not None:
@@ -306,7 +306,7 @@ class ActorConnection(CallConnection):
         try:
             self.call(call.actor, call.body, call.refs, call.spec)
         except Exception as error:  # no descriptor is left for the call's handles, or memory is full
-            reason = f"the call of {call.name}() could not be sent once its arguments were there: {error!r}"
+            reason = f"the call of {call.name}() could not be sent after its arguments arrived: {error!r}"
             fail(call.refs, ObjectLostError, reason)
         for ref in call.refs:  # a thread may wait for the reference without reading the connection
             if not ref.done():

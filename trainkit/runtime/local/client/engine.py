@@ -184,8 +184,8 @@ class LocalEngine:
             raise ObjectLostError("an actor or a reference was used after the session was shut down")
         if self.pid != os.getpid():
             raise ObjectLostError(
-                "this process was forked from one that is part of a session, but is not itself; start "
-                "processes through trainkit, or hand them plain values"
+                "this process was forked from a process of a session, and can't use the session: start "
+                "processes through trainkit, or pass plain values to them"
             )
 
     @property
@@ -435,7 +435,7 @@ def _text_of(failure: Packed) -> str | None:
     try:
         error = unpack_failure(opened(failure))
     except Exception as problem:  # unpickling the user's exceptions may raise any error
-        return f"a call raised, and its exception cannot be rebuilt here: {problem}"
+        return f"a call raised an exception that can't be unpickled here: {problem}"
     if isinstance(error, ActorDiedError) or isinstance(error.cause, (ActorDiedError, TaskCancelledError)):
         return None
     return error.remote_traceback

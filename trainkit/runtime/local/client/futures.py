@@ -220,7 +220,7 @@ class LocalStream(ObjectRefGenerator[Any]):
         self._runs_to_its_end = False
 
     def __reduce__(self) -> Any:
-        raise TypeError("a generator of references stays in its process: send the references it hands out")
+        raise TypeError("a generator of references can't be sent to other processes: send its references")
 
     def __next__(self) -> ObjectRef[Any]:
         while True:
@@ -326,8 +326,7 @@ class CallControl:
     def _refuse_force(self, force: bool) -> None:
         if force:
             raise ConfigError(
-                "cancel(force=True) is for tasks: an actor's process has other calls too; use "
-                "trainkit.kill() to end it with all of them"
+                "cancel(force=True) is only for tasks: use trainkit.kill() to end an actor with all its calls"
             )
 
     def abandon(self, call: LocalRef) -> None:

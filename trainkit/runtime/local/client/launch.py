@@ -138,13 +138,13 @@ def _usable(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"a session needs a folder of its own in {folder}, which cannot be made ({error}); "
-            "set TRAINKIT_RUNTIME_DIR to one that can be written to"
+            f"the session's folder can't be created in {folder} ({error}): "
+            "set TRAINKIT_RUNTIME_DIR to a writable folder"
         ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"a session needs a folder of its own in {folder}, where you may not write; "
-            "set TRAINKIT_RUNTIME_DIR to one where you may"
+            f"the session's folder can't be created in {folder}, which is not writable: "
+            "set TRAINKIT_RUNTIME_DIR to a writable folder"
         )
     return folder
 

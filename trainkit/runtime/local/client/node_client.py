@@ -130,10 +130,10 @@ class NodeClient(CallConnection):
         if self.closing and not self._lost:
             return ObjectLostError("the session of this reference or actor has been shut down")
         how = "" if self._node is None else self._node.status()
-        text = f"the process that supervises the workers is gone{how and f' ({how})'}, and they with it"
+        text = f"the process that supervises the workers ended{how and f' ({how})'}, and the workers with it"
         if self._ended_by:
             text = f"the session was ended with `trainkit stop` by {self._ended_by}, and its workers with it"
-        error = NodeDiedError(f"{text}; call trainkit.init() to start anew")
+        error = NodeDiedError(f"{text}; call trainkit.init() to start a new session")
         error.how, error.ended_by = how, self._ended_by
         return error
 
@@ -176,7 +176,7 @@ def show_notice(message: Any, _: Packed) -> None:
         case Waits(text):
             _write(sys.stderr, [f"trainkit: {text}"])
         case _:
-            raise TypeError(f"the node sent something unknown: {message!r}")
+            raise TypeError(f"the node sent an unknown message: {message!r}")
 
 
 def _write(stream: TextIO | None, lines: Sequence[str]) -> None:

@@ -235,7 +235,7 @@ class PromiseReceiver(CallConnection):
 
     def lost(self) -> Exception:
         return OwnerDiedError(
-            "the process that owed this result ended before it had it; hold such references in the "
+            "the process that made this call ended before the result arrived: keep such references in the "
             "process that made the calls, or return the values"
         )
 

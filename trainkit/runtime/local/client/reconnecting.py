@@ -175,7 +175,7 @@ class ReconnectingConnection(ActorConnection):
                 ours, theirs = socket.socketpair()
                 end = channel.Descriptor(os.dup(theirs.fileno()))
             except OSError as error:
-                reason = f"the connection to {self.name} closed, and no other can be made: {error}"
+                reason = f"the connection to {self.name} closed, and reconnecting failed: {error}"
                 self._gone = lambda: ObjectLostError(reason)
                 super().on_end()
                 return
@@ -243,7 +243,7 @@ class ReconnectingConnection(ActorConnection):
         try:
             self._reconnect(parts, channel.Descriptor(os.dup(other_end.fileno())))
         except OSError as error:
-            reason = f"the connection to {self.name} closed, and no other can be made: {error}"
+            reason = f"the connection to {self.name} closed, and reconnecting failed: {error}"
             self._end(lambda: ObjectLostError(reason))
 
     def _end(self, why: Callable[[], Exception]) -> None:
@@ -287,7 +287,7 @@ class ReconnectingConnection(ActorConnection):
                     else:
                         self._send_small(call)
             except (OSError, TrainkitError) as error:  # no descriptor is left for the call's handles
-                reason = f"a call could not be sent again after {self.name} had been made anew: {error}"
+                reason = f"a call could not be sent again after the restart of {self.name}: {error}"
                 self._gone = functools.partial(ObjectLostError, reason)
                 self.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads this connection finds its end
             if self._let_go:
@@ -346,8 +346,8 @@ class ReconnectingConnection(ActorConnection):
 
 def _interrupted(reply: Reconnected, name: str) -> TrainkitError:
     consequence = (
-        "; this call died with it, and may have run in part. The actor is being made anew: it answers later "
-        "calls, and max_task_retries= makes interrupted ones again"
+        "; this call failed and may have run in part. The actor is being restarted and will answer later "
+        "calls. Set max_task_retries= to retry interrupted calls"
     )
     return death(ActorUnavailableError, reply.exit_, name, consequence)
 

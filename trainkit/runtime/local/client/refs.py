@@ -119,7 +119,7 @@ class LocalRef(ObjectRef[Any]):
 
     def item(self, body: Packed) -> None:
         """Receive one value of a streaming call."""
-        raise TypeError(f"{self!r} stands for one value, but several were sent")
+        raise TypeError(f"{self!r} takes one value, but several were sent")
 
     def future(self, into: Future[Any] | None = None) -> Future[Any]:
         future: Future[Any] = current_client().future(self, into)
@@ -348,5 +348,5 @@ def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made
 
 def _fail(peer: CallConnection, refs: Sequence[LocalRef], error: BaseException) -> None:
     peer.forget([ref.id for ref in refs])
-    reason = f"a call raised, and could not be made again as retry_exceptions asks: {error!r}"
+    reason = f"a call raised an exception, and its retry by retry_exceptions failed: {error!r}"
     fail([ref for ref in refs if not ref.done()], ObjectLostError, reason)

@@ -215,7 +215,7 @@ class TaskPool:
         try:
             self._ask()
         except Exception as error:
-            reason = f"a process to run it in could not be asked for: {error}"
+            reason = f"a worker for this task could not be requested: {error}"
             self._fail_if_none_comes(LOST, functools.partial(ObjectLostError, reason))
 
     def _fail_if_none_comes(self, kind: int, body: Any) -> None:
@@ -273,7 +273,7 @@ class TaskPool:
         if force:
             with self._lock:
                 lease.condemned = True
-            self._node.ask(Kill(lease.worker_id or 0, "a task of its was cancelled with force=True"))
+            self._node.ask(Kill(lease.worker_id or 0, "one of its tasks was cancelled with force=True"))
             self._background.watch(lease, self)
         else:
             self._node.tell(Cancel(lease.worker_id or 0, task.refs[0].id, recursive))
@@ -478,5 +478,5 @@ class TaskPool:
 def _not_sent(tasks: Sequence[Task], error: Exception) -> None:
     """Fail tasks that could not be sent for lack of descriptors or memory."""
     for task in tasks:
-        reason = f"{task.name} could not be sent to its process: {error!r}"
+        reason = f"{task.name} could not be sent to its worker: {error!r}"
         fail(task.refs, ObjectLostError, reason)

@@ -360,7 +360,7 @@ def _lateness(ref: LocalRef) -> str:
         what = body.name
     elif peer is not None and peer.worker_id is not None:
         what = f"{peer.name}.{body}" if isinstance(body, str) else f"a call of {peer.name}"
-    return "the result is not there yet" if what is None else f"{what} has not ended yet"
+    return "the result has not arrived yet" if what is None else f"{what} has not ended yet"
 
 
 def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:

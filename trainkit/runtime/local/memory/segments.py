@@ -408,7 +408,7 @@ class SegmentPool:
         account = self._account
         return (
             f"the object store is full: {describe_bytes(account.in_use_bytes())} of "
-            f"{describe_bytes(account.limit_bytes)} used, {describe_bytes(size)} asked; held by: "
+            f"{describe_bytes(account.limit_bytes)} used, {describe_bytes(size)} requested; held by: "
             f"{usage.describe_holders(account.session, account.driver)}. Release references, or raise "
             "object_store_memory in init()."
         )
@@ -468,7 +468,7 @@ def _explain(error: OSError) -> None:
     if error.errno in _NO_MEMORY:
         raise ObjectStoreFullError(
             f"the kernel has no memory left for one more object ({error.strerror}): release references, "
-            "or lower object_store_memory in init() so that objects leave room for the rest"
+            "or lower object_store_memory in init() so that objects leave memory for other uses"
         ) from error
 
 

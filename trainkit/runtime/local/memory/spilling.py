@@ -42,7 +42,7 @@ def choose_folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str:
         except OSError as error:
             raise ConfigError(f"object_spilling_directory={os.fspath(asked)!r}: {error}") from None
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"object_spilling_directory={os.fspath(asked)!r}: you may not write there")
+            raise ConfigError(f"object_spilling_directory={os.fspath(asked)!r} is not writable")
         return str(folder)
     mounts = Path("/proc/self/mountinfo").read_text()
     for candidate in (tempfile.gettempdir(), "/var/tmp"):

@@ -141,9 +141,9 @@ def describe_holders(session: int, driver: int) -> str:
             totals[pid] = held + size, count + 1
     parts = []
     for pid, (size, count) in sorted(totals.items(), key=lambda item: -item[1][0]):
-        who = "on their way" if pid == _NOBODY else f"{_name(pid, driver)} (pid {pid})"
+        who = "objects in transit" if pid == _NOBODY else f"{_name(pid, driver)} (pid {pid})"
         parts.append(f"{who} {describe_bytes(size)} in {count} object{'s' * (count != 1)}")
-    return ", ".join(parts) or "nobody"
+    return ", ".join(parts) or "no process"
 
 
 def _name(pid: int, driver: int) -> str:

@@ -186,7 +186,7 @@ class SessionLogs:
         aside = path.with_name(f"{path.name}.1")
         os.replace(path, aside)
         with open(path, "ab", opener=_private) as file:
-            file.write(f"[trainkit: the {describe_bytes(size)} before this are in {aside.name}]\n".encode())
+            file.write(f"[trainkit: the previous {describe_bytes(size)} are in {aside.name}]\n".encode())
             file.write(data)
 
     def files_of(self, worker: Printer) -> str:
@@ -215,7 +215,7 @@ class SessionLogs:
         root.mkdir(mode=0o700, exist_ok=True)
         for folder in (root, root.parent) if settings.log_dir_is_own() else (root,):
             if folder.stat().st_uid != os.getuid():  # the parent may be a folder that all users can write to
-                raise PermissionError(f"{folder} belongs to another user; name another by {LOG_DIR}")
+                raise PermissionError(f"{folder} belongs to another user: set {LOG_DIR} to your own")
         folder = root / self._name
         folder.mkdir(mode=0o700, exist_ok=True)
         # The lock is held until this process ends. It keeps other sessions from removing the folder.
@@ -418,4 +418,4 @@ class WorkerOutput:
             self._logs.write(worker, kind, data)
         except OSError as error:
             self._logs_fail = True
-            self._notify(DRIVER, Waits(f"what workers print is not kept in files any more: {error}"))
+            self._notify(DRIVER, Waits(f"output of workers is no longer written to files: {error}"))

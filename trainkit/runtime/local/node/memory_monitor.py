@@ -57,8 +57,8 @@ def excess(limit_bytes: float, net_bytes: int) -> str | None:
     if net_bytes <= limit_bytes:
         return None
     return (
-        f"memory limit exceeded: it held {describe_bytes(net_bytes)} of the {describe_bytes(limit_bytes)} "
-        "that it asked for; give it more by memory=..., or use less"
+        f"memory limit exceeded: it used {describe_bytes(net_bytes)} of the {describe_bytes(limit_bytes)} "
+        "that memory=... allows; raise memory=..., or use less"
     )
 
 

@@ -171,12 +171,12 @@ class Node:
         """
         message = messages.unpacked(frame.body)
         if not isinstance(message, may_ask):
-            raise TypeError(f"this is for the session's own processes: {message!r}")
+            raise TypeError(f"only the session's own processes may send this message: {message!r}")
         handles = [handle for handle in frame.body.handles if isinstance(handle, Descriptor)]
         answer = functools.partial(self._clients.answer, serial, frame.call_id)
         lost = next((handle for handle in frame.body.handles if isinstance(handle, LostHandle)), None)
         if lost is not None:
-            why = f"the session's node could not do what was asked: {lost.why}"
+            why = f"the session's node could not serve the request: {lost.why}"
             self._refuse(message, why, answer if frame.kind == REQUEST else lambda _: None)
             return
         if frame.kind not in (REQUEST, NOTICE):
@@ -301,7 +301,7 @@ class Node:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:  # the session's folder was removed, or the disk is full
             sys.stderr.write(
-                f"trainkit: detached actors end with this program, as nobody finds them: {error}\n"
+                f"trainkit: detached actors end with this program, as {LOG} can't be written: {error}\n"
             )
             return False
         self._processes.redirect(fd)
@@ -318,7 +318,7 @@ class Node:
         """
         staying = self._table.belonging_to(records.NOBODY)
         doomed = {worker.worker_id for worker in self._table.all() if worker.serial not in staying}
-        self._scheduler.give_up(records.DRIVER, "the program that asked for it has ended")
+        self._scheduler.give_up(records.DRIVER, "the program that requested it has ended")
         waiting = [then]
 
         def done() -> None:

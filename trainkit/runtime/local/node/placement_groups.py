@@ -56,7 +56,7 @@ class PlacementGroups:
         if message.name and self._named(message.name) is not None:
             answer(
                 ConfigError(
-                    f"there is a placement group {message.name!r} already; remove it, or give another name"
+                    f"the placement group {message.name!r} exists already: remove it, or choose another name"
                 )
             )
             return
@@ -74,7 +74,9 @@ class PlacementGroups:
         if group_id is None:
             names = sorted(group.name for group in self._living.values() if group.name)
             answer(
-                ConfigError(f"there is no placement group {name!r}; there are {', '.join(names) or 'none'}")
+                ConfigError(
+                    f"placement group {name!r} does not exist; existing: {', '.join(names) or 'none'}"
+                )
             )
         else:
             answer((group_id, [dict(bundle) for bundle in self._living[group_id].bundles]))

@@ -310,7 +310,7 @@ class ExitRecords(dict[int, ExitRecord]):
             return ExitRecord(requested=True, reason="it belongs to a session that has ended")
         return ExitRecord(
             requested=True,
-            reason=f"its record is gone: {_MOST_EXITS:,} more have ended since, or of another session",
+            reason=f"its record was dropped after {_MOST_EXITS:,} later ends, or it is of another session",
         )
 
 

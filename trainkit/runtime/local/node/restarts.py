@@ -154,7 +154,7 @@ class Restarts:
         delay_s = restart_policy.restart_delay_s(record.early_deaths)
         allocation = worker.allocation
         if allocation is None:
-            raise TypeError(f"{worker.name} is no actor: it holds nothing")
+            raise TypeError(f"{worker.name} is not an actor, as it has no resources")
         self._end_keeper(record)
         record.keeper = self._loop.connection(ours, lambda _: None, lambda: None)
         record.keeper.send(INIT, 0, record.call)
@@ -182,7 +182,7 @@ class Restarts:
     def postponed(self, worker: records.WorkerRecord, why: str) -> None:
         """Report once that an actor can't be restarted yet."""
         if worker.pid is not None:
-            text = f"{worker.name} (pid {worker.pid}) can't be restarted yet, and waits: {why}"
+            text = f"{worker.name} (pid {worker.pid}) can't be restarted yet and waits: {why}"
             self._notify(records.DRIVER, Waits(text))
 
     def worker_ended(self, event: records.WorkerEnded) -> None:

@@ -231,7 +231,7 @@ class ResourceScheduler:
             self._queue.inherit(worker.serial, event.heir)
             if not worker.is_actor:
                 self._groups.owner_changes(worker.serial, event.heir)
-        self.give_up(worker.serial, f"{worker.name}, which asked for it, has ended")
+        self.give_up(worker.serial, f"{worker.name}, which requested it, has ended")
         if event.in_order:
             for orphan in self._table.all():
                 if orphan.owner == worker.serial and not orphan.is_actor:

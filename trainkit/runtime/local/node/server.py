@@ -92,9 +92,9 @@ class Clients:
         try:
             self._dispatch(serial, frame)
         except Exception as error:
-            sys.stderr.write(f"trainkit: the node could not do what was asked:\n{traceback.format_exc()}")
+            sys.stderr.write(f"trainkit: the node could not serve a request:\n{traceback.format_exc()}")
             if frame.kind == REQUEST:
-                reason = f"the session's node could not do what was asked: {type(error).__name__}: {error}"
+                reason = f"the session's node could not serve the request: {type(error).__name__}: {error}"
                 self.answer(serial, frame.call_id, TrainkitError(reason))
 
 
@@ -167,5 +167,5 @@ class SessionServer:
             with conn.reading:
                 conn.read_available()
         except Exception:  # another version's program, for example, loses its connection
-            sys.stderr.write(f"trainkit: another program was sent away:\n{traceback.format_exc()}")
+            sys.stderr.write(f"trainkit: the node refused another program:\n{traceback.format_exc()}")
             self._clients.drop(serial)

@@ -81,7 +81,7 @@ class WaitExplainer:
                 text = f"{request.what} has been waiting {now - request.since:.0f} s for {asked}: {reasons}"
                 self._notify(client, Waits(text))
             if rest:
-                text = f"so have {len(rest)} more; `trainkit status` lists what waits"
+                text = f"further waiting requests: {len(rest)}; `trainkit status` lists them"
                 self._notify(client, Waits(text))
         self.explain_later()
 
@@ -97,7 +97,7 @@ class WaitExplainer:
 
         def of(request: records.Request) -> Wait:
             if not request.ready:
-                return Wait(reasons=["an argument of its constructor is still to come"])
+                return Wait(reasons=["an argument of its constructor has not arrived yet"])
             group_id = request.group
             if group_id is None:
                 before = [each for each in line[: place[request.key]] if each.key in ahead]

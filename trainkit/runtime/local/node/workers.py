@@ -386,14 +386,14 @@ class WorkerProcesses:
                 if os.WIFSIGNALED(status):  # the worker was killed before it could send `Forked`
                     self._ask_again(serial)
                 else:
-                    self._not_started(serial, "its process ended before it began")
+                    self._not_started(serial, "its process ended during its start")
             case messages.Exited(pid, status, _):
                 self._ended(pid, status)
             case messages.Ready():
                 self._templates.mark_ready(imports)
             case messages.Unusable(reason):
                 self._templates.mark_unusable(imports, reason)
-                text = f"workers start more slowly from now on, without imports made beforehand: {reason}"
+                text = f"workers now start more slowly, as modules can't be imported in advance: {reason}"
                 self._clients.notify(records.DRIVER, messages.Waits(text))
             case message:
                 raise TypeError(f"the node cannot handle {message!r}")
@@ -419,7 +419,7 @@ class WorkerProcesses:
             if self._mute_ends <= _MOST_MUTE_ENDS:
                 self._ask_again(serial)
             else:
-                self._not_started(serial, "the templates that fork workers end before they have begun")
+                self._not_started(serial, "the templates that fork workers end during their start")
         self._loop.after(_SWEEP_S, self._find_lost)
 
     def _have_plain(self) -> None:
@@ -444,7 +444,7 @@ class WorkerProcesses:
         """Repeat the refused requests when a worker has ended, or after 1 s."""
         if not self._told_refusal:
             self._told_refusal = True
-            text = f"the machine refuses more processes ({reason}): what needs some waits until others end"
+            text = f"the machine refuses more processes ({reason}): new workers wait until others end"
             self._clients.notify(records.DRIVER, messages.Waits(text))
         self._loop.after(_AGAIN_S, self._ask_refused)
 
@@ -525,7 +525,7 @@ class WorkerProcesses:
         self._output.finish(worker)
         exit_ = self.exit_record(worker, None if status is None else os.waitstatus_to_exitcode(status))
         if status is None and not worker.ending:
-            exit_ = replace(exit_, reason="how it ended only its template has seen, which was lost then")
+            exit_ = replace(exit_, reason="its exit code is unknown, as the process that forked it ended too")
         self._exited(worker, exit_)
         self._ask_refused()
         self._loop.after(_SWEEP_S, self._sweep)
@@ -590,7 +590,7 @@ def is_alive(worker: records.WorkerRecord) -> bool:
 def lost_connection(worker: records.WorkerRecord) -> ObjectLostError:
     """Return the error for a connection that closed although the worker at its other end is alive."""
     return ObjectLostError(
-        f"{worker.name} (pid {worker.pid}) lives, but this connection to it was lost: its process had no "
+        f"{worker.name} (pid {worker.pid}) is running, but this connection to it was lost, as it had no "
         "file descriptor left. Release handles, references and large objects there, or raise the limit "
-        "(ulimit -n); then get a new handle of it."
+        "(ulimit -n). Then get a new handle."
     )

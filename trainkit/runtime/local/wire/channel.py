@@ -141,9 +141,9 @@ def no_descriptor_left() -> ObjectLostError:
     """Return the error for a missing file descriptor."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ObjectLostError(
-        f"this process (pid {os.getpid()}) had no file descriptor left for it: its limit is {limit}. Actors "
-        "that it has handles of, results that are still to come or to be sent, and large objects take one "
-        "each: release some, or raise the limit (ulimit -n)."
+        f"this process (pid {os.getpid()}) had no file descriptor left: its limit is {limit}. Each handle, "
+        "each unfinished result and each large object takes one: release some, or raise the limit "
+        "(ulimit -n)."
     )
 
 
@@ -222,7 +222,7 @@ class Connection:
 
     def on_backlog(self) -> None:
         """Arrange a call of `flush` when the socket becomes writable, as a send did not fit."""
-        raise BlockingIOError(errno.EAGAIN, "the connection is full, and nobody would flush it")
+        raise BlockingIOError(errno.EAGAIN, "the connection is full, and no thread flushes it")
 
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
         """Return the kind and the body of the frame that carries posted `entries`."""

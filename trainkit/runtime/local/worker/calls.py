@@ -140,8 +140,8 @@ def end_fork(what: str, error: BaseException | None) -> NoReturn:
         if error is not None:
             traceback.print_exception(error)
         sys.stderr.write(
-            f"trainkit: pid {os.getpid()}, forked by {what}, has come out of it and ends here with exit code "
-            f"{code}: only its parent answers the call. Let such a process end by os._exit()\n"
+            f"trainkit: pid {os.getpid()}, forked by {what}, has returned from it and ends with exit code "
+            f"{code}, as only its parent answers the call. End such a process by os._exit()\n"
         )
     os._exit(process.flush_streams(code))
 
@@ -409,7 +409,7 @@ class Calls:
     def send_item(self, conn: CallerConnection, call_id: int, item: Any, method: str) -> None:
         """Send one value of a streaming call. Raise an OSError if the caller has ended."""
         self.require_parent(method)
-        conn.send(channel.ITEM, call_id, self._codec.store(pack(item, f"what {method} yielded")))
+        conn.send(channel.ITEM, call_id, self._codec.store(pack(item, f"a value that {method} yielded")))
         if conn.ended:
             self._parted(conn)
 

@@ -60,7 +60,7 @@ def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) ->
     if process.thread_count() != 1:
         template.tell(
             messages.Unusable(
-                f"importing {', '.join(sorted(preload))} started a thread, which no fork survives"
+                f"importing {', '.join(sorted(preload))} started a thread, so it can't be forked safely"
             )
         )
         os._exit(1)
@@ -160,7 +160,7 @@ class _Template:
     def _fork(self, serial: int, name: str, child: Callable[[], None]) -> None:
         if process.thread_count() != 1:
             self.tell(
-                messages.ForkFailed(serial, "its template has more than one thread, which no fork survives")
+                messages.ForkFailed(serial, "its template has more than one thread, so it can't be forked")
             )
             return
         parent = os.getpid()
