@@ -13,7 +13,7 @@ from typing import Any, Self
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, TuneError
 from trainkit.registry import added, loaded
-from trainkit.tune.core.checks import how_to_resume
+from trainkit.tune.core.setting_names import how_to_resume
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.results.overview import LogEvent, LogReader, Overview
 from trainkit.tune.store.commands import asker, leave_command

@@ -11,7 +11,7 @@ from tests.sklearn.searches import X, Y, search, session  # noqa: F401 - the fix
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError, TrialError
 from trainkit.sklearn.settings import names_of_settings
-from trainkit.tune.core.checks import already_there, how_to_resume, named_as, setting
+from trainkit.tune.core.setting_names import already_there, how_to_resume, named_as, setting
 
 NAMES = names_of_settings("param_grid", True, {"callbacks": []})
 

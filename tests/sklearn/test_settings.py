@@ -25,7 +25,7 @@ from trainkit.sklearn.settings import (
 )
 from trainkit.tune.callbacks import Callback, CSVLoggerCallback
 from trainkit.tune.controller.rules import words_of
-from trainkit.tune.core.checks import named_as
+from trainkit.tune.core.setting_names import named_as
 from trainkit.tune.core.stoppers import MaximumIterationStopper, TimeoutStopper
 from trainkit.tune.schedulers import ASHAScheduler
 

@@ -11,7 +11,8 @@ from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ActorDiedError, ConfigError, TuneError
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.failures import Retry, is_out_of_memory, what_follows
+from trainkit.tune.controller.failures import is_out_of_memory
+from trainkit.tune.controller.lifecycle import Retry, what_follows
 from trainkit.tune.core.configs import FailureConfig
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Failure, Trial

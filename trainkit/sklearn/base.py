@@ -46,8 +46,8 @@ from trainkit.sklearn.internals import (
 from trainkit.sklearn.outcomes import Outcome, PartialSearch, rank_lowest_first
 from trainkit.sklearn.settings import metric_of, names_of_settings, settings_of, with_budget_left
 from trainkit.sklearn.trials import EvaluationTask, FoldTrial, IncrementalTrial
-from trainkit.tune.core.checks import named_as
 from trainkit.tune.core.resources import as_request, with_parameters, with_resources
+from trainkit.tune.core.setting_names import named_as
 from trainkit.tune.display import say
 from trainkit.tune.results.analysis import ExperimentAnalysis
 

@@ -35,7 +35,8 @@ from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, Ending
 from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.resources import Bound, with_parameters
 from trainkit.tune.experiment.run import ExperimentRun
-from trainkit.tune.experiment.setup import checked_trainable, make_space
+from trainkit.tune.experiment.setup import make_space
+from trainkit.tune.experiment.trainable import checked_trainable
 from trainkit.tune.results.result import Result
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialScheduler, Verdict

@@ -13,8 +13,8 @@ from trainkit.sklearn.outcomes import SINGLE, metric_name
 from trainkit.tune.callbacks.base import CALLBACKS, Callback, create_callback
 from trainkit.tune.config import DEFAULT_LOGGERS, CheckpointConfig, RunConfig, TuneConfig
 from trainkit.tune.controller.rules import StopRules
-from trainkit.tune.core.checks import SettingNames
 from trainkit.tune.core.configs import FailureConfig
+from trainkit.tune.core.setting_names import SettingNames
 from trainkit.tune.core.stoppers import Stopper, StopRule
 from trainkit.tune.schedulers.base import TrialScheduler
 

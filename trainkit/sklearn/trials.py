@@ -29,7 +29,8 @@ from trainkit.sklearn.outcomes import CANDIDATE_KEY, Outcome, candidate_key, dig
 from trainkit.sklearn.shared_memory import FoldCopies, SharedCopies, fold_array
 from trainkit.tune.core.seeds import trial_seed
 from trainkit.tune.space.domains import same
-from trainkit.tune.trial.actor import SerializedTrainable, seed_generators
+from trainkit.tune.trial.actor import seed_generators
+from trainkit.tune.trial.steps import SerializedTrainable
 from trainkit.tune.trial.trainable import Trainable
 
 REPORT_EVERY_S = 0.1

@@ -21,7 +21,6 @@ from trainkit.tune.core.checks import (
     require_number,
     require_one_of,
     require_whole,
-    setting,
 )
 from trainkit.tune.core.configs import CheckpointConfig as CheckpointConfig
 from trainkit.tune.core.configs import FailureConfig as FailureConfig
@@ -30,6 +29,7 @@ from trainkit.tune.core.configs import Settings
 from trainkit.tune.core.configs import SyncConfig as SyncConfig
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.objectives import Objective, objectives_of
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import DONE, Stopper, StopRule
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.schedulers import create_scheduler

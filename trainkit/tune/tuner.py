@@ -13,7 +13,8 @@ from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.core.configs import ResumeConfig
 from trainkit.tune.core.objectives import require_both
 from trainkit.tune.experiment.run import ExperimentRun
-from trainkit.tune.experiment.setup import checked_trainable, make_space
+from trainkit.tune.experiment.setup import make_space
+from trainkit.tune.experiment.trainable import checked_trainable
 
 if TYPE_CHECKING:
     from trainkit.tune.results.result import Result

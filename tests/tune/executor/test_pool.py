@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.tune.core.resources import PlacementGroupFactory
-from trainkit.tune.executor.base import IDLE_S, ProcessPool
+from trainkit.tune.executor.process_pool import IDLE_S, ProcessPool
 
 ONE = PlacementGroupFactory([{"CPU": 1}])
 TWO = PlacementGroupFactory([{"CPU": 2}])

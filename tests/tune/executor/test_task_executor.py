@@ -24,9 +24,9 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.resources import DEFAULT_REQUEST, Bound
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.executor.base import SpecFactory
+from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.executor.tasks import TaskExecutor
-from trainkit.tune.trial.actor import SerializedTrainable
+from trainkit.tune.trial.steps import SerializedTrainable
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

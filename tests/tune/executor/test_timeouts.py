@@ -21,7 +21,7 @@ from trainkit.tune.core.configs import FailureConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.executor.actors import ActorExecutor
-from trainkit.tune.executor.base import SpecFactory
+from trainkit.tune.executor.specs import SpecFactory
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

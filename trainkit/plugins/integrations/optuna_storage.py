@@ -21,15 +21,10 @@ from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.core.objectives import Objective, objectives_of
 from trainkit.tune.core.trial import TrialStatus
+from trainkit.tune.results.folders import experiment_folder
 from trainkit.tune.results.hyperparameters import optuna_trials
 from trainkit.tune.results.overview import CUT_OFF, LogReader, experiments_in
-from trainkit.tune.results.reading import (
-    experiment_folder,
-    is_ray_folder,
-    known_objectives,
-    metric_and_mode,
-    open_experiment,
-)
+from trainkit.tune.results.reading import is_ray_folder, known_objectives, metric_and_mode, open_experiment
 from trainkit.tune.results.result import result_of
 from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME

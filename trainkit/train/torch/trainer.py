@@ -31,10 +31,10 @@ from trainkit.train.torch.trial import RANK, LoopTrial, original
 from trainkit.train.trainer import OperatorTrainer
 from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import Checkpoint
-from trainkit.tune.core.checks import SettingNames, named_as
 from trainkit.tune.core.configs import ResumeConfig
 from trainkit.tune.core.metrics import flatten, lookup, shortened_repr
 from trainkit.tune.core.resources import Bound, ScalingConfig
+from trainkit.tune.core.setting_names import SettingNames, named_as
 from trainkit.tune.core.stoppers import missing_metric
 from trainkit.tune.results.result import Result
 from trainkit.tune.space.serialization import encode_config

@@ -317,9 +317,7 @@ class JsonLoggerCallback(FileLoggerCallback):
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         folder = self.trial_dir(trial)
         folder.mkdir(exist_ok=True)
-        aside = folder / "result.json.partial"
-        aside.write_text(_lines(results))
-        aside.rename(folder / "result.json")
+        _replace(folder / "result.json", _lines(results))
 
 
 def _lines(results: Sequence[Mapping[str, Any]]) -> str:
@@ -335,6 +333,13 @@ def _lines(results: Sequence[Mapping[str, Any]]) -> str:
             config, text = own, encode_config(own)
         lines.append(f'{encode(metrics)[:-1]},"config":{text}}}\n')
     return "".join(lines)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file atomically, so that a reader always finds a complete file."""
+    aside = path.with_name(f"{path.name}.partial")
+    aside.write_text(text, encoding="utf-8")
+    aside.rename(path)
 
 
 class PolicyFiles(Callback):
@@ -371,10 +376,8 @@ class PolicyFiles(Callback):
         self._write(GLOBAL_FILE, self._lines)
 
     def _write(self, name: str, lines: Sequence[str]) -> None:
-        """Write a file atomically, so that a replay meanwhile finds it complete; without lines, delete it."""
+        """Write a file, or delete the file if it would have no lines."""
         if not lines:
             (self._folder / name).unlink(missing_ok=True)
             return
-        aside = self._folder / f".{name}.partial"
-        aside.write_text("".join(lines), encoding="utf-8")
-        aside.rename(self._folder / name)
+        _replace(self._folder / name, "".join(lines))

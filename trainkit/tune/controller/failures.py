@@ -1,18 +1,13 @@
-"""Consequences of a failed attempt, by the rules of FailureConfig."""
+"""Out-of-memory errors, repeated node losses, and messages about failed trials."""
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from trainkit.errors import GangError, TuneError, WorkerDiedError, message_of
-from trainkit.tune.core.checks import setting
-from trainkit.tune.core.configs import FailureConfig
+from trainkit.errors import GangError, TuneError, WorkerDiedError
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.trial import Failure, Trial
-from trainkit.tune.space.serialization import complete, decode_config, encode_config, holds_opaque
 
 TIMEOUT = "TrialTimeoutError"
 
@@ -38,80 +33,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     # A TuneError is excluded, because its message quotes other errors.
     speaks = isinstance(error, _SPEAKING) and not isinstance(error, TuneError)
     return speaks and any(words in text for words in _WORDS)
-
-
-@dataclass(frozen=True)
-class Retry:
-    """Decision to run the trial again.
-
-    Attributes:
-        reason: readable reason.
-        counts: True if the failure counts towards `max_failures`.
-        alone: True if the trial may run only while nothing else runs.
-        config: new configuration; None: unchanged.
-    """
-
-    reason: str
-    counts: bool = True
-    alone: bool = False
-    config: dict[str, Any] | None = None
-
-
-def what_follows(trial: Trial, failure: Failure, policy: FailureConfig) -> Retry | Failure:
-    """Return the retry of the trial, or the failure that ends it.
-
-    Args:
-        trial: the trial; its number of failures does not yet include this failure.
-        failure: failure of its latest attempt.
-        policy: the user's policy.
-    """
-    if failure.out_of_memory and policy.out_of_memory is not None:
-        if callable(policy.out_of_memory):
-            return _changed(trial, failure, policy.out_of_memory)
-        if not trial.alone:
-            return Retry(f"once more, alone, after {failure.kind}", counts=False, alone=True)
-    allowed, failures = policy.max_failures, trial.failures + 1
-    if failure.retry and (allowed == -1 or failures <= allowed):
-        limit = "" if allowed == -1 else f" of {allowed}"
-        return Retry(f"retry {failures}{limit} after {failure.kind}")
-    return failure
-
-
-def _changed(trial: Trial, failure: Failure, change: Callable[[dict[str, Any]], Any]) -> Retry | Failure:
-    asked = "FailureConfig(out_of_memory=function)"
-    try:
-        config = change(copy.deepcopy(trial.config))
-    except Exception as error:
-        return _with_words(failure, f"then {asked} raised {type(error).__name__}: {message_of(error)}")
-    if config is None:
-        return _with_words(failure, f"{asked} gave it up")
-    if not isinstance(config, dict):
-        return _with_words(failure, f"{asked} returned {config!r:.100}, which is no configuration")
-    text = encode_config(config)
-    if text in [encode_config(tried) for tried in (*trial.tried, trial.config)]:
-        return _with_words(failure, f"{asked} returned a configuration that was tried before")
-    if holds_opaque(complete(decode_config(text), trial.config)):
-        return _with_words(
-            failure,
-            f"{asked} returned {config!r:.200}, with an object that the experiment's file cannot hold",
-        )
-    reason = f"with another configuration after {failure.kind}: {_difference(trial.config, config)}"
-    return Retry(reason, counts=False, config=config)
-
-
-def _with_words(failure: Failure, words: str) -> Failure:
-    return replace(failure, message=f"{failure.message}; {words}" if failure.message else words)
-
-
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    names = [
-        name for name in {**old, **new} if name not in old or name not in new or old[name] is not new[name]
-    ]
-    return ", ".join(
-        f"{name}={new[name]!r:.50}" if name in new else f"without {name}"
-        for name in names
-        if name not in old or name not in new or repr(old[name]) != repr(new[name])
-    )
 
 
 # --- failures without a guilty trial --------------------------------------------------------------

@@ -15,8 +15,8 @@ from trainkit.tune.controller.attempt import FINISHED, ActiveAttempt, drop_check
 from trainkit.tune.controller.ending import end_if_due, guarded
 from trainkit.tune.controller.run_queue import would_go_on_at_once
 from trainkit.tune.controller.state import ControllerState
-from trainkit.tune.core.checks import setting
 from trainkit.tune.core.metrics import keep_added, lookup, number_of
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import BY_COMMAND, Decision, Verdict, words_for

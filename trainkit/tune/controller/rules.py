@@ -11,9 +11,10 @@ from typing import Any, cast
 
 from trainkit.errors import MetricError
 from trainkit.tune.core import stoppers
-from trainkit.tune.core.checks import arguments_of, is_number, setting
+from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.configs import CheckpointConfig, FailureConfig
 from trainkit.tune.core.metrics import lookup, number_of
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.stoppers import AUTOMATIC as AUTOMATIC
 from trainkit.tune.core.stoppers import (
     DONE,
@@ -202,41 +203,3 @@ def _max_iteration(rule: OneStopRule) -> float | None:
         case Mapping():
             return rule.get("training_iteration")
     return None
-
-
-_KNOWN: dict[str, type[Stopper]] = {
-    cls.__name__: cls
-    for cls in (
-        stoppers.MaximumIterationStopper,
-        stoppers.TrialPlateauStopper,
-        stoppers.ExperimentPlateauStopper,
-        stoppers.TimeoutStopper,
-        stoppers.FunctionStopper,
-    )
-}
-_STOPPER, _SEVERAL = "$stopper", "$several"
-
-
-def describe_stop(rule: StopRule | None) -> Any:
-    """Return `rule` as dictionaries and lists; the user's functions and stopper classes stay objects."""
-    if isinstance(rule, (list, tuple)):
-        return {_SEVERAL: [describe_stop(each) for each in rule]}
-    if isinstance(rule, Mapping):
-        return dict(rule)
-    if type(rule) is CombinedStopper:
-        return {_STOPPER: ["CombinedStopper", [describe_stop(each) for each in rule.stoppers]]}
-    if type(rule) in _KNOWN.values():
-        return {_STOPPER: [type(rule).__name__, arguments_of(rule)]}
-    return rule
-
-
-def stop_of(described: Any) -> Any:
-    """Return the stop rule that `describe_stop` described; it must not contain the user's objects."""
-    match described:
-        case {"$several": [*rules]}:
-            return [stop_of(each) for each in rules]
-        case {"$stopper": ["CombinedStopper", [*inner]]}:
-            return CombinedStopper(*map(stop_of, inner))
-        case {"$stopper": [str(name), dict(arguments)]}:
-            return _KNOWN[name](**arguments)
-    return described

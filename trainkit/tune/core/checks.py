@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 import importlib
 import inspect
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from trainkit.errors import ArgumentTypeError, MissingDependencyError, TuneArgumentError, did_you_mean
@@ -45,80 +42,6 @@ def named_settings(cls: type[T]) -> type[T]:
 
     setattr(cls, "__init__", init)  # noqa: B010 - type checkers keep the original signature
     return cls
-
-
-@dataclass(frozen=True)
-class SettingNames:
-    """Names for messages of an interface that runs experiments, such as the scikit-learn searches.
-
-    Attributes:
-        names: the user's argument for each setting of the tuner.
-        other: format string for a setting missing in `names`, with the setting's name as its only field; "":
-            the tuner's name.
-        resume: instruction for resuming an experiment that ended early; "{path!r}" stands for its folder.
-        doing: word for the activity of an experiment, such as "Tuning".
-        raises: True if the interface raises the error of a trial; the error is then not printed as well.
-    """
-
-    names: Mapping[str, str] = field(default_factory=dict)
-    other: str = ""
-    resume: str = "go on by Tuner.restore({path!r}, trainable).fit()"
-    doing: str = "Tuning"
-    raises: bool = False
-
-
-_CURRENT: ContextVar[SettingNames | None] = ContextVar("names of settings", default=None)
-
-
-@contextlib.contextmanager
-def named_as(names: SettingNames) -> Iterator[None]:
-    """Let messages of this thread use `names` for settings, until the block ends."""
-    token = _CURRENT.set(names)
-    try:
-        yield
-    finally:
-        _CURRENT.reset(token)
-
-
-def setting(name: str, owner: str = "", value: str = "...") -> str:
-    """Return the name of a setting for a message.
-
-    Args:
-        name: name of the setting, such as "stop".
-        owner: class of the setting, if the message must name it: "RunConfig" gives "RunConfig(stop=...)".
-        value: text that replaces the dots.
-    """
-    current = _CURRENT.get() or SettingNames()
-    other = current.other.format(name) if current.other else f"{owner}({name}={value})"
-    return current.names.get(name) or (other if owner else name)
-
-
-def doing() -> str:
-    """Return the word for the activity of an experiment, such as "Tuning"."""
-    return (_CURRENT.get() or SettingNames()).doing
-
-
-def raises() -> bool:
-    """Return True if the error of a trial is raised to the user."""
-    return (_CURRENT.get() or SettingNames()).raises
-
-
-def how_to_resume(path: object) -> str:
-    """Return the instruction for resuming the experiment at `path`."""
-    return (_CURRENT.get() or SettingNames()).resume.format(path=str(path))
-
-
-def already_there(path: object) -> str:
-    """Return the message for a new experiment whose `path` already holds an experiment."""
-    resume = ""
-    if _CURRENT.get() is None:
-        resume = f"go on with it by Tuner.restore({str(path)!r}, trainable).fit(), or "
-    return f"{path} already holds an experiment; {resume}choose another {setting('name', 'RunConfig')}"
-
-
-def went_beside(path: object, folder: object) -> str:
-    """Return the message that `path` holds an experiment and that the new experiment is in `folder`."""
-    return f"{path} holds an experiment already, which stays as it is: this one is in {folder}"
 
 
 def require(holds: bool, message: str) -> None:

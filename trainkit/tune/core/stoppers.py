@@ -13,6 +13,7 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import MetricError, TuneArgumentError, did_you_mean
 from trainkit.tune.core.checks import (
+    arguments_of,
     free,
     is_finite,
     is_number,
@@ -432,3 +433,43 @@ def spread(values: Sequence[float]) -> float:
     """Return the population standard deviation of the values; NaN if a value is not finite."""
     mean = sum(values) / len(values)
     return math.sqrt(sum((value - mean) * (value - mean) for value in values) / len(values))
+
+
+_KNOWN: dict[str, type[Stopper]] = {
+    cls.__name__: cls
+    for cls in (
+        MaximumIterationStopper,
+        TrialPlateauStopper,
+        ExperimentPlateauStopper,
+        TimeoutStopper,
+        FunctionStopper,
+    )
+}
+
+
+_STOPPER, _SEVERAL = "$stopper", "$several"
+
+
+def describe_stop(rule: StopRule | None) -> Any:
+    """Return `rule` as dictionaries and lists; the user's functions and stopper classes stay objects."""
+    if isinstance(rule, (list, tuple)):
+        return {_SEVERAL: [describe_stop(each) for each in rule]}
+    if isinstance(rule, Mapping):
+        return dict(rule)
+    if type(rule) is CombinedStopper:
+        return {_STOPPER: ["CombinedStopper", [describe_stop(each) for each in rule.stoppers]]}
+    if type(rule) in _KNOWN.values():
+        return {_STOPPER: [type(rule).__name__, arguments_of(rule)]}
+    return rule
+
+
+def stop_of(described: Any) -> Any:
+    """Return the stop rule that `describe_stop` described; it must not contain the user's objects."""
+    match described:
+        case {"$several": [*rules]}:
+            return [stop_of(each) for each in rules]
+        case {"$stopper": ["CombinedStopper", [*inner]]}:
+            return CombinedStopper(*map(stop_of, inner))
+        case {"$stopper": [str(name), dict(arguments)]}:
+            return _KNOWN[name](**arguments)
+    return described

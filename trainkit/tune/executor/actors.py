@@ -21,15 +21,9 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import link_checkpoint, remove_checkpoint, remove_unknown
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.executor.base import (
-    Executor,
-    ProcessPool,
-    SpecFactory,
-    event_of,
-    failure_of,
-    put_named,
-    remembered,
-)
+from trainkit.tune.executor.base import Executor, event_of, failure_of, put_named, remembered
+from trainkit.tune.executor.process_pool import ProcessPool
+from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.trial.actor import TrialActor
 from trainkit.tune.trial.messages import TrialSpec
 

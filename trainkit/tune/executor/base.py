@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from sys import intern
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from trainkit import settings
 from trainkit.errors import (
     ConfigError,
     MetricError,
@@ -26,93 +21,9 @@ from trainkit.runtime import api
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.restart_policy import lost_text
 from trainkit.runtime.session import SessionWatch
-from trainkit.tune.config import RunConfig
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.failures import is_out_of_memory
-from trainkit.tune.core.capacity import ResourceLedger
-from trainkit.tune.core.resources import PlacementGroupFactory, TrialResources
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
-from trainkit.tune.trial.environment import TrialEnvironment, log_files
-from trainkit.tune.trial.messages import TrialSpec
-
-IDLE_S = 1.0
-"""Seconds that an idle process waits for another trial."""
-
-P = TypeVar("P")
-
-
-@dataclass(slots=True)
-class _Idle(Generic[P]):
-    process: P
-    kind: Hashable
-    since: float
-
-
-class ProcessPool(Generic[P]):
-    """Idle processes of trials, with a resource ledger of all processes.
-
-    Args:
-        existing: total amounts by resource name, shared by all processes.
-    """
-
-    def __init__(self, existing: Mapping[str, float]) -> None:
-        self._ledger = ResourceLedger(existing)
-        self._idle: dict[str, _Idle[P]] = {}
-
-    def __len__(self) -> int:
-        """Return the number of idle processes."""
-        return len(self._idle)
-
-    def take(self, request: PlacementGroupFactory) -> tuple[str, P] | None:
-        """Remove and return the name and process of the latest idle process with these resources, or None."""
-        kind = kind_of(request)
-        name = next((name for name in reversed(self._idle) if self._idle[name].kind == kind), None)
-        return None if name is None else (name, self._idle.pop(name).process)
-
-    def admit(self, name: str, request: PlacementGroupFactory) -> list[P]:
-        """Reserve resources for a new process; return the idle processes to end for this, oldest first."""
-        going = []
-        while not self._ledger.reserve(name, request) and self._idle:
-            first = next(iter(self._idle))
-            going.append(self._idle.pop(first).process)
-            self._ledger.release(first)
-        return going
-
-    def keep(self, name: str, process: P, request: PlacementGroupFactory, now: float) -> None:
-        """Keep a process idle for another trial."""
-        self._idle[name] = _Idle(process, kind_of(request), now)
-
-    def forget(self, name: str) -> None:
-        """Release the resources of a process that has ended or will end."""
-        self._idle.pop(name, None)
-        self._ledger.release(name)
-
-    def overdue(self, now: float) -> list[P]:
-        """Forget and return the processes that have been idle for IDLE_S."""
-        late = [name for name, idle in self._idle.items() if now >= idle.since + IDLE_S]
-        return self._forget_all(late)
-
-    def take_all(self) -> list[P]:
-        """Forget and return all idle processes."""
-        return self._forget_all(list(self._idle))
-
-    @property
-    def deadline(self) -> float:
-        """Time at which the next process has been idle for IDLE_S; infinity without an idle process."""
-        # The dictionary is ordered by time, so its first process became idle first.
-        first = next(iter(self._idle.values()), None)
-        return math.inf if first is None else first.since + IDLE_S
-
-    def _forget_all(self, names: list[str]) -> list[P]:
-        processes = [self._idle[name].process for name in names]
-        for name in names:
-            self.forget(name)
-        return processes
-
-
-def kind_of(request: PlacementGroupFactory) -> Hashable:
-    """Return a key that is equal for requests that the same process can serve."""
-    return request.strategy, tuple(tuple(sorted(bundle.items())) for bundle in request.bundles)
 
 
 def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
@@ -152,61 +63,6 @@ def remembered(error: BaseException) -> BaseException:
 
 def _last_words(error: BaseException) -> str:
     return error.stderr_tail if isinstance(error, WorkerDiedError) else ""
-
-
-class SpecFactory:
-    """Factory of attempt specifications.
-
-    Args:
-        folder: folder of the experiment.
-        run: settings of the run.
-        seed_of: function that receives a trial's index and returns the seed of its generators, or None.
-        start_from: path of a checkpoint from which trials without their own checkpoint start, or None.
-        durable: True: trial folders are created beforehand, and checkpoints are flushed to the disk.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        run: RunConfig,
-        seed_of: Callable[[int], int | None],
-        start_from: str | None = None,
-        *,
-        durable: bool = True,
-    ) -> None:
-        self.folder = folder
-        self._run = run
-        self._seed_of = seed_of
-        self._start_from = start_from
-        chdir = settings.chdir_asked() if run.chdir_to_trial_dir is None else run.chdir_to_trial_dir
-        self._environment = TrialEnvironment(log_files(run.log_to_file), chdir)
-        self.durable = durable
-        self._makes_dirs = durable or self._environment != TrialEnvironment()
-
-    def of(self, start: ev.Start) -> TrialSpec:
-        """Return the specification of the attempt that `start` begins."""
-        trial, checkpoint = start.trial, start.checkpoint
-        trial_dir = f"{self.folder}/{trial.dirname}"
-        return TrialSpec(
-            trial_id=trial.trial_id,
-            trial_name=trial.name,
-            trial_dir=trial_dir,
-            experiment_name=self.folder.name,
-            config=trial.config,
-            resources=TrialResources(trial.request),
-            iteration=start.iteration,
-            checkpoint=f"{trial_dir}/{checkpoint.dirname}" if checkpoint else self._start_from,
-            next_checkpoint=trial.next_checkpoint,
-            time_total_s=checkpoint.time_total_s if checkpoint else 0.0,
-            timesteps_total=checkpoint.timesteps_total if checkpoint else None,
-            checkpoint_frequency=self._run.checkpoint_config.checkpoint_frequency,
-            checkpoint_at_end=bool(self._run.checkpoint_config.checkpoint_at_end),
-            seed=self._seed_of(trial.index),
-            driver_pid=os.getpid(),
-            environment=self._environment,
-            makes_dir=self._makes_dirs,
-            durable=self.durable,
-        )
 
 
 def put_named(what: str, value: Any) -> ObjectRef[Any]:

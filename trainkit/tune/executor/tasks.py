@@ -24,17 +24,11 @@ from trainkit.settings import EXPERIMENT_MARK
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.executor.base import (
-    Executor,
-    SpecFactory,
-    event_of,
-    failure_of,
-    kind_of,
-    put_named,
-    remembered,
-)
-from trainkit.tune.trial.actor import SharedArguments, run_step, step_of
+from trainkit.tune.executor.base import Executor, event_of, failure_of, put_named, remembered
+from trainkit.tune.executor.process_pool import kind_of
+from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.trial.messages import NO_PROCESS, Reply, TrialSpec, WorkerProcess, reply
+from trainkit.tune.trial.steps import SharedArguments, run_step, step_of
 
 
 @dataclass(slots=True)

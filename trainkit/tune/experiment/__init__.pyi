@@ -7,7 +7,7 @@ from trainkit.tune.controller.events import Noted as Noted
 from trainkit.tune.controller.failures import too_many_failed as too_many_failed
 from trainkit.tune.display import say as say
 from trainkit.tune.executor.base import Executor as Executor
-from trainkit.tune.executor.base import SpecFactory as SpecFactory
+from trainkit.tune.executor.specs import SpecFactory as SpecFactory
 from trainkit.tune.experiment import parts as parts
 from trainkit.tune.experiment.loop import ExperimentLoop as ExperimentLoop
 from trainkit.tune.results.result_grid import MemoryGrid as MemoryGrid

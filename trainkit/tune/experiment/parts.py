@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from trainkit import settings
+from trainkit.errors import did_you_mean
 from trainkit.runtime import api, holdings
 from trainkit.tune.callbacks.base import CALLBACKS, Callback, ReporterCallback, create_callback
-from trainkit.tune.callbacks.console import ConsoleCallback, MetricWatch
+from trainkit.tune.callbacks.console import ConsoleCallback
 from trainkit.tune.callbacks.loggers import PolicyFiles
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.rules import Plan
 from trainkit.tune.core.capacity import ResourceLedger
-from trainkit.tune.core.checks import setting
+from trainkit.tune.core.checks import is_finite, is_number
+from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.resources import Bound
+from trainkit.tune.core.setting_names import setting
+from trainkit.tune.core.stoppers import AUTOMATIC, misspelt, reported_names
+from trainkit.tune.core.trial import Trial
 from trainkit.tune.executor.actors import ActorExecutor
-from trainkit.tune.executor.base import Executor, SpecFactory
+from trainkit.tune.executor.base import Executor
+from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.executor.tasks import ProgramExecutor, TaskExecutor
-from trainkit.tune.experiment.setup import longest_way
+from trainkit.tune.experiment.plan import longest_way
 from trainkit.tune.schedulers import PopulationBasedTraining, TrialScheduler
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.tree import constant_words, spell
@@ -93,6 +99,104 @@ def make_watch(
     judged_by = deciding.metric if deciding.needs_metric else None
     ranked_by = run.checkpoint_config.checkpoint_score_attribute
     return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by, ranked_by)
+
+
+class MetricWatch(Callback):
+    """Callback that warns of values missing from the first report or from the first checkpoint's report.
+
+    A trial without the metric fails only at its end, because a later report may have the metric.
+
+    Args:
+        metrics: metrics that trials must report.
+        time_attr: `time_attr` setting of the scheduler.
+        scheduler: name of the scheduler's class.
+        first_judgement: earliest `time_attr` at which the scheduler judges a trial; None: no warning.
+        judged_by: metric that the scheduler compares, or None.
+        ranked_by: value that ranks checkpoints, or None.
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[str],
+        time_attr: str,
+        scheduler: str = "",
+        first_judgement: float | None = None,
+        judged_by: str | None = None,
+        ranked_by: str | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._time_attr = time_attr
+        self._scheduler = scheduler
+        self._first_judgement = first_judgement
+        self._judged_by = judged_by
+        self._ranked_by = ranked_by
+        self._seen = False
+
+    def on_trial_result(
+        self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
+    ) -> None:
+        if self._seen:
+            return
+        self._seen = True
+        judged_by = () if self._judged_by is None else (self._judged_by,)
+        for metric in dict.fromkeys((*self._metrics, *judged_by)):
+            if metric in self._metrics and misspelt(metric, result) is not None:
+                continue  # a misspelt metric needs no warning, because it ends the experiment with an error
+            if lookup(result, metric) is None:
+                logger.warning(
+                    "the first report has no %r, which is the metric: %s %s",
+                    metric,
+                    reported_words(metric, result),
+                    " ".join(self._effects(metric)),
+                )
+        if lookup(result, self._time_attr) is None:
+            logger.warning(
+                "the first report has no %r, which the scheduler's time_attr names: %s %s judges "
+                "no trial by a report without it",
+                self._time_attr,
+                reported_words(self._time_attr, result),
+                self._scheduler,
+            )
+
+    def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
+        name, self._ranked_by = self._ranked_by, None
+        if name is not None and not is_number(lookup(trial.last_result, name)):
+            logger.warning(
+                "the first checkpoint came with no number %r, which "
+                "CheckpointConfig(checkpoint_score_attribute=...) names: %s "
+                "A checkpoint without it counts as worse than any with it, and until one has it all are kept",
+                name,
+                reported_words(name, trial.last_result),
+            )
+
+    def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
+        first, name = self._first_judgement, self._time_attr
+        if first is None or not all(trial.status.is_finished for trial in trials):
+            return
+        times = [time for trial in trials if is_finite(time := lookup(trial.last_result, name))]
+        if times and max(times) < first * (1 - 1e-9):  # if no report has a time, an earlier warning said so
+            logger.warning(
+                "%s has judged no trial: none came to %s=%g, the furthest to %.4g. Give a time_attr that "
+                "counts otherwise, such as 'training_iteration', or let it judge earlier",
+                self._scheduler,
+                name,
+                first,
+                max(times),
+            )
+
+    def _effects(self, metric: str) -> Iterator[str]:
+        if metric == self._judged_by:
+            yield f"{self._scheduler} judges no trial by a report without it."
+        if metric in self._metrics:
+            yield "It may come later; a trial that ends without it fails"
+
+
+def reported_words(name: str, result: Mapping[str, Any]) -> str:
+    """Return a text with the names that `result` has instead of `name`, and with the closest name, if any."""
+    names = reported_names(result)
+    reported = sorted(set(names) - AUTOMATIC)
+    text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
+    return f"{text}.{did_you_mean(name, names, cutoff=0.6)}"
 
 
 def make_executor(

@@ -25,19 +25,21 @@ from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.events import SETTABLE
 from trainkit.tune.controller.rules import FAIL_FAST, FAILED_TRIALS, Ending, StopRules
 from trainkit.tune.core.capacity import ResourceLedger
-from trainkit.tune.core.checks import how_to_resume, went_beside
 from trainkit.tune.core.configs import SyncConfig
 from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.seeds import trial_seed
+from trainkit.tune.core.setting_names import how_to_resume, went_beside
 from trainkit.tune.core.trial import TrialStatus, safe_name, trial_id_of
 from trainkit.tune.experiment import setup
-from trainkit.tune.experiment.setup import (
+from trainkit.tune.experiment.plan import make_plan, metrics_of
+from trainkit.tune.experiment.stored_settings import (
     describe_metric,
     describe_settings,
     new_facts,
     restored_run_config,
     restored_tune_config,
 )
+from trainkit.tune.experiment.trainable import can_save
 from trainkit.tune.search.trial_source import evaluated_of
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import holds_opaque
@@ -95,7 +97,7 @@ class ExperimentRun:
         for part in ("failure_config", "checkpoint_config", "sync_config"):
             vars(self._run)[part] = copy.copy(getattr(run, part))
         if self._run.checkpoint_config.checkpoint_at_end is None:
-            self._run.checkpoint_config.checkpoint_at_end = setup.can_save(bound)
+            self._run.checkpoint_config.checkpoint_at_end = can_save(bound)
         self.folder = folder
         self._resume = resume
         self._changes = tuple(changes)
@@ -146,7 +148,7 @@ class ExperimentRun:
         with running.ExperimentReader(folder) as reader:
             facts, until = reader.facts(), reader.last_date()
             if tune is not None and describe_metric(tune) not in (None, facts["tune_config"]["metric"]):
-                metrics = setup.metrics_of(tune, tune.one_metric, tune.objectives)
+                metrics = metrics_of(tune, tune.one_metric, tune.objectives)
                 finished = all(trial.status is TrialStatus.TERMINATED for trial in reader.trials())
                 running.require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
         if tune is not None and tune.seed not in (None, facts["seed"]):
@@ -500,8 +502,8 @@ class ExperimentRun:
     # --- parts ------------------------------------------------------------------------------------
 
     def _take_plan(self) -> None:
-        saves = setup.can_save(self._bound)
-        self._plan = setup.make_plan(self._tune, self._run, self.metric, self.objectives, saves=saves)
+        saves = can_save(self._bound)
+        self._plan = make_plan(self._tune, self._run, self.metric, self.objectives, saves=saves)
 
     def _take_parts(self, *, rehearsal: bool = False) -> None:
         """Create searcher, scheduler and stop rules for a single run or replay."""

@@ -17,7 +17,7 @@ from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.core.checks import is_number, pandas_frame, require_mode
 from trainkit.tune.core.metrics import flatten, lookup
 from trainkit.tune.core.objectives import best_row
-from trainkit.tune.results.reading import experiment_folder
+from trainkit.tune.results.folders import experiment_folder
 from trainkit.tune.results.result import AnalysisTrial, Result
 from trainkit.tune.results.result_grid import ResultGrid
 

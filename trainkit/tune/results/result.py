@@ -20,7 +20,8 @@ from trainkit.tune.core.objectives import best_row, spread_of
 from trainkit.tune.core.stoppers import AUTOMATIC, missing_metric
 from trainkit.tune.core.trial import Attempt, Failure, Trial, TrialStatus
 from trainkit.tune.display import Table, pairs_text
-from trainkit.tune.results.reading import Reader, metric_and_mode, open_experiment, trial_folder
+from trainkit.tune.results.folders import trial_folder
+from trainkit.tune.results.reading import Reader, metric_and_mode, open_experiment
 from trainkit.tune.search.trial_source import evaluated_of
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import complete

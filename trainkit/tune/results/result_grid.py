@@ -28,14 +28,9 @@ from trainkit.tune.core.objectives import (
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.display import Table, cell_text, count_words
 from trainkit.tune.results import hyperparameters as study
+from trainkit.tune.results.folders import experiment_folder
 from trainkit.tune.results.hyperparameters import Hyperparameter, hyperparameters_of
-from trainkit.tune.results.reading import (
-    Reader,
-    experiment_folder,
-    known_objectives,
-    metric_and_mode,
-    open_experiment,
-)
+from trainkit.tune.results.reading import Reader, known_objectives, metric_and_mode, open_experiment
 from trainkit.tune.results.result import MAX_WIDTH, Result, result_of, with_config
 from trainkit.tune.store.memory import MemoryStore
 from trainkit.tune.store.reader import Span

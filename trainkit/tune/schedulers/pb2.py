@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from trainkit.errors import SpaceError, TuneArgumentError
-from trainkit.tune.core.checks import is_finite, is_number, is_whole, load, setting
+from trainkit.tune.core.checks import is_finite, is_number, is_whole, load
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.schedulers.pbt.explore import (
     MutationPath,
     Operations,

@@ -28,11 +28,11 @@ from trainkit.tune.core.checks import (
     require,
     require_kind,
     require_mode,
-    setting,
     taken,
 )
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.objectives import Objective
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.space.search_space import Space
 

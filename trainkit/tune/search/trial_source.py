@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import ConfigError, message_of
-from trainkit.tune.core.checks import setting
 from trainkit.tune.core.metrics import flatten
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import addition_generator, suggestion_generator
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.core.trial import Namer, Trial, experiment_tag, trial_dirname, trial_id_of
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher, called

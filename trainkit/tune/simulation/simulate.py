@@ -29,6 +29,8 @@ from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.stoppers import Stopper
 from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, experiment_prefix, safe_name
 from trainkit.tune.experiment import parts, setup
+from trainkit.tune.experiment.plan import make_plan
+from trainkit.tune.experiment.stored_settings import describe_settings
 from trainkit.tune.results.result_grid import MemoryGrid
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.simulation.executor import (
@@ -301,7 +303,7 @@ def simulate(
     limits = [limit for limit in (horizon_s, cast("float | None", tune.time_budget_s)) if limit is not None]
     retried = run.failure_config.max_failures != 0
     plan = replace(
-        setup.make_plan(tune, run, metric, objectives),
+        make_plan(tune, run, metric, objectives),
         stop=stop or None,
         time_budget_s=min(limits, default=None),
         checkpoints=CheckpointConfig(num_to_keep=1),
@@ -333,7 +335,7 @@ def simulate(
         "total_samples": total,
         "objective": [metric, mode],
         "objectives": [[each.metric, each.mode] for each in objectives],
-        **setup.describe_settings(tune, run),
+        **describe_settings(tune, run),
     }
     store = MemoryStore(facts)
     SimulatedLoop(controller, executor, store, agenda).run()

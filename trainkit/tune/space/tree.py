@@ -9,8 +9,9 @@ from types import FunctionType
 from typing import Any
 
 from trainkit.errors import SpaceError
-from trainkit.tune.core.checks import is_number, setting
+from trainkit.tune.core.checks import is_number
 from trainkit.tune.core.metrics import MAX_BITS
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.space.domains import Categorical, Forbid, GridSearch, SampleFrom, Spelled, When
 
 _INSTEAD = {

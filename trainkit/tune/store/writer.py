@@ -15,8 +15,8 @@ from typing import Any, Self
 from trainkit.errors import ConfigError, ExperimentNotFoundError, StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import advice
-from trainkit.tune.core.checks import already_there, how_to_resume, setting
 from trainkit.tune.core.metrics import encode, storable_text
+from trainkit.tune.core.setting_names import already_there, how_to_resume, setting
 from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.ownership import Ownership, make_private
 from trainkit.tune.store.reader import ExperimentReader

@@ -20,8 +20,8 @@ from typing import Any
 from trainkit.errors import ConfigError, StorageError
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.core.checkpoint import CHECKPOINT_FOLDER, link_or_copy
-from trainkit.tune.core.checks import already_there
 from trainkit.tune.core.configs import SyncConfig
+from trainkit.tune.core.setting_names import already_there
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.display import Say, wait_saying
 from trainkit.tune.store.commands import FOLDER as COMMANDS

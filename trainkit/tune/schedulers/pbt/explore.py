@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError
-from trainkit.tune.core.checks import is_number, setting
+from trainkit.tune.core.checks import is_number
+from trainkit.tune.core.setting_names import setting
 from trainkit.tune.space.computed import global_generators_seeded
 from trainkit.tune.space.domains import (
     Categorical,

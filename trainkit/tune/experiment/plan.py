@@ -1,0 +1,52 @@
+"""Rules for the controller, made from the settings of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from trainkit import settings
+from trainkit.tune.config import RunConfig, TuneConfig
+from trainkit.tune.controller.rules import Plan, StopRules
+from trainkit.tune.core.objectives import Objective
+from trainkit.tune.schedulers import TrialScheduler
+
+
+def metrics_of(tune: TuneConfig, metric: str | None, objectives: Sequence[Objective]) -> tuple[str, ...]:
+    """Return the metrics that every trial must report: the single metric, or the objectives' metrics."""
+    if not (tune.strict_metric_checking and settings.metric_is_required()):
+        return ()
+    return tuple(each.metric for each in objectives) or (() if metric is None else (metric,))
+
+
+def make_plan(
+    tune: TuneConfig,
+    run: RunConfig,
+    metric: str | None,
+    objectives: Sequence[Objective] = (),
+    *,
+    saves: bool = False,
+) -> Plan:
+    """Return the rules for the controller."""
+    first, *others = metrics_of(tune, metric, objectives) or (None,)
+    return Plan(
+        metric=first,
+        other_metrics=tuple(each for each in others if each is not None),
+        stop=run.stop,
+        time_budget_s=cast("float | None", tune.time_budget_s),
+        trial_timeout_s=cast("float | None", tune.trial_timeout_s),
+        max_iteration=longest_way(tune, run),
+        failure=run.failure_config,
+        checkpoints=run.checkpoint_config,
+        grace_s=settings.stop_grace_s(),
+        saves=saves,
+    )
+
+
+def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
+    """Return the maximum number of reports of a trial by stop rules and scheduler; None: unknown."""
+    scheduler = tune.scheduler
+    limits = [StopRules.of(run.stop).max_iteration]
+    if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":
+        limits.append(getattr(scheduler.deciding, "max_t", None))
+    return min(filter(None, limits), default=None)

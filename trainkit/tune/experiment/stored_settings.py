@@ -1,0 +1,194 @@
+"""Settings of an experiment in the form that its file stores, and the settings that a restore reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from trainkit.errors import TuneArgumentError
+from trainkit.tune.callbacks.base import Callback
+from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
+from trainkit.tune.core import seeds
+from trainkit.tune.core.stoppers import describe_stop, stop_of
+from trainkit.tune.core.trial import experiment_prefix
+from trainkit.tune.schedulers import SCHEDULERS, TrialScheduler, described_scheduler
+from trainkit.tune.schedulers.checked import CheckedScheduler
+from trainkit.tune.search import SEARCHERS, Searcher, describe_searcher, described_searcher
+from trainkit.tune.space.search_space import Space
+from trainkit.tune.space.serialization import holds_opaque, why_not_made_again
+from trainkit.tune.sync.storage import Address, describe_address
+
+_POLICIES: dict[str, Callable[..., Any]] = {
+    "failure_config": FailureConfig,
+    "checkpoint_config": CheckpointConfig,
+    "sync_config": SyncConfig,
+}
+
+
+# A restore creates only these objects from the file. The user must pass all other objects again.
+_MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
+    "scheduler": described_scheduler,
+    "search_alg": described_searcher,
+}
+
+
+_REGISTRIES = {"scheduler": (SCHEDULERS, "base_scheduler"), "search_alg": (SEARCHERS, "searcher")}
+
+
+def new_facts(
+    trainable: str, space: Space, tune: TuneConfig, run: RunConfig, address: Address | None, created: float
+) -> dict[str, Any]:
+    """Return the facts of a new experiment. If no seed is given, the facts include a random seed.
+
+    Args:
+        trainable: name of the trainable.
+        space: the search space.
+        tune: settings of the search.
+        run: settings of the run.
+        address: address that the folder is copied to.
+        created: date in seconds since 1970.
+    """
+    seed = tune.seed if tune.seed is not None else seeds.fresh_seed()
+    return {
+        "created": created,
+        "trainable": trainable,
+        "seed": seed,
+        "seed_given": tune.seed is not None,
+        "prefix": experiment_prefix(seed, trainable),
+        "space": space.tree,
+        "containers": space.containers,
+        **describe_settings(tune, run),
+        **describe_address(address),
+    }
+
+
+def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
+    """Return the settings in the form that the experiment's file stores."""
+    policies = {name: getattr(run, name) for name in _POLICIES}
+    return {
+        "tune_config": {
+            "metric": describe_metric(tune),
+            "mode": tune.one_mode or [each.mode for each in tune.objectives] or None,
+            "num_samples": tune.num_samples,
+            "max_concurrent_trials": tune.max_concurrent_trials,
+            "time_budget_s": tune.time_budget_s,
+            "reuse_actors": tune.reuse_actors,
+            "search_alg": _describe(tune.search_alg),
+            "scheduler": _describe(tune.scheduler),
+            "trial_name_creator": tune.trial_name_creator,
+            "trial_dirname_creator": tune.trial_dirname_creator,
+            "trial_timeout_s": tune.trial_timeout_s,
+            "allow_duplicates": tune.allow_duplicates,
+            "strict_metric_checking": tune.strict_metric_checking,
+        },
+        "run_config": {
+            "stop": describe_stop(run.stop),
+            "callbacks": [
+                _describe_callback(callback) for callback in cast("Sequence[Callback]", run.callbacks)
+            ],
+            **{name: None if policy is None else vars(policy) for name, policy in policies.items()},
+            "verbose": run.verbose,
+            "log_to_file": run.log_to_file,
+            "chdir_to_trial_dir": run.chdir_to_trial_dir,
+            "default_loggers": list(run.default_loggers),
+        },
+    }
+
+
+def describe_metric(tune: TuneConfig) -> str | list[str] | None:
+    """Return the metric to optimise, or the metrics of several objectives."""
+    return tune.one_metric or [each.metric for each in tune.objectives] or None
+
+
+def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) -> TuneConfig:
+    """Return the stored TuneConfig, overridden by the fields of `given` that differ from their defaults.
+
+    Raises:
+        ConfigError: the file could not store a custom scheduler or searcher, or a function.
+    """
+    settings = _given(given or TuneConfig(), TuneConfig())
+    lacking, why = {}, []
+    for name, value in stored.items():
+        if name in settings:
+            continue
+        make = _MADE_AGAIN.get(name)
+        if holds_opaque(value) and make is None:
+            lacking[name] = "a function"
+        elif make is None or value is None:
+            settings[name] = value
+        elif (made := make(value)) is not None:
+            settings[name] = made
+        else:
+            lacking[name] = value["class"]
+            registry, inner = _REGISTRIES[name]
+            why.append(why_not_made_again(registry, value, inner=inner))
+    _require_all(lacking, "tune_config=tune.TuneConfig", why)
+    return TuneConfig(**settings)
+
+
+def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> RunConfig:
+    """Return the stored RunConfig, overridden by `given`, except for the name and the folder.
+
+    Callbacks that were given by name are created again. Callback objects can't be stored, so they are taken
+    from `given`, which may omit them.
+
+    Raises:
+        ConfigError: the file could not store a stop function; or the file could not store callbacks, and no
+            RunConfig is given.
+    """
+    settings = _given(given or RunConfig(), RunConfig())
+    settings |= {"name": None, "storage_path": None, "storage_filesystem": None}
+    lacking = {}
+    for name, value in stored.items():
+        if name in settings or name == "callbacks":
+            continue
+        if holds_opaque(value):
+            lacking[name] = "a function, or a stopper of your own" if name == "stop" else "a function"
+        elif name == "stop":
+            settings[name] = stop_of(value)
+        else:
+            cls = _POLICIES.get(name)
+            settings[name] = value if cls is None or value is None else cls(**value)
+    if "callbacks" not in settings:
+        names = [each["name"] for each in stored["callbacks"] if isinstance(each, dict)]
+        if len(names) < len(stored["callbacks"]) and (given is None or lacking):
+            shown = (repr(each["name"]) if isinstance(each, dict) else each for each in stored["callbacks"])
+            lacking["callbacks"] = ", ".join(shown)
+        settings["callbacks"] = names
+    _require_all(lacking, "run_config=tune.RunConfig")
+    return RunConfig(**settings)
+
+
+def _given(config: Any, default: Any) -> dict[str, Any]:
+    """Return the fields of `config` that differ from `default`."""
+    return {name: value for name, value in vars(config).items() if value != getattr(default, name)}
+
+
+def _describe_callback(callback: Callback) -> str | dict[str, str]:
+    """Return the callback's name as {"name": ...} if it was created by name, else its class name."""
+    name = callback._given_as
+    return type(callback).__qualname__ if name is None else {"name": name}
+
+
+def _describe(made: TrialScheduler | Searcher | str | None) -> dict[str, Any] | None:
+    if made is None or isinstance(made, str):  # a TuneConfig has already turned names into objects
+        return None
+    if isinstance(made, Searcher):
+        return describe_searcher(made)
+    arguments = {
+        name: _describe(value) if isinstance(value, TrialScheduler) else value
+        for name, value in CheckedScheduler(made).arguments.items()
+    }
+    return {"class": SCHEDULERS.name_of(type(made)), "arguments": arguments}
+
+
+def _require_all(lacking: Mapping[str, str], call: str, why: Sequence[str] = ()) -> None:
+    """Raise one error that names all settings that must be given again."""
+    if lacking:
+        what = " and ".join(f"{name}={value}" for name, value in lacking.items())
+        again = ", ".join(f"{name}={'[...]' if name == 'callbacks' else '...'}" for name in lacking)
+        raise TuneArgumentError(
+            f"this experiment was started with {what}, which its file cannot hold: "
+            f"give it again, as Tuner.restore(path, trainable, {call}({again})); the rest stays as it was"
+            + "".join(f". The reason: {each}" for each in why)
+        )
