@@ -339,7 +339,7 @@ class RunSuite(FunctionTrainerSuite):
         result = self.trainer(count_up, {}, run={"name": "line"}).fit()
         assert (result.metrics["count"], result.metrics["start"]) == (STEPS, 2)
 
-        with pytest.raises(ConfigError, match=r"arguments again.*ScalingConfig\(\) where"):
+        with pytest.raises(ConfigError, match=r"arguments again.*ScalingConfig\(\) if the run had none"):
             TorchTrainer.restore(self.path / "line", count_up)
         two: Any = {"scaling_config": ScalingConfig(num_workers=2)}
         with pytest.raises(ConfigError, match=r"train_loop_config=\.\.\."):
@@ -363,9 +363,9 @@ class RunSuite(FunctionTrainerSuite):
             self.trainer(count_up, config, run={"name": "kept"}).fit()
             return "; ".join(record.getMessage() for record in caplog.records)
 
-        assert "another configuration" not in again(config)
+        assert "different configuration" not in again(config)
         told = again({"lr": 0.2, "deep": {"a": (1, 2)}, "new": 1})
-        assert "finished with another configuration: lr: 0.1 -> 0.2; call: " in told
+        assert "has finished with a different configuration" in told and ": lr: 0.1 -> 0.2; call: " in told
         assert "-> none; new: none -> 1" in told
 
     @pytest.mark.slow
@@ -378,7 +378,7 @@ class RunSuite(FunctionTrainerSuite):
         with pytest.raises(TrainingFailedError):
             fit(0.2, raise_lookup)
         second = fit(0.2)  # goes on with the one that failed, and says what has changed
-        assert "goes on with another configuration: fault: " in caplog.text
+        assert "is resumed with a different configuration: fault: " in caplog.text
         folders = [Path(result.path).parent.name for result in (first, second, fit(0.3), fit(0.2), fit(0.1))]
         assert folders == ["taken", "taken_2", "taken_3", "taken_4", "taken"]
         assert (second.metrics["count"], second.metrics["start"]) == (STEPS, 2)
@@ -441,7 +441,7 @@ class RunSuite(FunctionTrainerSuite):
                 time.sleep(600)
             train.report({"loss": 1.0})
 
-        message = r"worker 1 of 2 did not end train_loop_per_worker\(\) within timeout_s=15 of the others"
+        message = r"worker 1 of 2 did not finish train_loop_per_worker\(\) within timeout_s=15 after"
         with pytest.raises(TrainingFailedError, match=message):
             self.trainer(hang, torch_config=TorchConfig(timeout_s=15)).fit()  # for the start too
 

@@ -22,13 +22,16 @@ from trainkit.train.strategies.fsdp import FSDP
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_worker": 2}, r"no argument num_worker: Did you mean 'num_workers'\? It takes"),
+        ({"num_worker": 2}, r"no argument num_worker: Did you mean 'num_workers'\? The arguments are"),
         ({"precison": "bf16"}, r"Did you mean 'precision'\?"),
-        ({"strategy": "fsdp2"}, "strategy='fsdp2': give one of .*'fsdp'.*FSDP.* from trainkit"),
-        ({"strategy": FSDP}, r"strategy=FSDP: that is the class; give a value, FSDP\(\)"),
-        ({"strategy": 7}, "strategy=7: give .*the class of one of your own is derived from StrategySpec"),
-        ({"compile": "max-autotune"}, "compile='max-autotune': give True or False"),
-        ({"use_local": "yes"}, "use_local='yes': give True or False"),
+        ({"strategy": "fsdp2"}, "strategy='fsdp2' is unknown: pass one of .*'fsdp'.*FSDP.* from trainkit"),
+        ({"strategy": FSDP}, r"strategy=FSDP is a class: pass an instance, FSDP\(\)"),
+        (
+            {"strategy": 7},
+            "strategy=7 is unknown: pass .*Derive the class of your own strategy from StrategySpec",
+        ),
+        ({"compile": "max-autotune"}, "compile must be True or False, not 'max-autotune'"),
+        ({"use_local": "yes"}, "use_local must be True or False, not 'yes'"),
     ],
     ids=str,
 )
@@ -57,7 +60,7 @@ class Stray(TrainingOperator):
 
 
 def test_an_optimizer_of_other_parameters() -> None:
-    with pytest.raises(ConfigError, match="no optimizer holds a parameter of the models"):
+    with pytest.raises(ConfigError, match="no optimizer has a parameter of the models"):
         alone(Stray, {"of": ["copy"]})
     for others in (["criterion"], ["model", "copy"]):
         alone(Stray, {"of": others})

@@ -188,15 +188,18 @@ except TypeError:
     [
         (
             {"model_creator": print, "data_creator": print},
-            "no argument model_creator, data_creator: .*make an operator of the functions, .*from_creators",
+            "no argument model_creator, data_creator: .*make an operator from the functions .*from_creators",
         ),
         ({"num_replicas": 2}, "num_replicas: pass num_workers"),
         (
             {"batch_size": 2, "apex_args": {}},
-            r"batch_size: put it into config.*; apex_args: Apex is not used",
+            r"batch_size: set it in config.*; apex_args: Apex is not used",
         ),
-        ({"use_fp16": "apex"}, "use_fp16='apex': give True or False; Apex is not used"),
-        ({"use_fp16": True, "precision": "bf16"}, "use_fp16=True is precision='fp16', but precision='bf16'"),
+        ({"use_fp16": "apex"}, "use_fp16 must be True or False, not 'apex'; Apex is not used"),
+        (
+            {"use_fp16": True, "precision": "bf16"},
+            "use_fp16=True means precision='fp16', which conflicts with precision='bf16'",
+        ),
     ],
 )
 def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) -> None:
@@ -217,23 +220,23 @@ def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) 
         (
             (print, print, print, print),
             {"num_workers": 2},
-            "must be a training function: .*make an operator of the functions",
+            "must be a training function: .*make an operator from the functions",
         ),
         (
             (print,),
             {"data_creator": print},
-            "must be a training function: .*make an operator of the functions",
+            "must be a training function: .*make an operator from the functions",
         ),
-        ((print,), {"num_workers": 2}, r"no argument num_workers\. .* are in scaling_config="),
+        ((print,), {"num_workers": 2}, r"no argument num_workers\. .* with scaling_config="),
         (
             (),
             {"training_operator_cls": Digits, "scaling_config": None},
-            "no argument scaling_config: it goes with a training function, as of Ray Train",
+            "no argument scaling_config: this argument needs a training function, as in Ray Train",
         ),
         ((print,), {"training_operator_cls": Digits}, "both a training function and training_operator_cls="),
         ((Digits,), {}, "pass an operator as training_operator_cls="),
         ((), {}, "needs training_operator_cls=, a subclass of TrainingOperator"),
-        ((), {"train_loop_per_worker": None}, "train_loop_per_worker=None: give a function"),
+        ((), {"train_loop_per_worker": None}, "train_loop_per_worker must be a function, not None"),
     ],
 )
 def test_calls_of_other_trainers_say_what_to_write(

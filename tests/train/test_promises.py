@@ -119,7 +119,7 @@ def test_1_1_1_44_a_trainer_that_was_made_is_tuned(tmp_path: Path) -> None:
     grid = tuner(trainer, tmp_path, 1).fit()
     assert grid.num_errors == 0
     assert grid[0].metrics["num_samples"] == 60
-    with pytest.raises(GangError, match="it was shut down"):
+    with pytest.raises(GangError, match="the trainer was shut down"):
         trainer.train()
 
 

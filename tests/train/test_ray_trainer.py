@@ -118,7 +118,7 @@ def test_a_gang_through_its_losses(tmp_path: Path, ray_cluster: Any, monkeypatch
         last = trainer.apply_all_workers(os.getpid)
         trainer.train(max_retries=0)
         lose_a_machine(ray_cluster, last)
-        with pytest.raises(GangError, match=r"of 2 died.*no snapshot holds the workers' state.*load\(\)"):
+        with pytest.raises(GangError, match=r"of 2 died.*no snapshot of the workers' state exists.*load\(\)"):
             trainer.train()
         with pytest.raises(GangError, match="have ended"):
             trainer.train()

@@ -85,11 +85,11 @@ def test_a_step_of_the_users_own() -> None:
 
 
 def test_wrong_arguments_are_told_before_any_trial() -> None:
-    with pytest.raises(ConfigError, match="num_workers=0"):
+    with pytest.raises(ConfigError, match="num_workers must be a positive integer, not 0"):
         trainable(num_workers=0)
     with pytest.raises(
         ConfigError,
-        match=r"TorchTrainer has no argument colour: there is none like it. It takes .*num_workers",
+        match=r"no argument colour: no argument has a similar name. The arguments are .*num_workers",
     ):
         trainable(colour="red")
     with pytest.raises(ConfigError, match="needs training_operator_cls="):

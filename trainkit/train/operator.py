@@ -56,7 +56,10 @@ def _only(name: str) -> Any:
     def get(operator: Any) -> Any:
         several = getattr(operator._registered, f"{name}s")
         if len(several) != 1:
-            raise AttributeError(f"{type(operator).__name__} has no {name!r}: {len(several)} are registered")
+            raise AttributeError(
+                f"{type(operator).__name__} has no attribute {name!r}, because {len(several)} {name}s are "
+                "registered"
+            )
         return several[0]
 
     return _Default(get)
@@ -202,7 +205,7 @@ class TrainingOperator:
         """
         if uneven_inputs not in get_args(Uneven):
             raise ConfigError(
-                f'register_data(uneven_inputs={uneven_inputs!r}): give "drop", "raise" or "join"'
+                f'register_data(): uneven_inputs must be "drop", "raise" or "join", not {uneven_inputs!r}'
             )
         if train_loader is not None:
             loader = pinned(train_loader, self.device)
@@ -500,16 +503,18 @@ class TrainingOperator:
         held = self._registered
         if not held.models:
             raise ConfigError(
-                f"the default {step} takes one model, but none was registered: call register(models=..., "
+                f"the default {step} needs one model, but no model is registered: call register(models=..., "
                 f"optimizers=..., criterion=...) in setup, or override {step}"
             )
         if len(held.models) != 1 or optimizers not in (None, len(held.optimizers)):
             raise ConfigError(
-                f"the default {step} takes one model with one optimizer; {len(held.models)} and "
-                f"{len(held.optimizers)} were registered: override {step}"
+                f"the default {step} needs one model and one optimizer, not {len(held.models)} and "
+                f"{len(held.optimizers)}: override {step}"
             )
         if self.criterion is None:
-            raise ConfigError(f"the default {step} needs a loss: register(criterion=...), or override {step}")
+            raise ConfigError(
+                f"the default {step} needs a loss: call register(criterion=...), or override {step}"
+            )
         return held.models[0], self.criterion
 
 
@@ -558,7 +563,7 @@ class Creators:
             if not callable(value) and (name in needed or value is not None)
         ]
         if wrong:
-            raise ConfigError(f"from_creators: {', '.join(wrong)}: give functions")
+            raise ConfigError(f"from_creators() needs functions, not {', '.join(wrong)}")
 
 
 class CreatorOperator:

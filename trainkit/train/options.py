@@ -52,12 +52,12 @@ def wrong_signature(operator_cls: type[Any]) -> str | None:
 
 
 OF_CREATORS = (
-    "for RaySGD's first form make an operator of the functions, OperatorCls = TrainingOperator.from_creators("
-    "model_creator, optimizer_creator, ...), or write a TrainingOperator with a setup(); then pass "
-    "training_operator_cls=OperatorCls"
+    "make an operator from the functions of RaySGD's first interface, OperatorCls = "
+    "TrainingOperator.from_creators(model_creator, optimizer_creator, ...), or write a TrainingOperator "
+    "with a setup(); then pass training_operator_cls=OperatorCls"
 )
 _OF_FUNCTIONS = (
-    "it goes with a training function, as of Ray Train: TorchTrainer(train_fn, scaling_config=...)"
+    "this argument needs a training function, as in Ray Train: TorchTrainer(train_fn, scaling_config=...)"
 )
 _OF_OTHERS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -68,10 +68,13 @@ _OF_OTHERS: Mapping[str, str] = {
         "resume_from_checkpoint".split(),
         _OF_FUNCTIONS,
     ),
-    "serialize_data_creation": "it is an argument of TrainingOperator.from_creators now",
+    "serialize_data_creation": "pass it to TrainingOperator.from_creators",
     "num_replicas": "pass num_workers",
-    "batch_size": 'put it into config: "batch_size" is for each worker, the key BATCH_SIZE for all together',
-    "data_loader_args": "give them to the DataLoader that you register",
+    "batch_size": (
+        'set it in config: "batch_size" is the size for each worker, the key BATCH_SIZE the sum over all '
+        "workers"
+    ),
+    "data_loader_args": "pass them to the DataLoader that you register",
     "apex_args": "Apex is not used: pass precision='fp16' or 'bf16'",
 }
 """Rejected arguments of RaySGD's first trainer and of training functions, each with its replacement."""
@@ -82,19 +85,20 @@ def _unknown(names: Sequence[str], known: Iterable[str]) -> ConfigError:
     told: dict[str, list[str]] = defaultdict(list)
     for name in names:
         near = did_you_mean(name, known, cutoff=0.6).lstrip()
-        fix = _OF_OTHERS.get(name) or near or "there is none like it"
+        fix = _OF_OTHERS.get(name) or near or "no argument has a similar name"
         told[fix].append(name)
     fixes = "; ".join(f"{', '.join(alike)}: {fix}" for fix, alike in told.items())
     end = "" if fixes.endswith("?") else "."
-    return ConfigError(f"TorchTrainer has no argument {fixes}{end} It takes {', '.join(known)}")
+    return ConfigError(f"TorchTrainer has no argument {fixes}{end} The arguments are {', '.join(known)}")
 
 
 def _precision_of(precision: Any, use_fp16: Any) -> Any:
     if not isinstance(use_fp16, bool):
-        raise ConfigError(f"TorchTrainer: use_fp16={use_fp16!r}: give True or False; Apex is not used")
+        raise ConfigError(f"TorchTrainer: use_fp16 must be True or False, not {use_fp16!r}; Apex is not used")
     if use_fp16 and precision not in ("32", "fp16"):
         raise ConfigError(
-            f"TorchTrainer: use_fp16=True is precision='fp16', but precision={precision!r}: leave one out"
+            "TorchTrainer: use_fp16=True means precision='fp16', which conflicts with "
+            f"precision={precision!r}: leave one out"
         )
     return "fp16" if use_fp16 else precision
 
@@ -117,37 +121,42 @@ _Rule = tuple[Callable[[Any], bool], str]
 
 
 def _one_of(*values: Any) -> _Rule:
-    return lambda value: value in values, f"give one of {values}"
+    return lambda value: value in values, f"must be one of {values}"
 
 
 def _or_none(rule: _Rule) -> _Rule:
     right, fix = rule
-    return lambda value: value is None or right(value), f"{fix}, or None"
+    return lambda value: value is None or right(value), f"{fix} or None"
 
 
-_FLAG: _Rule = (lambda value: isinstance(value, bool), "give True or False")
-_COUNT: _Rule = (is_count, "give a whole number of 1 or more")
-_POSITIVE: _Rule = (is_positive, "give a number above 0")
+_FLAG: _Rule = (lambda value: isinstance(value, bool), "must be True or False")
+_COUNT: _Rule = (is_count, "must be a positive integer")
+_POSITIVE: _Rule = (is_positive, "must be a positive number")
 _RULES: Mapping[str, _Rule] = {
-    "training_operator_cls": (_is_operator, "give a TrainingOperator's class, or from_ptl(LightningModule)"),
-    "initialization_hook": _or_none((callable, "give a function without arguments")),
-    "config": (lambda value: isinstance(value, Mapping), "give a dictionary"),
+    "training_operator_cls": (
+        _is_operator,
+        "must be a subclass of TrainingOperator or from_ptl(LightningModule)",
+    ),
+    "initialization_hook": _or_none((callable, "must be a function without arguments")),
+    "config": (lambda value: isinstance(value, Mapping), "must be a dictionary"),
     "num_workers": _COUNT,
     "num_cpus_per_worker": _POSITIVE,
     "use_gpu": _one_of(True, False, "auto"),
     "backend": _one_of("auto", "gloo", "nccl"),
-    "timeout_s": (is_positive, "give seconds, above 0"),
+    "timeout_s": (is_positive, "must be a positive number of seconds"),
     "scheduler_step_freq": _or_none(_one_of("batch", "epoch", "manual")),
     "gpus_per_worker": _or_none(_COUNT),
     "min_workers": _or_none(_COUNT),
     "precision": _one_of("32", "bf16", "fp16"),
     "grad_accumulation_steps": _COUNT,
     "max_grad_norm": _or_none(_POSITIVE),
-    "ema_decay": _or_none((lambda value: is_positive(value) and value < 1, "give a number between 0 and 1")),
+    "ema_decay": _or_none(
+        (lambda value: is_positive(value) and value < 1, "must be a number between 0 and 1")
+    ),
     **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
     **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
 }
-"""Rules by argument: a test of the value, and the correction if the test fails."""
+"""Rules by argument: a test of the value, and the requirement for the message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +186,7 @@ class TrainerOptions:
     step: StepSettings = field(default_factory=StepSettings)
 
     def __post_init__(self) -> None:
-        mistakes = [f"{name}={value!r}: {fix}" for name, value, fix in self._mistakes()]
-        if mistakes:
+        if mistakes := self._mistakes():
             raise ConfigError("TorchTrainer: " + "; ".join(mistakes))
 
     @classmethod
@@ -209,35 +217,41 @@ class TrainerOptions:
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
         return {**own, **{field.name: getattr(self.step, field.name) for field in fields(self.step)}}
 
-    def _mistakes(self) -> list[tuple[str, Any, str]]:
+    def _mistakes(self) -> list[str]:
         given, operator = self.arguments(), self.training_operator_cls
-        found = [(name, given[name], fix) for name, (right, fix) in _RULES.items() if not right(given[name])]
+        found = [
+            f"{name} {rule}, not {given[name]!r}"
+            for name, (right, rule) in _RULES.items()
+            if not right(given[name])
+        ]
         if self.backend == "nccl" and not self.use_gpu:
-            found.append(("backend", "nccl", "NCCL needs GPUs: pass use_gpu=True, or backend='gloo'"))
+            found.append("backend='nccl' needs GPUs: pass use_gpu=True, or backend='gloo'")
         if _is_operator(operator) and (fix := wrong_signature(operator)) is not None:
-            found.append(("training_operator_cls", operator, fix))
+            found.append(f"training_operator_cls={operator!r}: {fix}")
         return found or self._mistakes_together()
 
-    def _mistakes_together(self) -> list[tuple[str, Any, str]]:
+    def _mistakes_together(self) -> list[str]:
         """Return the conflicts between arguments that are valid separately."""
         workers, found = self.num_workers, []
         if self.min_workers is not None and self.min_workers > workers:
-            found.append(("min_workers", self.min_workers, f"give at most num_workers={workers}"))
+            found.append(f"min_workers must be at most num_workers={workers}, not {self.min_workers}")
         if self.gpus_per_worker is not None and self.use_gpu is False:
-            found.append(("gpus_per_worker", self.gpus_per_worker, "leave it out with use_gpu=False"))
+            found.append(
+                f"gpus_per_worker={self.gpus_per_worker} conflicts with use_gpu=False: leave one out"
+            )
         spec = named_strategy(self.strategy, num_workers=workers)
         if workers % spec.model_ways:
-            found.append(("num_workers", workers, f"{spec!r} needs a multiple of {spec.model_ways} workers"))
+            found.append(f"num_workers must be a multiple of {spec.model_ways} with {spec!r}, not {workers}")
         elif BATCH_SIZE in self.config:
             size, ways = self.config[BATCH_SIZE], workers // spec.model_ways
             if not is_count(size) or size % ways:
                 sharing = f"the {ways} workers" if spec.model_ways == 1 else f"{ways} copies of the model"
                 found.append(
-                    (f"config[{BATCH_SIZE!r}]", size, f"give a multiple of {ways}: {sharing} share it")
+                    f"config[{BATCH_SIZE!r}] must be a multiple of {ways}, not {size!r}: {sharing} share it"
                 )
         devices = self.gpus_per_worker or 1
         wrong = spec.mistakes(num_workers=workers, devices_per_worker=devices, step=self.step)
-        return found + [("strategy", spec, fix) for fix in wrong]
+        return found + [f"strategy={spec!r}: {fix}" for fix in wrong]
 
     @property
     def spec(self) -> StrategySpec:
@@ -284,14 +298,19 @@ class TrainerOptions:
         if backend == "auto":
             backend = "nccl" if use_gpu and dist.is_nccl_available() else "gloo"
         if backend == "nccl" and not (use_gpu and dist.is_nccl_available()):
-            missing = "this torch has no NCCL" if use_gpu else "no GPU is used"
-            raise ConfigError(f"TorchTrainer: backend='nccl', but {missing}: pass backend='gloo' or 'auto'")
+            missing = "this build of PyTorch has no NCCL" if use_gpu else "no GPU is used"
+            raise ConfigError(
+                f"TorchTrainer: backend='nccl' is not available, because {missing}: pass backend='gloo' or "
+                "'auto'"
+            )
         if self.use_local and use_gpu:
             if not torch.cuda.is_available():
-                raise ConfigError("TorchTrainer: use_local=True, use_gpu=True, but this process sees no GPU")
+                raise ConfigError(
+                    "TorchTrainer: use_local=True with use_gpu=True needs a GPU, but this process sees no GPU"
+                )
             if self.num_workers > 1:
                 raise ConfigError(
-                    "TorchTrainer: use_local=True with several GPU workers: this process can't be given one "
-                    "GPU of its own; pass use_local=False"
+                    "TorchTrainer: use_local=True does not support several GPU workers, because this "
+                    "process can't get a GPU of its own: pass use_local=False"
                 )
         return replace(self, use_gpu=use_gpu, backend=backend)

@@ -164,7 +164,9 @@ class OperatorTrainer:
             Exception: the module's exception in a worker.
         """
         if not issubclass(self._options.training_operator_cls, LightningMethods):
-            raise ConfigError("predict(): the operator is not made by from_ptl(): call get_model()(batch)")
+            raise ConfigError(
+                "predict() needs an operator made by from_ptl(): call get_model()(batch) instead"
+            )
         self._check_counts("predict", num_steps, max_retries)
         call = Call("predict", (dataset, num_steps), Effect.SMALL, in_step=True)
         workers = self._workers.run(call, max_retries)
@@ -219,7 +221,8 @@ class OperatorTrainer:
         worker = self._workers.local_worker
         if worker is None:
             raise ConfigError(
-                "get_local_operator() needs use_local=True; apply_all_operators() reaches other processes"
+                "get_local_operator() needs use_local=True; use apply_all_operators() for workers in other "
+                "processes"
             )
         return worker.operator
 
@@ -423,17 +426,19 @@ class OperatorTrainer:
         results = list(reported.values())
         if not any(result.get("batch_count", 1) for result in results):
             log.warning(
-                "%s: no metrics, as there was no batch: no data, or too few for drop_last=True", call.method
+                "%s() has no metrics, because there was no batch: the data is empty, or too small for "
+                "drop_last=True",
+                call.method,
             )
         return reduce_metrics(results) if reduce_results else [dict(result) for result in results]
 
     def _check_counts(self, method: str, num_steps: Any, max_retries: Any) -> None:
         if num_steps is not None and not is_count(num_steps):
             raise ConfigError(
-                f"{method}(num_steps={num_steps!r}): give a whole number, 1 or more, or None for all"
+                f"{method}(): num_steps must be a positive integer, or None for all, not {num_steps!r}"
             )
         if max_retries is False or (max_retries != 0 and not is_count(max_retries)):
-            raise ConfigError(f"{method}(max_retries={max_retries!r}): give a whole number, 0 or more")
+            raise ConfigError(f"{method}(): max_retries must be a non-negative integer, not {max_retries!r}")
 
     def _require(self, data: str) -> None:
         """Raise ConfigError if the operator registered no data of this kind, "train" or "validation"."""

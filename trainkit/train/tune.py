@@ -170,7 +170,7 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
             inspect.signature(plan.step).bind("trainer", {})
         except TypeError as error:
             raise ConfigError(
-                f"as_trainable(override_tune_step={plan.step!r}): {error}; give a function (trainer, info)"
+                f"as_trainable(override_tune_step={plan.step!r}): {error}; pass a function of (trainer, info)"
             ) from error
     operator = plan.options.training_operator_cls
     return type(

@@ -118,7 +118,7 @@ def test_a_step_that_would_train_repeated_batches_is_refused() -> None:
 
 
 def test_another_word_for_unequal_streams_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"register_data.uneven_inputs='joined'.: give \"drop\""):
+    with pytest.raises(ConfigError, match=r"uneven_inputs must be \"drop\", .* not 'joined'"):
         streaming(False, use_local=True, uneven_inputs="joined")
 
 

@@ -51,7 +51,7 @@ def test_a_grid_has_each_worker_once_or_is_refused(world_size: int, model_ways: 
 
 @pytest.mark.parametrize("degree", [0, -2, 1.5, True, "2"])
 def test_a_degree_is_a_whole_number(degree: Any) -> None:
-    assert list(degree_mistakes(degree, 4)) == ["give a whole number of 1 or more"]
+    assert list(degree_mistakes(degree, 4)) == [f"degree must be a positive integer, not {degree!r}"]
 
 
 # -- samples -----------------------------------------------------------------------------------

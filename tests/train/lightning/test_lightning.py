@@ -268,7 +268,7 @@ def test_predictions_are_those_of_one_worker(workers: int, strategy: str) -> Non
 
 def test_what_cannot_be_predicted() -> None:
     with trainer(TrainingOperator.from_ptl(Points), num_workers=2) as gang:
-        with pytest.raises(ConfigError, match=r"predict\(num_steps=0\): give a whole number"):
+        with pytest.raises(ConfigError, match=r"predict\(\): num_steps must be a positive integer, .* not 0"):
             gang.predict(num_steps=0)
         with pytest.raises(ConfigError, match=r"define Points\.predict_dataloader, or pass dataset="):
             gang.predict()
@@ -278,7 +278,7 @@ def test_what_cannot_be_predicted() -> None:
     ):
         gang.predict([points(3).tensors])
     with trainer(Digits) as gang:
-        with pytest.raises(ConfigError, match="is not made by from_ptl"):
+        with pytest.raises(ConfigError, match="needs an operator made by from_ptl"):
             gang.predict()
         assert gang.train(num_steps=1)["epoch"] == 1, "the mistake has cost no worker"
     with pytest.raises(ConfigError, match=r"or from_ptl\(LightningModule\)"):

@@ -83,7 +83,7 @@ def test_what_is_no_number_is_named(value: object, text: str) -> None:
 
 def test_a_step_that_returns_nothing_is_told_what_to_return() -> None:
     with pytest.raises(
-        ConfigError, match="a step returned None: train_batch and validate_batch return a dictionary"
+        ConfigError, match="a step returned None: train_batch and validate_batch must return a dictionary"
     ):
         epoch([None])  # type: ignore[list-item]
 

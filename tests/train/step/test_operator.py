@@ -69,8 +69,8 @@ def test_a_model_that_is_a_sequence_is_one_model() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"models": "net"}, r"register\(models=\): give one Module or a list of them, not 'net'"),
-        ({"optimizers": []}, r"register\(optimizers=\): give one Optimizer or a list"),
+        ({"models": "net"}, "models must be one Module or a list of them, not 'net'"),
+        ({"optimizers": []}, "optimizers must be one Optimizer or a list"),
         ({"schedulers": object()}, "has no step"),
     ],
 )
@@ -165,11 +165,11 @@ def test_what_the_default_step_lacks_is_named() -> None:
             model = net()
             self.register(models=model, optimizers=sgd(model))
 
-    with pytest.raises(ConfigError, match=r"none was registered: call register\(models=.*in setup"):
+    with pytest.raises(ConfigError, match=r"no model is registered: call register\(models=.*in setup"):
         Bare().train_batch((torch.ones(1, 4), torch.ones(1, 2)), {})
-    with pytest.raises(ConfigError, match=r"one model with one optimizer; 2 and 1 were registered"):
+    with pytest.raises(ConfigError, match="one model and one optimizer, not 2 and 1"):
         TwoModels().train_batch((torch.ones(1, 4), torch.ones(1, 2)), {})
-    with pytest.raises(ConfigError, match=r"needs a loss: register\(criterion=...\)"):
+    with pytest.raises(ConfigError, match=r"needs a loss: call register\(criterion=...\)"):
         NoLoss().train_batch((torch.ones(1, 4), torch.ones(1, 2)), {})
     with pytest.raises(ConfigError, match=r"\(\*features, target\), but the loader returned a dict"):
         Digits({"samples": 4}).train_batch({"x": 1}, {})

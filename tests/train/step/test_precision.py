@@ -133,7 +133,7 @@ def test_otherwise_it_is_told_once_at_the_epochs_end(caplog: pytest.LogCaptureFi
     (record,) = caplog.records
     # Worker 0 has it a step later: it takes over worker 1's gradients.
     assert record.getMessage() == (
-        "train: train_loss is no finite number from batch_idx 2 on, on worker 1 first; detect_nan=True stops "
+        "train: train_loss is NaN or infinite from batch_idx 2 on, first on worker 1; detect_nan=True stops "
         "training at the first such loss"
     )
 
@@ -143,7 +143,7 @@ def test_a_loop_of_the_users_own_is_warned_of_too(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "trainkit.train"), trainer_of(Looping, **options) as trainer:
         trainer.train()
     (record,) = caplog.records
-    assert record.getMessage().startswith("train: train_loss is no finite number on worker 0;")
+    assert record.getMessage().startswith("train: train_loss is NaN or infinite on worker 0;")
 
 
 # -- compilation -------------------------------------------------------------------------------

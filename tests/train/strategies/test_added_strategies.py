@@ -48,7 +48,7 @@ def test_mistakes_of_an_added_strategy_are_told_before_a_worker_starts() -> None
 
 @pytest.mark.usefixtures("half_ddp")
 def test_an_unknown_name_lists_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"strategy='half': give one of .*'ddp'.*'half_ddp'"):
+    with pytest.raises(ConfigError, match=r"strategy='half' is unknown: pass one of .*'ddp'.*'half_ddp'"):
         named_strategy("half", num_workers=2)
 
 

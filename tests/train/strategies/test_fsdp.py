@@ -305,10 +305,10 @@ def test_blocks_are_those_of_stacks_unless_they_share_a_parameter() -> None:
     assert named == [model.encoder.layers[1]]
     assert chosen_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), None) == []
     for wrong, text in (
-        ([nn.Conv2d], "picks no module of Tied"),
+        ([nn.Conv2d], "matches no module of Tied"),
         ([nn.Embedding], "shares the parameter weight with other parts"),
         (lambda name, module: name == "encoder.layers", "is a list of modules"),
-        (["Block"], "give module classes"),
+        (["Block"], "must be module classes"),
     ):
         with pytest.raises(ConfigError, match=text):
             chosen_blocks(model, wrong)
@@ -379,7 +379,7 @@ class Odd(Digits):
     ("what", "text"),
     [
         ("scalar", "temperature is a single number.*shape"),
-        ("meta", "without values"),
+        ("meta", "has no values"),
         ("ddp_args", "ddp_args are only for DistributedDataParallel"),
     ],
 )
@@ -391,11 +391,11 @@ def test_what_cannot_be_sharded_is_refused(what: str, text: str) -> None:
 def test_what_does_not_go_together_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="leave out channels_last"):
         trainer(channels_last=True)
-    with pytest.raises(ConfigError, match="FSDP uses one GPU of each worker"):
+    with pytest.raises(ConfigError, match="FSDP uses one GPU per worker"):
         trainer(gpus_per_worker=2, use_gpu="auto")
-    for replicas, text in ((3, "2 workers can't hold 3 copies"), (2, "give a multiple of 2, 4 or more")):
+    for replicas, text in ((3, "2 workers can't hold 3 sharded copies"), (2, "a multiple of 2, at least 4")):
         with pytest.raises(ConfigError, match=text):
             trainer(strategy=FSDP(replicas=replicas))
     for wrong in (0, 1.5, True):
-        with pytest.raises(ConfigError, match="replicas: give a whole number of 1 or more"):
+        with pytest.raises(ConfigError, match="replicas must be a positive integer, not "):
             trainer(strategy=FSDP(replicas=wrong))  # type: ignore[arg-type]

@@ -110,18 +110,16 @@ def test_shared_parameters_stay_together() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
     model[2].weight = model[0].weight  # type: ignore[assignment]
     assert places(cut_at(model, ["1"])) == {"0": 0, "1": 1, "2": 0}
-    with pytest.raises(
-        ConfigError, match="split sends 2 to device 1, but it shares a parameter with a module"
-    ):
+    with pytest.raises(ConfigError, match="split puts 2 on device 1, but 2 shares a parameter with a module"):
         named(model, {"0": 0, "1": 1, "2": 1})
 
 
 @pytest.mark.parametrize(
     ("split", "text"),
     [
-        (["blocks.9"], r"Net has no module 'blocks.9'; its first ones are stem, blocks, act, head"),
-        (["head", "stem"], r"give the names in the order of the model: \['stem', 'head'\]"),
-        ({"stem": 0}, "split says no device for the model's own, blocks, head: name them too"),
+        (["blocks.9"], r"Net has no module 'blocks.9'; its first modules are stem, blocks, act, head"),
+        (["head", "stem"], r"the names must follow the order of the model: \['stem', 'head'\]"),
+        ({"stem": 0}, "split assigns no device to the model's own tensors, blocks, head: add these names"),
         ({"": 0, "tail": 1}, "Net has no module 'tail'"),
     ],
 )
@@ -274,13 +272,13 @@ def test_with_accumulation_and_clipping_it_is_as_without_placement() -> None:
 @pytest.mark.parametrize(
     ("strategy", "options", "text"),
     [
-        ("layers", {}, "each worker has one device only: pass gpus_per_worker=2 where there are GPUs, or"),
-        (Layers(devices=["cpu"]), {}, "devices: give a list of two or more"),
-        (Layers(devices=["cpu", "tpu?"]), {}, r"devices: 'tpu\?' is none"),
-        (Layers(["0"], devices=["cpu"] * 3), {}, "split: give a list of 2 names"),
-        (Layers("0", devices=["cpu"] * 2), {}, "split: give a list of 1 names"),
+        ("layers", {}, "each worker has only one device: pass gpus_per_worker=2, or"),
+        (Layers(devices=["cpu"]), {}, "devices must be a list of at least two"),
+        (Layers(devices=["cpu", "tpu?"]), {}, r"devices: 'tpu\?' is not a device"),
+        (Layers(["0"], devices=["cpu"] * 3), {}, "split must be a list of 2 names"),
+        (Layers("0", devices=["cpu"] * 2), {}, "split must be a list of 1 names"),
         (Layers({"0": 2}, devices=["cpu"] * 2), {}, "the index of one of the 2 devices, 0 to 1"),
-        ("layers", {"gpus_per_worker": 2}, "gpus_per_worker=2: leave it out with use_gpu=False"),
+        ("layers", {"gpus_per_worker": 2}, "gpus_per_worker=2 conflicts with use_gpu=False"),
     ],
 )
 def test_what_cannot_be_placed(strategy: Any, options: dict[str, Any], text: str) -> None:
@@ -289,5 +287,5 @@ def test_what_cannot_be_placed(strategy: Any, options: dict[str, Any], text: str
 
 
 def test_a_device_of_another_worker_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cuda:1 is not one of this worker's, which are cpu"):
+    with pytest.raises(ConfigError, match=r"cuda:1 is not a device of this worker. Its devices are cpu"):
         build(Layers(devices=["cpu", "cuda:1"]))

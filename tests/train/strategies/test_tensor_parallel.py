@@ -338,8 +338,11 @@ def test_a_plan_may_be_patterns_or_a_function() -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"fc*": ColwiseParallel()}, r"no module is called 'fc\*'; the model has 0, 1, 2"),
-        ({"2": ColwiseParallel(output_layouts=None)}, "10 units to split, which 3 workers"),
+        ({"fc*": ColwiseParallel()}, r"no module matches 'fc\*'; the model has the modules 0, 1, 2"),
+        (
+            {"2": ColwiseParallel(output_layouts=None)},
+            "10 units, which can't be split evenly among 3 workers",
+        ),
         (lambda model, mesh: "layers", "returned a str: return a dictionary"),
     ],
     ids=["name", "width", "function"],
@@ -351,7 +354,7 @@ def test_a_plan_that_does_not_fit(plan: Any, message: str) -> None:
 
 def test_nothing_to_split_says_to_give_a_plan() -> None:
     with (
-        pytest.raises(ConfigError, match=r"nothing of Sequential was split over 3 workers.*plan="),
+        pytest.raises(ConfigError, match=r"no module of Sequential was split over 3 workers.*plan="),
         planned(None, workers=3),
     ):
         pass
@@ -360,9 +363,9 @@ def test_nothing_to_split_says_to_give_a_plan() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"degree": 0}, "degree=0: give a whole number"),
-        ({"degree": 1.0}, "degree=1.0: give a whole number"),
-        ({"data": "copy"}, 'data=\'copy\': give "replicate" or "shard"'),
+        ({"degree": 0}, "degree must be a positive integer, not 0"),
+        ({"degree": 1.0}, "degree must be a positive integer, not 1.0"),
+        ({"data": "copy"}, 'data must be "replicate" or "shard", not \'copy\''),
         ({"plan": {"0": "columns"}}, "ColwiseParallel"),
     ],
     ids=str,
@@ -375,8 +378,8 @@ def test_wrong_arguments(arguments: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("workers", "strategy", "options", "message"),
     [
-        (1, "tensor", {}, "give a larger num_workers"),
-        (4, TensorParallel(degree=1), {}, "split over 2 workers or more"),
+        (1, "tensor", {}, "raise num_workers"),
+        (4, TensorParallel(degree=1), {}, "needs at least 2 workers"),
         (4, TensorParallel(degree=3), {}, "a multiple of 3"),
         (4, TensorParallel(degree=2, data="shard"), {"channels_last": True}, "leave out channels_last"),
     ],

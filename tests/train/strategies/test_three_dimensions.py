@@ -230,7 +230,7 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     ("strategy", "workers", "message"),
     [
         (Pipeline(degree=2, tensor=TensorParallel(degree=2)), 6, "needs a multiple of 4 workers"),
-        (Pipeline(degree=2, tensor=TensorParallel()), 2, "split over 2 workers or more"),
+        (Pipeline(degree=2, tensor=TensorParallel()), 2, "needs at least 2 workers"),
         (Pipeline(degree=3, tensor=TensorParallel()), 8, "needs a multiple of 6 workers"),
     ],
 )

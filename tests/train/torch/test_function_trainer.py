@@ -114,7 +114,7 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(
     arguments: Any = {"train_loop_config": {"pid": os.getpid()}, "scaling_config": two}
     with pytest.raises(KeyboardInterrupt) as caught:
         TorchTrainer(count_till_interrupted, run_config=run, **arguments).fit()
-    told = re.escape(f"go on by TorchTrainer.restore({str(tmp_path / 'line')!r}, train_loop_per_worker")
+    told = re.escape(f"resume with TorchTrainer.restore({str(tmp_path / 'line')!r}, train_loop_per_worker")
     assert re.search(told, str(caught.value))
     assert re.search(told, caplog.text)
     assert "Tuner.restore" not in caplog.text
@@ -174,15 +174,19 @@ def test_one_class_takes_a_function_or_an_operator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (3, {}, "give a function"),
-        (lambda config, rank: None, {}, r"takes \(config, rank\): give a function of the configuration"),
-        (one, {"train_loop_config": [1]}, r"train_loop_config=\[1\] is no Mapping"),
-        (one, {"scaling_config": {"num_workers": 2}}, "is no ScalingConfig"),
+        (3, {}, "must be a function, not 3"),
+        (lambda config, rank: None, {}, r"takes \(config, rank\), but must take only the configuration"),
+        (one, {"train_loop_config": [1]}, r"train_loop_config must be a Mapping, not \[1\]"),
+        (one, {"scaling_config": {"num_workers": 2}}, "must be a ScalingConfig"),
         (one, {"scaling_config": ScalingConfig(num_workers=0)}, "num_workers=0"),
         (one, {"torch_config": TorchConfig(backend="nccl")}, r"needs ScalingConfig\(use_gpu=True\)"),
-        (one, {"resume_from_checkpoint": "/somewhere"}, r"give a Checkpoint\.from_directory"),
-        (one, {"num_workers": 2}, r"has no argument num_workers\. The number of workers .*=ScalingConfig"),
-        (one, {"datasets": [1]}, "give a dictionary of data sets by name"),
+        (one, {"resume_from_checkpoint": "/somewhere"}, r"pass Checkpoint\.from_directory"),
+        (
+            one,
+            {"num_workers": 2},
+            r"has no argument num_workers\. Set the number of workers .*=ScalingConfig",
+        ),
+        (one, {"datasets": [1]}, "must be a dictionary of data sets by name"),
         (
             one,
             {"datasets": {"train": []}, "dataset_config": train.DataConfig(datasets_to_split=["trian"])},
@@ -206,7 +210,9 @@ def yields(config: dict[str, Any]) -> Any:
     "value", [tune.uniform(0, 1), tune.grid_search([1, 2]), tune.sample_from(lambda spec: 1)]
 )
 def test_a_search_space_is_not_run_once(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"train_loop_config/lr is to be searched, and fit\(\) runs once"):
+    with pytest.raises(
+        ConfigError, match=r"train_loop_config/lr is a search space, but fit\(\) runs only once"
+    ):
         TorchTrainer(print, train_loop_config={"lr": value}).fit()
 
 
@@ -218,7 +224,7 @@ def test_a_run_from_before_records_were_kept_goes_on_without_a_warning() -> None
 
 @pytest.mark.parametrize("function", [waits, yields])
 def test_a_function_that_is_no_plain_one_is_refused(function: Any) -> None:
-    with pytest.raises(ConfigError, match="is async or yields: give a plain function"):
+    with pytest.raises(ConfigError, match="is async or a generator: pass a plain function"):
         TorchTrainer(function)
 
 
@@ -231,7 +237,7 @@ def test_verbs_of_a_worker_are_refused_elsewhere(verb: str) -> None:
 @pytest.mark.usefixtures("runtime")
 def test_a_wrong_key_of_a_search_is_refused_in_its_own_words(tmp_path: Path) -> None:
     run = RunConfig(storage_path=str(tmp_path), verbose=0)
-    with pytest.raises(ConfigError, match=r"^param_space has 'lr': what the function"):
+    with pytest.raises(ConfigError, match=r"^param_space has the unknown keys 'lr': pass arguments"):
         tune.Tuner(TorchTrainer(one), param_space={"lr": 1}, run_config=run).fit()
 
 
@@ -257,7 +263,7 @@ def speeds_up_late() -> None:
 @pytest.mark.usefixtures("runtime")
 def test_half_precision_that_comes_too_late_is_refused(tmp_path: Path) -> None:
     run = RunConfig(storage_path=str(tmp_path), verbose=0)
-    with pytest.raises(TrainingFailedError, match="came after prepare_model"):
+    with pytest.raises(TrainingFailedError, match="must be called before prepare_model"):
         TorchTrainer(speeds_up_late, run_config=run).fit()
 
 

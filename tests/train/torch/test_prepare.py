@@ -110,11 +110,13 @@ def test_a_stream_is_each_workers_whole_with_a_warning(caplog: pytest.LogCapture
     assert prepare_data_loader(stream, add_dist_sampler=False) is stream
     assert not caplog.records
     assert prepare_data_loader(stream) is stream
-    assert "each of the 2 workers reads all of Endless" in caplog.text
+    assert "each of the 2 workers reads all samples of Endless" in caplog.text
 
 
 def test_what_is_no_loader_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"a list is no DataLoader: give a torch\.utils\.data\.DataLoader"):
+    with pytest.raises(
+        ConfigError, match=r"needs a DataLoader, not a list: pass torch\.utils\.data\.DataLoader"
+    ):
         prepare_data_loader([1, 2])  # type: ignore[arg-type]
 
 
@@ -128,7 +130,7 @@ def test_batches_of_a_share_are_left_alone() -> None:
 @pytest.mark.usefixtures("two_workers")
 def test_batches_of_ones_own_are_refused() -> None:
     batches = BatchSampler(SequentialSampler(DATA), batch_size=2, drop_last=False)
-    with pytest.raises(ConfigError, match="this loader has a batch_sampler"):
+    with pytest.raises(ConfigError, match="this loader has its own batch_sampler"):
         prepare_data_loader(DataLoader(DATA, batch_sampler=batches))
 
 

@@ -204,15 +204,15 @@ def test_batches_are_collated_and_converted() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (3, "is a int: give an indexable data set with a length"),
-        (iter([1, 2]), "an iterable that can start again"),
-        ([1], "has 1 samples for 2 workers"),
-        ({"a": 1, "b": 2}, "is a dict, of which it is unclear what a sample is: give a list"),
-        ("text", "is a str, of which"),
-        (b"bytes", "is a bytes, of which"),
-        (pd.DataFrame({"a": [1, 2]}), r"is a DataFrame, of which .* by to_dict\('records'\) of pandas"),
-        (pl.DataFrame({"a": [1, 2]}), "is a DataFrame, of which"),
-        (pd.Series([1, 2], index=[7, 8]), "is a Series, of which"),
+        (3, "is a int: pass an indexable data set with a length"),
+        (iter([1, 2]), "an iterable that can restart"),
+        ([1], "has only 1 samples for 2 workers"),
+        ({"a": 1, "b": 2}, "is a dict, which does not define its samples: pass a list"),
+        ("text", "is a str, which"),
+        (b"bytes", "is a bytes, which"),
+        (pd.DataFrame({"a": [1, 2]}), r"is a DataFrame, which .* from to_dict\('records'\) of pandas"),
+        (pl.DataFrame({"a": [1, 2]}), "is a DataFrame, which"),
+        (pd.Series([1, 2], index=[7, 8]), "is a Series, which"),
     ],
 )
 def test_what_cant_be_shared_is_refused(data: Any, message: str) -> None:

@@ -96,7 +96,7 @@ def whole_shard(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("whole", "kind"), [(True, "a shard"), (False, "an iterator")])
 def test_what_would_be_shared_twice_or_passed_once_is_refused(whole: bool, kind: str, tmp_path: Path) -> None:
     data = {"train": library_loops.Sentences(32, 1)}
-    message = f"a data set is {kind}: give get_dataset_shard"
+    message = f"does not accept {kind} as a data set: pass get_dataset_shard"
     with pytest.raises(WorkerGroupError, match=message) as caught:
         trainer(whole_shard, tmp_path, {"whole": whole}, datasets=data, workers=1).fit()
     assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
@@ -174,10 +174,14 @@ def test_a_search_without_evaluations_has_one_at_the_end(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("more", "options", "message"),
     [
-        ({"model_init": None, "model": nn.Linear(1, 1)}, {}, r"give Trainer\(model_init=\.\.\.\)"),
-        ({}, {}, "give hp_space=lambda"),
-        ({}, {"hp_space": lambda _: {"learning_rat": 1}}, "have no 'learning_rat'.* 'learning_rate'"),
-        ({}, {"hp_space": lambda _: {}, "direction": ["minimize"]}, "give 'minimize' or 'maximize'"),
+        ({"model_init": None, "model": nn.Linear(1, 1)}, {}, r"pass Trainer\(model_init=\.\.\.\)"),
+        ({}, {}, "pass hp_space=lambda"),
+        (
+            {},
+            {"hp_space": lambda _: {"learning_rat": 1}},
+            "has no attribute 'learning_rat'.* 'learning_rate'",
+        ),
+        ({}, {"hp_space": lambda _: {}, "direction": ["minimize"]}, "must be 'minimize' or 'maximize'"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(more: Any, options: Any, message: str, tmp_path: Path) -> None:

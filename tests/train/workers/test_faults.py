@@ -118,8 +118,8 @@ def test_a_worker_that_hangs_is_named_with_the_step_that_waits(
             trainer.train(max_retries=0)
         assert str(caught.value) == (
             f"worker {rank} of 2 did not enter step 3 within timeout_s=120, where worker {1 - rank} waited: "
-            f"it hangs, or code or data take longer; no snapshot holds the workers' state: make a new "
-            f"TorchTrainer, and load() a checkpoint into it"
+            f"it hangs, or the code or data need more time; no snapshot of the workers' state exists: make a "
+            f"new TorchTrainer, and load() a checkpoint into it"
         )
         assert caught.value.__cause__ is not None, "what the waiting worker raised"
         assert eventually(lambda: gone(pids))
@@ -140,7 +140,7 @@ def test_a_worker_that_hangs_after_the_last_step() -> None:
     with (
         gang(die, -1, timeout_s=20, operator=FreezesAtTheEnd) as trainer,  # for the workers' start too
         pytest.raises(
-            GangError, match=r"worker 1 of 2 did not end train\(\) within timeout_s=20 of the others"
+            GangError, match=r"worker 1 of 2 did not finish train\(\) within timeout_s=20 after the other"
         ),
     ):
         trainer.train(max_retries=0)
@@ -372,5 +372,5 @@ def test_who_keeps_the_others_waiting_is_named(
     finally:
         gather.log.removeHandler(released)
     assert not results.failed
-    told = "worker 1 of 2 has not ended train_line(), or made a report in it" in caplog.text
+    told = "worker 1 of 2 has not finished train_line() or reported in it" in caplog.text
     assert told == (timeout_s == 300)

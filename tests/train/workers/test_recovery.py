@@ -89,7 +89,7 @@ def test_a_killed_worker_changes_no_number(
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"worker {rank} of 2 died" in line
     what = at.split()[0].replace("setup", "TorchTrainer")
-    assert line.endswith(f"the workers are formed again, and {what}() starts over")
+    assert line.endswith(f"restarting all workers; {what}() runs again from its start")
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -115,7 +115,7 @@ def test_a_killed_loader_process_changes_no_number(
     assert identical(found, expected)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "lost a process that loads its data: DataLoader worker (pid" in line
-    assert line.endswith("the workers are formed again, and train() starts over")
+    assert line.endswith("restarting all workers; train() runs again from its start")
 
 
 def test_a_single_local_worker_keeps_its_model_where_a_loader_process_is_killed(tmp_path: Path) -> None:
@@ -253,7 +253,10 @@ def test_one_that_dies_every_time(tmp_path: Path) -> None:
         with pytest.raises(GangError) as caught:
             gang.train(max_retries=2)
         lines = str(caught.value).splitlines()
-        assert lines[0] == "train() lost workers although it was run again 2 times (max_retries=2):"
+        assert (
+            lines[0]
+            == "train() lost workers in every attempt, although it was retried 2 times (max_retries=2):"
+        )
         listed = [line.partition(":")[0] for line in lines if line[:1].isdigit()]
         assert listed == [f"{number}. worker 1 of 2 died" for number in (1, 2, 3)]
         assert isinstance(caught.value.__cause__, GangError)
@@ -333,8 +336,8 @@ def test_fewer_workers_go_on_and_more_come_back(
     expected = plain_model(config, 15)
     for name, value in model.state_dict().items():
         assert torch.allclose(value, expected[name], atol=1e-9, rtol=0)
-    assert "2 of num_workers=3 workers train now, fewer than the 3 before" in caplog.text
-    assert "3 of num_workers=3 workers train now, more than the 2 before" in caplog.text
+    assert "2 of num_workers=3 workers train now, fewer than before (3)" in caplog.text
+    assert "3 of num_workers=3 workers train now, more than before (2)" in caplog.text
 
 
 def test_a_first_gang_may_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

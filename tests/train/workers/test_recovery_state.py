@@ -82,7 +82,7 @@ def test_workers_that_could_not_take_over_the_state_are_not_trained_from_nothing
         with pytest.raises(LookupError, match="no restore"):
             gang.train()
         (tmp_path / "restore").unlink()
-        with pytest.raises(GangError, match=r"could not take over the state\): make a new TorchTrainer"):
+        with pytest.raises(GangError, match=r"could not load the state\): make a new TorchTrainer"):
             gang.train()
 
 

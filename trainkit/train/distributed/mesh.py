@@ -73,7 +73,7 @@ class Grid:
 def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
     """Yield a message with a remedy if `num_workers` workers can't form groups of `degree`."""
     if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-        yield "give a whole number of 1 or more"
+        yield f"degree must be a positive integer, not {degree!r}"
     elif num_workers % degree:
         yield f"{num_workers} workers can't form groups of {degree}: make num_workers a multiple of {degree}"
 

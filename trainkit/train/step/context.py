@@ -56,8 +56,8 @@ class Registered:
         groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
         if not any(id(parameter) in owned for group in groups for parameter in group["params"]):
             raise ConfigError(
-                "register(): no optimizer holds a parameter of the models, so training would change nothing: "
-                "make optimizers from the very models that you register, after whatever replaces their layers"
+                "register(): no optimizer has a parameter of the models, so training would change nothing: "
+                "make the optimizers from the registered models, after any code that replaces layers"
             )
 
 
@@ -70,7 +70,7 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
     # Other iterables count as a single object; for example, an nn.Sequential is one model.
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     if not items or not all(isinstance(item, kind) for item in items):
-        raise ConfigError(f"register({what}=): give one {kind.__name__} or a list of them, not {value!r}")
+        raise ConfigError(f"register(): {what} must be one {kind.__name__} or a list of them, not {value!r}")
     return items
 
 
@@ -85,13 +85,13 @@ def check_wrapping(ddp_args: Any, apex_args: Any) -> None:
     """Raise ConfigError if the arguments of wrappers are not acceptable."""
     if ddp_args is not None and not isinstance(ddp_args, Mapping):
         raise ConfigError(
-            f"register(ddp_args={ddp_args!r}): give a dictionary; all models are wrapped by it. To wrap them "
-            f"by different ones, pass wrap_ddp=False to TorchTrainer and wrap them in setup"
+            f"register(): ddp_args must be a dictionary, not {ddp_args!r}. It applies to all models. To wrap "
+            "models differently, pass wrap_ddp=False to TorchTrainer and wrap them in setup"
         )
     if apex_args:
         raise ConfigError(
-            f"register(apex_args={apex_args!r}): Apex is not used; leave apex_args out. "
-            f"TorchTrainer(precision='fp16'), or 'bf16', trains in mixed precision by torch's own means"
+            f"register(apex_args={apex_args!r}): Apex is not supported; leave apex_args out. For torch's own "
+            "mixed precision, pass precision='fp16' or 'bf16' to TorchTrainer"
         )
 
 
@@ -99,15 +99,18 @@ def check_schedulers(schedulers: Sequence[Any], frequency: str | None) -> None:
     """Raise ConfigError if `schedulers` can't be stepped with this `scheduler_step_freq`."""
     wrong = [item for item in schedulers if not callable(getattr(item, "step", None))]
     if wrong:
-        raise ConfigError(f"register(schedulers=): {wrong[0]!r} has no step(); give learning rate schedulers")
+        raise ConfigError(
+            f"register(schedulers=...): {wrong[0]!r} has no step(); pass learning rate schedulers"
+        )
     if schedulers and frequency is None:
         raise ConfigError(
-            "schedulers were registered: give TorchTrainer scheduler_step_freq='batch', 'epoch' or 'manual'"
+            "schedulers are registered, but scheduler_step_freq is missing: pass "
+            "scheduler_step_freq='batch', 'epoch' or 'manual' to TorchTrainer"
         )
     if frequency != "manual" and any(isinstance(item, ReduceLROnPlateau) for item in schedulers):
         raise ConfigError(
-            f"ReduceLROnPlateau steps by a metric, so scheduler_step_freq={frequency!r} can't drive it: pass "
-            f"'manual', and call trainer.update_scheduler(metric)"
+            f"ReduceLROnPlateau steps by a metric, so scheduler_step_freq={frequency!r} is not supported: "
+            "pass 'manual', and call trainer.update_scheduler(metric)"
         )
 
 

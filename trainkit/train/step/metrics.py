@@ -96,8 +96,8 @@ class Meters:
             return
         if not isinstance(metrics, Mapping):
             raise ConfigError(
-                f"a step returned {metrics!r}: train_batch and validate_batch return a dictionary of "
-                f"metrics, such as {{'train_loss': loss, 'num_samples': len(target)}}"
+                f"a step returned {metrics!r}: train_batch and validate_batch must return a dictionary of "
+                "metrics, such as {'train_loss': loss, 'num_samples': len(target)}"
             )
         weight = metrics.get(NUM_SAMPLES, 1)
         self._samples += weight
@@ -181,9 +181,9 @@ def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
     if not found:
         return None
     step, rank, name = min(found)
-    where = f"on worker {rank}" if step == math.inf else f"from batch_idx {step} on, on worker {rank} first"
+    where = f"on worker {rank}" if step == math.inf else f"from batch_idx {step} on, first on worker {rank}"
     others = sorted({other for _, _, other in found} - {name})
-    return f"{name} is no finite number {where}" + (f"; so are {', '.join(others)}" if others else "")
+    return f"{name} is NaN or infinite {where}" + (f"; so are {', '.join(others)}" if others else "")
 
 
 def to_numbers(result: Mapping[str, Any]) -> Mapping[str, Any]:

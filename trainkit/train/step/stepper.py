@@ -222,8 +222,9 @@ class Stepper:
         if weight is None:
             if self._accumulates:
                 raise ConfigError(
-                    "grad_accumulation_steps needs the default train_epoch, which says when a step is "
-                    "complete: leave out your train_epoch, or leave out the argument and accumulate yourself"
+                    "grad_accumulation_steps needs the default train_epoch, which decides when a step is "
+                    "complete: leave out your train_epoch, or leave out the argument and accumulate "
+                    "gradients yourself"
                 )
             weight = self._current_weight()
         if self._kept is not None:
@@ -332,7 +333,8 @@ class _Kept:
         if now is not self._gradient or now._version != self._version:
             raise ConfigError(
                 "the gradients of an earlier batch were cleared or changed before grad_accumulation_steps "
-                "batches were complete: leave out zero_grad(), self.optimizer_step() does it when it is time"
+                "batches were complete: leave out zero_grad(), because self.optimizer_step() clears "
+                "gradients after each complete step"
             )
 
 

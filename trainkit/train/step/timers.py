@@ -31,7 +31,9 @@ class TimerStat:
 
     def __enter__(self) -> None:
         if self._started is not None:
-            raise ConfigError("this timer is running already: give a block within a timed block another name")
+            raise ConfigError(
+                "this timer is already running: use a different name for a block inside a timed block"
+            )
         self._started = self._now()
 
     def __exit__(

@@ -148,9 +148,7 @@ class ModelDegree(StrategySpec):
     def __post_init__(self) -> None:
         wrong = [] if self.degree is None else list(degree_mistakes(self.degree, self.degree or 1))
         if wrong:
-            raise ConfigError(
-                f"{type(self).__name__}: degree={self.degree!r}: {wrong[0]}, or None for all workers"
-            )
+            raise ConfigError(f"{type(self).__name__}: {wrong[0]}; pass None to use all workers")
 
     def for_workers(self, num_workers: int) -> Self:
         """Return a copy in which `degree` is a number."""
@@ -210,8 +208,8 @@ class Strategy:
         first, *others = dict.fromkeys(self.devices)
         if others and not any(lies_elsewhere(model, first) for model in placed):
             log.warning(
-                "each worker has %d devices, but all models are on %s: pass strategy='layers', or put parts "
-                "of them on self.devices in setup; else leave gpus_per_worker out",
+                "each worker has %d devices, but all models are on %s: pass strategy='layers', place parts "
+                "of the models on self.devices in setup, or leave gpus_per_worker out",
                 len(self.devices),
                 first,
             )
@@ -396,9 +394,9 @@ def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySp
     if isinstance(spec, StrategySpec):
         return spec.for_workers(num_workers)
     if isinstance(value, type) and issubclass(value, StrategySpec):
-        raise ConfigError(f"strategy={value.__name__}: that is the class; give a value, {value.__name__}()")
+        raise ConfigError(f"strategy={value.__name__} is a class: pass an instance, {value.__name__}()")
     raise ConfigError(
-        f"strategy={value!r}: give one of {('auto', *STRATEGIES.names())}, or a strategy with settings, such "
-        f"as FSDP(...) from trainkit.train.strategies.fsdp; the class of one of your own is derived from "
-        f"StrategySpec in trainkit.train.strategies.base"
+        f"strategy={value!r} is unknown: pass one of {('auto', *STRATEGIES.names())}, or a strategy object, "
+        "such as FSDP(...) from trainkit.train.strategies.fsdp. Derive the class of your own strategy from "
+        "StrategySpec in trainkit.train.strategies.base"
     )

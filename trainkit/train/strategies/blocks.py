@@ -33,20 +33,24 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
         classes = (chosen,) if isinstance(chosen, type) else tuple(chosen)
         if not all(isinstance(item, type) and issubclass(item, nn.Module) for item in classes):
             raise ConfigError(
-                f"shard_blocks={chosen!r}: give module classes, or a function of (name, module)"
+                f"shard_blocks must be module classes or a function of (name, module), not {chosen!r}"
             )
         found = [(name, module) for name, module in named if isinstance(module, classes)]
     if not found:
         raise ConfigError(
-            f"shard_blocks={chosen!r} picks no module of {type(model).__name__}: name its blocks' class"
+            f"shard_blocks={chosen!r} matches no module of {type(model).__name__}: pass the class of its "
+            "blocks"
         )
     for name, block in found:
         if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
-            raise ConfigError(f"shard_blocks picks {name}, which is a list of modules: pick what is in it")
+            raise ConfigError(
+                f"shard_blocks matches {name}, which is a list of modules: select the modules in the list "
+                "instead"
+            )
         if shared := _shared_outside(model, block):
             raise ConfigError(
-                f"shard_blocks picks {name}, which shares the parameter {shared} with other parts of the "
-                f"model: leave {name} out, so that the two are gathered together"
+                f"shard_blocks matches {name}, which shares the parameter {shared} with other parts of the "
+                f"model: leave {name} out, so that all these parts are gathered together"
             )
     return [block for _, block in reversed(found)]
 

@@ -47,9 +47,9 @@ _UNKNOWN_OPERATION = ("sharding strategy", "mixed torch.Tensor and DTensor")
 """Parts of torch's messages about an attention that torch can't compute in parts."""
 
 _NOT_ALONE = (
-    "with strategy=ContextParallel() a worker computes its part of each sequence, and knows no other: in "
-    "train_batch call self.forward_backward(features, target) in place of the model, the loss and "
-    "self.backward(loss), then self.optimizer_step(); in validate_batch call self.forward(features, target)"
+    "with strategy=ContextParallel() each worker has only its own part of each sequence: in train_batch "
+    "call self.forward_backward(features, target) instead of the model, the loss and self.backward(loss), "
+    "then self.optimizer_step(); in validate_batch call self.forward(features, target)"
 )
 
 
@@ -68,8 +68,8 @@ class ContextParallel(ModelDegree):
         ConfigError: an argument is wrong.
     """
 
-    too_few = "a sequence is shared by 2 workers or more: give a larger num_workers, or strategy='auto'"
-    several_devices = "each worker computes its part on one device: give gpus_per_worker=1 and more workers"
+    too_few = "ContextParallel needs at least 2 workers: raise num_workers, or pass strategy='auto'"
+    several_devices = "each worker uses only one device: pass gpus_per_worker=1 and use more workers"
 
     seq_dim: int = 1
     buffers: Mapping[str, int] = field(default_factory=dict)
@@ -77,10 +77,13 @@ class ContextParallel(ModelDegree):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _is_dim(self.seq_dim):
-            raise ConfigError(f"ContextParallel: seq_dim={self.seq_dim!r}: give the number of a dimension")
+            raise ConfigError(
+                f"ContextParallel: seq_dim must be the number of a dimension, 0 or more, not {self.seq_dim!r}"
+            )
         if not isinstance(self.buffers, Mapping) or not all(map(_is_dim, self.buffers.values())):
             raise ConfigError(
-                f"ContextParallel: buffers={self.buffers!r}: give {{name of a buffer: its dimension}}"
+                "ContextParallel: buffers must be a dictionary {name of a buffer: its dimension}, not "
+                f"{self.buffers!r}"
             )
 
     def build(self, place: Place) -> Strategy:
@@ -108,7 +111,7 @@ class ContextParallelStrategy(Strategy):
             if unknown := [name for name in self._spec.buffers if name not in known]:
                 raise ConfigError(
                     f"ContextParallel(buffers=): {type(model).__name__} has no buffer {', '.join(unknown)}; "
-                    f"it has {', '.join(known) or 'none'}"
+                    f"its buffers are {', '.join(known) or 'none'}"
                 )
         placed = super().place(models, optimizers, ddp_args)
         world = dist.group.WORLD
@@ -191,8 +194,8 @@ class ContextParallelStrategy(Strategy):
             if not any(text in str(error) for text in _UNKNOWN_OPERATION):
                 raise
             raise ConfigError(
-                f"torch can't compute this attention in parts ({error}): on CPUs it can only without a mask "
-                f"(is_causal=False, attn_mask=None), on GPUs only by a fused kernel (attn_mask=None)"
+                f"torch can't split this attention among workers ({error}): CPUs support only attention "
+                "without a mask (is_causal=False, attn_mask=None), GPUs only fused kernels (attn_mask=None)"
             ) from error
 
     def _check_lengths(self, features: Sequence[Any], target: Any) -> None:

@@ -74,15 +74,19 @@ class FSDP(StrategySpec):
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         if devices_per_worker > 1:
-            yield f"FSDP uses one GPU of each worker, but each has {devices_per_worker}: give more workers"
+            yield (
+                f"FSDP uses one GPU per worker, but each worker has {devices_per_worker}: use more workers "
+                "instead"
+            )
         if step.channels_last:
-            yield "FSDP shards contiguous parameters only: leave out channels_last=True"
+            yield "FSDP shards only contiguous parameters: leave out channels_last=True"
         if any(degree_mistakes(self.replicas, self.replicas or 1)):
-            yield "replicas: give a whole number of 1 or more"
+            yield f"replicas must be a positive integer, not {self.replicas!r}"
         elif self.replicas > 1 and (num_workers % self.replicas or num_workers == self.replicas):
             yield (
-                f"{num_workers} workers can't hold {self.replicas} copies, each in parts: give a multiple of "
-                f"{self.replicas}, {2 * self.replicas} or more, or DDP() for whole copies"
+                f"{num_workers} workers can't hold {self.replicas} sharded copies of the model: make "
+                f"num_workers a multiple of {self.replicas}, at least {2 * self.replicas}, or pass DDP() for "
+                "whole copies"
             )
 
     def build(self, place: Place) -> Strategy:
@@ -191,7 +195,7 @@ def _of_one_group(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _refuse_what_cannot_be_sharded(model: nn.Module) -> None:
-    refuse_unusable(model, "sharded already: register the plain model, and FSDP() shards it")
+    refuse_unusable(model, "already sharded: register the plain model; FSDP() shards it")
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise ConfigError(f"{name} is a single number, which can't be sharded: give it the shape (1,)")

@@ -140,7 +140,7 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
     if parameter.grad is None:
-        raise ValueError("a parameter without gradient is left out before")
+        raise ValueError("a parameter without a gradient must be left out before this call")
     return parameter.grad
 
 

@@ -56,7 +56,7 @@ def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
     order = [name for name, _ in model.named_modules() if name in cuts]
     _refuse_unknown(model, set(cuts) - set(order))
     if order != list(cuts):
-        raise ConfigError(f"split={list(cuts)}: give the names in the order of the model: {order}")
+        raise ConfigError(f"split={list(cuts)}: the names must follow the order of the model: {order}")
     passed = 0
 
     def device_of(name: str, _: int) -> int:
@@ -79,16 +79,17 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
     parts = list(
         _parts(model, list(devices), lambda name, outer: devices.get(name, outer), devices.get("", -1))
     )
-    if left := [part.name or "the model's own" for part in parts if part.device < 0 and _holds(part)]:
+    if left := [part.name or "the model's own tensors" for part in parts if part.device < 0 and _holds(part)]:
         raise ConfigError(
-            f"split says no device for {', '.join(left)}: name them too, or give '' the index for the rest"
+            f"split assigns no device to {', '.join(left)}: add these names, or add '' with the index for "
+            "all other modules"
         )
     parts = [replace(part, device=max(part.device, 0)) for part in parts]
     for part, placed in zip(parts, _together(parts), strict=True):
         if part.device != placed.device:
             raise ConfigError(
-                f"split sends {part.name} to device {part.device}, but it shares a parameter with a module "
-                f"on device {placed.device}: put both on one"
+                f"split puts {part.name} on device {part.device}, but {part.name} shares a parameter with a "
+                f"module on device {placed.device}: put both modules on the same device"
             )
     # An unnamed part without tensors runs on its input's device. On device 0 it would cost two moves.
     prefixes = tuple(f"{name}." for name in devices if name)
@@ -106,8 +107,8 @@ def balanced(model: nn.Module, devices: int) -> list[Part]:
     units = list(_units(model))
     if sum(size > 0 for _, size in units) < devices:
         raise ConfigError(
-            f"{type(model).__name__} has {sum(size > 0 for _, size in units)} parts that can be put on "
-            f"{devices} devices: name finer ones, Layers(split=[...]), or use fewer devices"
+            f"{type(model).__name__} has only {sum(size > 0 for _, size in units)} separable parts for "
+            f"{devices} devices: name smaller parts, Layers(split=[...]), or use fewer devices"
         )
     starts = even_starts([size for _, size in units], devices)
     return cut_at(model, [units[start][0] for start in starts])
@@ -154,7 +155,7 @@ def _together(parts: Sequence[Part]) -> list[Part]:
         devices = {home[parameter] for parameter in held if parameter in home}
         if len(devices) > 1:
             raise ConfigError(
-                f"{part.name} shares parameters with modules on several devices: give split={{name: index}}"
+                f"{part.name} shares parameters with modules on several devices: pass split={{name: index}}"
             )
         part = replace(part, device=devices.pop()) if devices else part
         home.update(dict.fromkeys(held, part.device))
@@ -188,7 +189,7 @@ def _refuse_unknown(model: nn.Module, names: set[str]) -> None:
         first = ", ".join(name for name, _ in itertools.islice(model.named_children(), 12))
         raise ConfigError(
             f"split: {type(model).__name__} has no module {', '.join(map(repr, sorted(names)))}; its first "
-            f"ones are {first}"
+            f"modules are {first}"
         )
 
 
@@ -214,23 +215,23 @@ class Layers(StrategySpec):
             count = devices_per_worker
             if count < 2:
                 yield (
-                    "each worker has one device only: pass gpus_per_worker=2 where there are GPUs, or "
-                    "Layers(devices=['cpu', 'cpu']) to try the placement without"
+                    "each worker has only one device: pass gpus_per_worker=2, or try the placement without "
+                    "GPUs with Layers(devices=['cpu', 'cpu'])"
                 )
                 return
         else:
             count = len(self.devices)
             if isinstance(self.devices, str) or count < 2:
-                yield "devices: give a list of two or more, such as ['cuda:0', 'cuda:1']"
+                yield "devices must be a list of at least two devices, such as ['cuda:0', 'cuda:1']"
                 return
             yield from filter(None, map(_wrong_device, self.devices))
         if isinstance(self.split, Mapping):
             if not self.split or any(index not in range(count) for index in self.split.values()):
-                yield f"split: give each name the index of one of the {count} devices, 0 to {count - 1}"
+                yield f"split must map each name to the index of one of the {count} devices, 0 to {count - 1}"
         elif self.split is not None and (isinstance(self.split, str) or len(self.split) != count - 1):
             yield (
-                f"split: give a list of {count - 1} names, where the second and each later one of {count} "
-                f"devices begins"
+                f"split must be a list of {count - 1} names: the first module on each of the {count} devices "
+                "except the first device"
             )
 
     def build(self, place: Place) -> Strategy:
@@ -240,8 +241,8 @@ class Layers(StrategySpec):
         ]:
             own = ", ".join(map(str, place.devices))
             raise ConfigError(
-                f"Layers(devices=...): {', '.join(strange)} is not one of this worker's, which are {own}; "
-                "each worker counts its own from cuda:0"
+                f"Layers(devices=...): {', '.join(strange)} is not a device of this worker. Its devices are "
+                f"{own}; each worker counts its own devices from cuda:0"
             )
         # A single worker has no gradients to average, so its model is not wrapped.
         wrap = place.wrap and place.group.world_size > 1
@@ -309,5 +310,5 @@ def _wrong_device(device: Any) -> str | None:
     try:
         torch.device(device)
     except (RuntimeError, TypeError) as error:
-        return f"devices: {device!r} is none ({str(error).splitlines()[0]})"
+        return f"devices: {device!r} is not a device ({str(error).splitlines()[0]})"
     return None

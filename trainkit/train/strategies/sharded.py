@@ -48,8 +48,8 @@ class ParameterSlots:
         for optimizer in optimizers:
             if optimizer.state:
                 raise ConfigError(
-                    f"{type(optimizer).__name__} has made steps before it was registered, and this strategy "
-                    f"replaces its parameters: register a new one, and load() a checkpoint into the trainer"
+                    f"{type(optimizer).__name__} has already made steps, but this strategy replaces its "
+                    "parameters: register a new optimizer, and load() a checkpoint into the trainer"
                 )
         # For each optimizer and group, `_groups` lists the slots: the key of the slot's parameter (None if no
         # model has it), and the parameter.
@@ -89,7 +89,8 @@ class ParameterSlots:
             theirs = [len(group["params"]) for group in state["param_groups"]]
             if own != theirs:
                 raise CheckpointError(
-                    f"optimizer {number} has groups of {own} parameters, but those saved have {theirs}"
+                    f"optimizer {number} has groups of {own} parameters, but the saved groups have {theirs} "
+                    "parameters"
                 )
 
     def load(self, optimizers: Optimizers, saved: Sequence[Mapping[str, Any]]) -> None:
@@ -178,8 +179,8 @@ def refuse_unusable(model: nn.Module, advice: str) -> None:
             raise ConfigError(f"{name} is {advice}")
         if parameter.is_meta:
             raise ConfigError(
-                f'{name} is on the "meta" device, without values: register a model with its weights; only '
-                f"worker 0's are used, so the others' may be model.to_empty(device='cpu')"
+                f'{name} is on the "meta" device and has no values: register a model with weights. Only '
+                "worker 0's weights are used, so other workers may register model.to_empty(device='cpu')"
             )
 
 
@@ -188,7 +189,7 @@ def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool)
     if ddp_args or not wrap:
         given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
         raise ConfigError(
-            f"{given} only for DistributedDataParallel, and {what} doesn't use it: leave the argument out"
+            f"{given} only for DistributedDataParallel, which {what} doesn't use: leave the argument out"
         )
 
 
@@ -204,10 +205,11 @@ def check_fits(what: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> N
     missing, unknown = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
     if missing or unknown:
         lacks = f"lacks {', '.join(missing)}" if missing else ""
-        holds = f"holds {', '.join(unknown)}, which it has not" if unknown else ""
+        holds = f"has unknown entries {', '.join(unknown)}" if unknown else ""
         raise CheckpointError(f"the state of {what} " + " and ".join(part for part in (lacks, holds) if part))
     for name, tensor in own.items():
         if shape_of(tensor) != shape_of(saved[name]):
             raise CheckpointError(
-                f"{name} of {what} has the shape {shape_of(tensor)}, but {shape_of(saved[name])} was saved"
+                f"{name} of {what} has the shape {shape_of(tensor)}, but the saved shape is "
+                f"{shape_of(saved[name])}"
             )

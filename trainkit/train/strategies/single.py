@@ -14,7 +14,7 @@ class Single(StrategySpec):
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         if num_workers > 1:
-            yield f"one worker holds and trains the model, but num_workers={num_workers}: give DDP()"
+            yield f"this strategy uses only one worker, but num_workers={num_workers}: pass DDP()"
 
     def build(self, place: Place) -> Strategy:
         return SingleStrategy(place)

@@ -59,8 +59,8 @@ class TensorParallel(ModelDegree):
 
     spreads: ClassVar[bool] = True
 
-    too_few = "a model is split over 2 workers or more: give a larger num_workers, or strategy='auto'"
-    several_devices = "each worker holds its part on one device: give gpus_per_worker=1 and more workers"
+    too_few = "TensorParallel needs at least 2 workers: raise num_workers, or pass strategy='auto'"
+    several_devices = "each worker uses only one device: pass gpus_per_worker=1 and use more workers"
 
     plan: Plan | None = None
     data: Literal["replicate", "shard"] = "replicate"
@@ -68,17 +68,17 @@ class TensorParallel(ModelDegree):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data not in ("replicate", "shard"):
-            raise ConfigError(f'TensorParallel: data={self.data!r}: give "replicate" or "shard"')
+            raise ConfigError(f'TensorParallel: data must be "replicate" or "shard", not {self.data!r}')
         if not (self.plan is None or callable(self.plan) or _is_plan(self.plan)):
             raise ConfigError(
-                f"TensorParallel: plan={self.plan!r}: give {{name of a module: ColwiseParallel(), ...}}, or "
-                f"a function of (model, mesh)"
+                "TensorParallel: plan must be a dictionary {name of a module: ColwiseParallel(), ...} or "
+                f"a function of (model, mesh), not {self.plan!r}"
             )
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         yield from super().mistakes(num_workers=num_workers, devices_per_worker=devices_per_worker, step=step)
         if step.channels_last and self.data == "shard":
-            yield 'FSDP2 shards contiguous parameters only: leave out channels_last=True, or data="shard"'
+            yield 'FSDP2 shards only contiguous parameters: leave out channels_last=True, or data="shard"'
 
     def build(self, place: Place) -> Strategy:
         return TensorParallelStrategy(self.for_workers(place.group.world_size), place)
@@ -102,10 +102,10 @@ class TensorParallelStrategy(ShardedStrategy):
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
         refuse_ddps_arguments("TensorParallel", ddp_args, wrap=self._place.wrap)
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
-            raise ConfigError("LBFGS needs all gradients in one piece: use another optimizer, or DDP()")
+            raise ConfigError("LBFGS needs whole gradients: use a different optimizer, or DDP()")
         for model in models:
             refuse_unusable(
-                model, "split already: register the plain model, and split it in plan=, a function"
+                model, "already split: register the plain model, and pass a function that splits it as plan="
             )
         self._note(models, optimizers)
         for model in models:
@@ -142,7 +142,7 @@ class TensorParallelStrategy(ShardedStrategy):
             for part in (*blocks, model):
                 self._sharded.append(fully_shard(part, mesh=copies))
         except (ValueError, NotImplementedError) as error:
-            raise ConfigError(f'data="shard" can\'t spread this model: {error}') from error
+            raise ConfigError(f'data="shard" can\'t shard this model: {error}') from error
 
     def sync_gradients(self, now: bool) -> None:
         for average in self._averages:

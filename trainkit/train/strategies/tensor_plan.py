@@ -106,14 +106,14 @@ def split_model(
     if plan is None:
         plan = default_plan(model, mesh.size())
         if group.rank == 0:
-            log.info("split over %d workers: %s", mesh.size(), ", ".join(plan) or "nothing")
+            log.info("modules split over %d workers: %s", mesh.size(), ", ".join(plan) or "nothing")
     elif callable(plan):
         plan = plan(model, mesh)
         if plan is model:
             plan = {}
         elif not isinstance(plan, Mapping):
             raise ConfigError(
-                f"plan(model, mesh) returned a {type(plan).__name__}: return a dictionary, or the model split"
+                f"plan(model, mesh) returned a {type(plan).__name__}: return a dictionary, or the split model"
             )
     _check_names(model, plan)
     _apply(model, mesh, plan)
@@ -137,9 +137,13 @@ def _check_names(model: nn.Module, plan: Mapping[str, Any]) -> None:
     names = [name for name, _ in model.named_modules() if name]
     for pattern, style in plan.items():
         if not isinstance(pattern, str) or not isinstance(style, ParallelStyle):
-            raise ConfigError(f"plan: {pattern!r}: {style!r}: give names of modules, and torch's styles")
+            raise ConfigError(
+                f"plan must map names of modules to torch's parallel styles, not {pattern!r} to {style!r}"
+            )
         if not any(_matches(name, pattern) for name in names):
-            raise ConfigError(f"plan: no module is called {pattern!r}; the model has {', '.join(names[:39])}")
+            raise ConfigError(
+                f"plan: no module matches {pattern!r}; the model has the modules {', '.join(names[:39])}"
+            )
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -170,8 +174,8 @@ def _tie(model: nn.Module, shared: list[list[Owner]]) -> None:
             tensor: Any = module._parameters[other]
             if _layout(tensor) != _layout(kept):
                 raise ConfigError(
-                    f"plan: {type(first).__name__}.{name} and {type(module).__name__}.{other} are one "
-                    f"parameter: split both in the same way, or neither"
+                    f"plan: {type(first).__name__}.{name} and {type(module).__name__}.{other} are the same "
+                    "parameter: split both in the same way, or neither"
                 )
             module._parameters[other] = kept
 
@@ -189,15 +193,16 @@ def _check_shards(model: nn.Module, ways: int, *, required: bool) -> None:
                 length = parameter.shape[placement.dim]  # type: ignore[attr-defined]
                 if length % ways:
                     raise ConfigError(
-                        f"plan: {name} has {length} units to split, which {ways} workers can't share evenly: "
-                        f"give a degree that divides it, or leave it out of the plan"
+                        f"plan: {name} has {length} units, which can't be split evenly among {ways} workers: "
+                        f"pass a degree that divides {length}, or leave {name} out of the plan"
                     )
     if required and not split:
         raise ConfigError(
-            f"nothing of {type(model).__name__} was split over {ways} workers: without a plan only pairs of "
-            f"nn.Linear in an nn.Sequential are, with element-wise modules between them and a width that "
-            f"{ways} divides. Say what to split, the first layers by columns and the one after them by rows: "
-            f"TensorParallel(plan={{'*.fc1': ColwiseParallel(), '*.fc2': RowwiseParallel()}}), or use FSDP()"
+            f"no module of {type(model).__name__} was split over {ways} workers: without a plan, only pairs "
+            "of nn.Linear in an nn.Sequential are split, with element-wise modules between them and a width "
+            f"that {ways} divides. Pass a plan that splits the first layers by columns and the layers after "
+            "them by rows: TensorParallel(plan={'*.fc1': ColwiseParallel(), '*.fc2': RowwiseParallel()}), "
+            "or use FSDP()"
         )
 
 

@@ -163,14 +163,14 @@ def report(
     """
     if checkpoint_upload_fn is not None or validation:
         raise ConfigError(
-            "report(checkpoint_upload_fn=..., validation=...) is not there: a checkpoint is copied before "
-            "report() returns, and is validated in the training function or afterwards"
+            "report() does not support checkpoint_upload_fn= and validation=: a checkpoint is copied before "
+            "report() returns. Validate it in the training function or afterwards"
         )
     session = trial.current_session("report")
     if checkpoint_dir_name is not None and session.context.get_world_rank() == 0:
         log.warning(
-            "report(checkpoint_dir_name=%r): checkpoints are numbered in the order of the reports, and "
-            "keep these names; Result.checkpoint.path tells where one lies",
+            "report(checkpoint_dir_name=%r) is ignored, because checkpoints are numbered in the order of "
+            "the reports; Result.checkpoint.path is the path of a checkpoint",
             checkpoint_dir_name,
         )
     trial.report(metrics, checkpoint=checkpoint, **more)
@@ -197,7 +197,8 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     name = "train" if dataset_name is None else dataset_name
     if name not in context.shards:
         raise ConfigError(
-            f"get_dataset_shard({name!r}): TorchTrainer(datasets=...) has {sorted(context.shards) or 'none'}"
+            f"get_dataset_shard({name!r}): TorchTrainer has no such data set; its datasets are "
+            f"{sorted(context.shards) or 'none'}"
         )
     return context.shards[name]
 
@@ -261,7 +262,7 @@ def broadcast_from_rank_zero(data: T) -> T:
 def _in_worker(verb: str) -> TrainContext:
     context = current_session(verb).context
     if not isinstance(context, TrainContext):
-        raise TuneError(f"{verb}() works in the function of a TorchTrainer, in a worker")
+        raise TuneError(f"{verb}() works only in the training function of a TorchTrainer")
     return context
 
 
@@ -298,7 +299,9 @@ def keep_returned(trial_dir: str, value: Any) -> None:
     try:
         write_dictionary(str(folder), {_RETURNED: value})
     except CheckpointError as error:
-        log.warning("Result.return_value will be None, as what the function returned is not kept: %s", error)
+        log.warning(
+            "Result.return_value will be None, because the function's return value can't be stored: %s", error
+        )
 
 
 def returned_value(trial_dir: str) -> Any:

@@ -47,7 +47,10 @@ class TorchConfig:
         require_one_of("backend", self.backend, (None, "gloo", "nccl"))
         require_one_of("init_method", self.init_method, ("env", "tcp"))
         positive = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
-        require(positive and self.timeout_s > 0, f"timeout_s={self.timeout_s!r}: give seconds, above 0")
+        require(
+            positive and self.timeout_s > 0,
+            f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +83,20 @@ class LoopOptions:
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
-                raise ConfigError(f"TorchTrainer: {name}={value!r} is no {kind.__name__}")
+                raise ConfigError(f"TorchTrainer: {name} must be a {kind.__name__}, not {value!r}")
         given = self.resume_from_checkpoint
         if given is not None and not isinstance(given, Checkpoint):
             raise ConfigError(
-                f"TorchTrainer: resume_from_checkpoint={given!r}: give a Checkpoint.from_directory(path)"
+                f"TorchTrainer: resume_from_checkpoint must be a Checkpoint, not {given!r}: pass "
+                "Checkpoint.from_directory(path)"
             )
         if self.scaling_config.num_workers < 1:
-            raise ConfigError("TorchTrainer: ScalingConfig(num_workers=0): give 1 or more")
+            raise ConfigError("TorchTrainer: ScalingConfig(num_workers=0) has no workers: pass 1 or more")
         if self.backend == "nccl" and not self.scaling_config.use_gpu:
             raise ConfigError("TorchTrainer: backend='nccl' needs ScalingConfig(use_gpu=True)")
         if self.backend == "nccl" and not dist.is_nccl_available():
             raise ConfigError(
-                "TorchTrainer: this torch has no NCCL, so most likely it is one for CPUs alone: leave "
+                "TorchTrainer: this build of PyTorch has no NCCL, and is probably a CPU-only build: leave "
                 "use_gpu out, or pass TorchConfig(backend='gloo')"
             )
 
@@ -165,8 +169,8 @@ class LoopOptions:
         computed = [f"train_loop_config/{name}" for name, value in given if holds_leaf(value)]
         if varied := sorted(Space.of(kept).varied) or computed:
             raise ConfigError(
-                f"TorchTrainer: {', '.join(varied)} is to be searched, and fit() runs once: give it to "
-                "Tuner(trainer, param_space={'train_loop_config': {...}})"
+                f"TorchTrainer: {', '.join(varied)} is a search space, but fit() runs only once: pass the "
+                "space to Tuner(trainer, param_space={'train_loop_config': {...}})"
             )
         return kept
 
@@ -182,8 +186,9 @@ class LoopOptions:
         """
         if unknown := sorted(set(config) - {"train_loop_config", "scaling_config"}):
             raise ConfigError(
-                f"param_space has {', '.join(map(repr, unknown))}: what the function of a TorchTrainer takes "
-                'is searched by param_space={"train_loop_config": {...}}, its workers by "scaling_config"'
+                f"param_space has the unknown keys {', '.join(map(repr, unknown))}: pass arguments of the "
+                'training function as param_space={"train_loop_config": {...}}, and settings of its workers '
+                'as "scaling_config"'
             )
         arguments = {each.name: getattr(self, each.name) for each in fields(LoopOptions)}
         scaling = config.get("scaling_config", self.scaling_config)
@@ -226,11 +231,11 @@ def takes_config(function: Any) -> bool:
         ConfigError: `function` is not a function, or requires more arguments.
     """
     if not callable(function):
-        raise ConfigError(f"TorchTrainer: train_loop_per_worker={function!r}: give a function")
+        raise ConfigError(f"TorchTrainer: train_loop_per_worker must be a function, not {function!r}")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise ConfigError(
-            f"TorchTrainer: train_loop_per_worker={function!r} is async or yields: give a plain function, "
-            "which reports by trainkit.train.report(metrics)"
+            f"TorchTrainer: train_loop_per_worker={function!r} is async or a generator: pass a plain "
+            "function that reports with trainkit.train.report(metrics)"
         )
     try:
         signature = inspect.signature(function)
@@ -244,6 +249,6 @@ def takes_config(function: Any) -> bool:
         # A function with an optional parameter receives the configuration.
         return takes
     raise ConfigError(
-        f"TorchTrainer: train_loop_per_worker takes {signature}: give a function of the configuration, or "
-        "one without arguments; functools.partial binds further ones"
+        f"TorchTrainer: train_loop_per_worker takes {signature}, but must take only the configuration, or "
+        "nothing: bind other arguments with functools.partial"
     )

@@ -64,7 +64,8 @@ def prepare_model(
     """
     if parallel_strategy not in ("ddp", "fsdp", "fsdp2", None):
         raise ConfigError(
-            f"prepare_model(parallel_strategy={parallel_strategy!r}): give 'ddp', 'fsdp', 'fsdp2' or None"
+            "prepare_model(): parallel_strategy must be 'ddp', 'fsdp', 'fsdp2' or None, not "
+            f"{parallel_strategy!r}"
         )
     device = move_to_device if isinstance(move_to_device, torch.device) else get_device()
     if move_to_device:
@@ -120,7 +121,7 @@ def prepare_data_loader(
     """
     if not isinstance(data_loader, DataLoader):
         raise ConfigError(
-            f"prepare_data_loader: a {type(data_loader).__name__} is no DataLoader: give a "
+            f"prepare_data_loader() needs a DataLoader, not a {type(data_loader).__name__}: pass "
             "torch.utils.data.DataLoader(data, batch_size=...)"
         )
     if isinstance(data_loader, _PreparedLoader):  # A loader that is wrapped twice would count batches twice.
@@ -131,8 +132,9 @@ def prepare_data_loader(
     shared = any(isinstance(sampler, DistributedSampler) for sampler in samplers)
     if add_dist_sampler and _world_size() > 1 and streams:
         log.warning(
-            "prepare_data_loader: each of the %d workers reads all of %s, as it is an IterableDataset: have "
-            "its __iter__ skip the others' samples, and pass add_dist_sampler=False to say that it does",
+            "prepare_data_loader: each of the %d workers reads all samples of %s, because it is an "
+            "IterableDataset: skip the other workers' samples in its __iter__, and pass "
+            "add_dist_sampler=False to turn this warning off",
             _world_size(),
             type(data_loader.dataset).__name__,
         )
@@ -200,7 +202,8 @@ def accelerate(amp: bool = False) -> None:
     context = train_context()
     if amp and context is not None and context is _Precision.prepared_in:
         raise ConfigError(
-            "accelerate(amp=True) came after prepare_model: call it before, as it changes no model"
+            "accelerate(amp=True) must be called before prepare_model, because it does not change a "
+            "prepared model"
         )
     _Precision.on = amp
     _Precision.scaler = torch.amp.GradScaler("cuda") if amp and get_device().type == "cuda" else None
@@ -260,8 +263,8 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return an equal loader of this worker's share of the samples."""
     if loader.batch_size is None:
         raise ConfigError(
-            "prepare_data_loader: this loader has a batch_sampler, or doesn't batch: give it a "
-            "DistributedSampler yourself, or pass add_dist_sampler=False"
+            "prepare_data_loader: this loader has its own batch_sampler, or no batch size: use a "
+            "DistributedSampler in the loader, or pass add_dist_sampler=False"
         )
     sampler = loader.sampler
     # torchdata's loaders have their own classes of samplers, so samplers are recognized by module and name.
@@ -271,7 +274,7 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not plain or len(sampler) != len(loader.dataset):  # type: ignore[arg-type]
         raise ConfigError(
             f"prepare_data_loader: this loader has a {type(sampler).__name__} of your own, which a "
-            "DistributedSampler would replace: give it a DistributedSampler yourself, or pass "
+            "DistributedSampler would replace: use a DistributedSampler in the loader, or pass "
             "add_dist_sampler=False"
         )
     own: Any = DistributedSampler(loader.dataset, shuffle=shuffles)

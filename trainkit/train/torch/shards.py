@@ -38,7 +38,7 @@ class DataConfig:
         names = self.datasets_to_split
         require(
             names == "all" or not isinstance(names, str),
-            f"datasets_to_split={names!r}: give 'all' or a list of names",
+            f"datasets_to_split must be 'all' or a list of names, not {names!r}",
         )
         require_whole("seed", self.seed, 0, optional=True)
 
@@ -100,7 +100,7 @@ class DatasetShard:
     def __getitem__(self, index: int) -> Any:
         """Return a sample of this worker in the epoch's order, so that a `DataLoader` can read the shard."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
+            raise IndexError(f"index {index} is out of range for {len(self)} samples")
         return self._data[self._order(self._position["epoch"])[index % len(self)]]
 
     def __iter__(self) -> Iterator[Any]:
@@ -240,17 +240,21 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
     table = hasattr(data, "iloc") or (hasattr(data, "columns") and hasattr(data, "schema"))
     if table or isinstance(data, Mapping | str | bytes | bytearray):
         raise ConfigError(
-            f"datasets[{name!r}] is a {type(data).__name__}, of which it is unclear what a sample is: give a "
-            "list of samples; of a table its rows, by to_dict('records') of pandas or to_dicts() of polars"
+            f"datasets[{name!r}] is a {type(data).__name__}, which does not define its samples: pass a list "
+            "of samples. For a table, pass its rows, from to_dict('records') of pandas or to_dicts() of "
+            "polars"
         )
     if not _indexable(data) and (not isinstance(data, Iterable) or isinstance(data, Iterator)):
         raise ConfigError(
-            f"datasets[{name!r}] is a {type(data).__name__}: give an indexable data set with a length, or an "
-            "iterable that can start again"
+            f"datasets[{name!r}] is a {type(data).__name__}: pass an indexable data set with a length, or an "
+            "iterable that can restart"
         )
     ways = workers if shared else 1
     if _indexable(data) and len(data) < ways:
-        raise ConfigError(f"datasets[{name!r}] has {len(data)} samples for {workers} workers: give each one")
+        raise ConfigError(
+            f"datasets[{name!r}] has only {len(data)} samples for {workers} workers: each worker needs at "
+            "least one sample"
+        )
     return [DatasetShard(data, rank if shared else 0, ways, config.seed) for rank in range(workers)]
 
 

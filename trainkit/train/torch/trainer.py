@@ -44,7 +44,7 @@ from trainkit.tune.tuner import Tuner
 log = logging.getLogger(__name__)
 
 _ARGUMENTS = "train_loop_per_worker, train_loop_config=..., scaling_config=..."
-_RESUME = f"go on by TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
+_RESUME = f"resume with TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
 
 
 class _FinishedError(Exception):
@@ -96,15 +96,17 @@ class DataParallelTrainer:
         known = {each.name for each in fields(LoopOptions)}
         if others := sorted(arguments.keys() - known):
             raise ConfigError(
-                f"TorchTrainer of a training function has no argument {', '.join(others)}."
-                f"{did_you_mean(others[0], known)} The number of "
-                "workers and their resources are in scaling_config=ScalingConfig(...); an operator is "
-                "trained by TorchTrainer(training_operator_cls=...)"
+                "TorchTrainer with a training function has no argument "
+                f"{', '.join(others)}.{did_you_mean(others[0], known)} Set the number of workers and their "
+                "resources with scaling_config=ScalingConfig(...); an operator is trained with "
+                "TorchTrainer(training_operator_cls=...)"
             )
         given = {name: value for name, value in arguments.items() if value is not None}
         self._loop = LoopOptions(train_loop_per_worker=train_loop_per_worker, **given)
         if not isinstance(datasets or {}, Mapping):
-            raise ConfigError(f"TorchTrainer: datasets={datasets!r}: give a dictionary of data sets by name")
+            raise ConfigError(
+                f"TorchTrainer: datasets must be a dictionary of data sets by name, not {datasets!r}"
+            )
         self._datasets = dict(datasets or {})
         shared = self._loop.dataset_config.datasets_to_split
         for name in () if shared == "all" else shared:
@@ -166,8 +168,8 @@ class DataParallelTrainer:
             needed.add("train_loop_config")
         if train_loop_per_worker is None or not needed <= arguments.keys():
             raise ConfigError(
-                f"TorchTrainer.restore(path, {_ARGUMENTS}): give the function and the same arguments "
-                "again, as a run does not hold them; scaling_config=ScalingConfig() where there was none"
+                f"TorchTrainer.restore(path, {_ARGUMENTS}): pass the function and the same arguments again, "
+                "because a run does not store them; pass scaling_config=ScalingConfig() if the run had none"
             )
         trainer = cls(train_loop_per_worker, **arguments)
         trainer._restored_from = os.fspath(path)
@@ -228,14 +230,21 @@ class DataParallelTrainer:
         changed = changes(before[0].config, self._loop.record) if len(before) > 0 else ""
         has_finished = any(each.reason == "finished" for each in before)
         if changed and has_finished and self._restored_from is None:
-            log.warning("TorchTrainer: the run at %s finished with another configuration: %s", path, changed)
+            log.warning(
+                "TorchTrainer: the run at %s has finished with a different configuration, so fit() does "
+                "not resume it: %s",
+                path,
+                changed,
+            )
             raise _FinishedError
         if changed:
-            log.warning("TorchTrainer: the run at %s goes on with another configuration: %s", path, changed)
+            log.warning(
+                "TorchTrainer: the run at %s is resumed with a different configuration: %s", path, changed
+            )
         if self._restored_from is None:
             start = "its start" if latest is None else latest.path
-            end = "has finished" if has_finished else "is there already"
-            log.warning("TorchTrainer: the run at %s %s, fit() goes on with it from %s", path, end, start)
+            end = "has finished" if has_finished else "already exists"
+            log.warning("TorchTrainer: the run at %s %s; fit() resumes it from %s", path, end, start)
         finished = ResumeConfig.ResumeType.RESUME if latest else ResumeConfig.ResumeType.RESTART
         rule = ResumeConfig(finished, ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.RESUME)
         return again(resume_config=rule)
@@ -361,12 +370,12 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
     def __getattr__(self, name: str) -> Any:
         if name in ("_workers", "_options", "has_validation"):
             raise _OtherFormError(
-                "this TorchTrainer runs a training function: call fit(). train(), validate(), save() and the "
-                "like are for an operator, TorchTrainer(training_operator_cls=...)"
+                "this TorchTrainer runs a training function: call fit(). train(), validate(), save() and "
+                "similar methods need an operator, TorchTrainer(training_operator_cls=...)"
             )
         if name in ("_loop", "run_config"):
             raise _OtherFormError(
-                "this TorchTrainer trains an operator: call train() for each epoch. fit() is for a training "
+                "this TorchTrainer trains an operator: call train() for each epoch. fit() needs a training "
                 "function, TorchTrainer(train_fn, ...)"
             )
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -402,8 +411,8 @@ def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
     has_loop = loop or arguments.get("train_loop_per_worker") is not None
     if has_loop and arguments.get("training_operator_cls") is not None:
         raise ConfigError(
-            "TorchTrainer has both a training function and training_operator_cls=: give one of them, as each "
-            "has arguments and methods of its own"
+            "TorchTrainer has both a training function and training_operator_cls=: pass only one of them, "
+            "because each has its own arguments and methods"
         )
     return bool(loop) or by_name
 
@@ -431,7 +440,7 @@ def failure(result: Result, error: BaseException, name: str | None) -> TrainingF
     """Return the error for a failed run, with the worker's text; `name` is None for a generated run name."""
     cause = original(error)
     rank = vars(cause).get(RANK)
-    again = "fit()" if name is not None else "with RunConfig(name=...) fit()"
+    again = "fit()" if name is not None else "fit() with RunConfig(name=...)"
     who = "the run" if rank is None else f"worker {rank} of the run"
     shown = error.__cause__.text if isinstance(error.__cause__, RemoteTraceback) else str(error)
     if isinstance(error, TaskError):
@@ -439,8 +448,8 @@ def failure(result: Result, error: BaseException, name: str | None) -> TrainingF
     elif not last_user_frame(shown):
         shown = f"{type(error).__name__}: {error}"
     text = (
-        f"{who} in {result.path} has failed; {again} goes on with it from its last checkpoint, and "
-        f"FailureConfig(max_failures=...) tries it again by itself.\n\n{shown}"
+        f"{who} in {result.path} has failed; {again} resumes the run from its last checkpoint, and "
+        f"FailureConfig(max_failures=...) retries it automatically.\n\n{shown}"
     )
     if rank is None:
         of_controller = ControllerError(text)

@@ -97,7 +97,7 @@ def prepare_trainer(trainer: Any) -> Any:
         if isinstance(data, DatasetShard | Iterator):
             kind = "a shard" if isinstance(data, DatasetShard) else "an iterator"
             raise ConfigError(
-                f"prepare_trainer: a data set is {kind}: give "
+                f"prepare_trainer() does not accept {kind} as a data set: pass "
                 "get_dataset_shard(...).iter_torch_batches(batch_size=...)"
             )
     plain: Any = type(trainer)
@@ -190,18 +190,21 @@ def search(
         ConfigError: an argument is missing or wrong.
     """
     if trainer.model_init is None:
-        raise ConfigError("hyperparameter_search: each trial makes a model: give Trainer(model_init=...)")
+        raise ConfigError("hyperparameter_search makes a model for each trial: pass Trainer(model_init=...)")
     if hp_space is None:
         raise ConfigError(
-            "hyperparameter_search: give hp_space=lambda _: {'learning_rate': tune.loguniform(...)}"
+            "hyperparameter_search needs a search space: pass hp_space=lambda _: {'learning_rate': "
+            "tune.loguniform(...)}"
         )
     if direction not in ("minimize", "maximize"):
-        raise ConfigError(f"hyperparameter_search: direction={direction!r}: give 'minimize' or 'maximize'")
+        raise ConfigError(
+            f"hyperparameter_search: direction must be 'minimize' or 'maximize', not {direction!r}"
+        )
     space = dict(hp_space(None))
     for name in space:
         if not hasattr(trainer.args, name):
             near = did_you_mean(name, vars(trainer.args))
-            raise ConfigError(f"hyperparameter_search: TrainingArguments have no {name!r}.{near}")
+            raise ConfigError(f"hyperparameter_search: TrainingArguments has no attribute {name!r}.{near}")
     sent, handler = copy.copy(trainer), copy.copy(trainer.callback_handler)
     sent.args = copy.copy(trainer.args)
     for name in _DEVICES:

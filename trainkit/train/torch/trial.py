@@ -198,8 +198,8 @@ class LoopTrial:
             if left_out and not has_told:
                 has_told = True
                 log.warning(
-                    'report({"done": %r}): "done" is left out, as it tells whether the run has ended. '
-                    "It ends when %s returns; report your value under another name",
+                    'report({"done": %r}): "done" is left out, because this key marks the end of a run. The '
+                    "run ends when %s returns; report your value under a different name",
                     left_out[0],
                     FUNCTION,
                 )
@@ -264,6 +264,6 @@ def uneven_text(counts: Sequence[int], done: Sequence[bool]) -> str:
     return (
         f"worker{'s' if many else ''} {', '.join(over)} of {len(done)} ended {FUNCTION} after "
         f"{counts[int(over[0])]} reports, but worker {waits[0]} has made report {counts[waits[0]]}: all "
-        "workers call report() equally often, as each waits there for the others; those that have nothing to "
-        "tell report {}"
+        "workers must call report() equally often, because each call waits for the other workers; a worker "
+        "without metrics reports {}"
     )

@@ -395,8 +395,8 @@ class ElasticWorkerGroup:
         except ObjectStoreFullError as error:
             self._snapshot = None
             log.warning(
-                "no snapshot could be taken, so until the next one a worker that dies ends the run: raise "
-                "object_store_memory in trainkit.init(), or pass max_retries=0 (%s)",
+                "no snapshot could be taken, so the run ends if a worker dies before the next snapshot: "
+                "raise object_store_memory in trainkit.init(), or pass max_retries=0 (%s)",
                 error,
             )
 
@@ -429,7 +429,7 @@ class ElasticWorkerGroup:
                 self._call(call)
         except BaseException:
             # Without this, the next call would silently continue with the untrained state after setup.
-            self._group.close(force=True, why="they could not take over the state")
+            self._group.close(force=True, why="they could not load the state")
             raise
 
     def _begin(self) -> None:

@@ -143,7 +143,7 @@ class GatheredResults:
         if raised := self._raised():
             rank, error = raised[0]
             if world_size > 1:
-                fate = "; the others were ended with it" if ended else ""
+                fate = "; the other workers were ended too" if ended else ""
                 error.add_note(f"raised by worker {rank} of {world_size}{fate}")
                 if (advised := failure_cause.advice(error)) is not None:
                     error.add_note(advised)
@@ -168,15 +168,18 @@ class GatheredResults:
         many = len(self.late) > 1
         late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self.world_size}"
         if error is None:
-            return f"{late} did not end {self.what}() within timeout_s={self.timeout_s:g} of the others"
+            return (
+                f"{late} did not finish {self.what}() within timeout_s={self.timeout_s:g} after the other "
+                "workers"
+            )
         those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
         if not self.late and self.results:
             other = f"its {self.what}() had ended or reported"
-            where = f"a collective that worker {min(self.results)} may not have entered, as {other}"
+            where = f"a collective that worker {min(self.results)} may not have entered, because {other}"
             return f"{those} of {self.world_size} waited in {where}: {message_of(error)}"
         if not self.late:
             lost = f"{those} of {self.world_size} lost the others in {self.what}()"
-            return f"{lost}, and no worker knows why: {message_of(error)}"
+            return f"{lost} for an unknown reason: {message_of(error)}"
         told = [
             step for rank in waited if (step := failure_cause.waiting_step(self.failures[rank])) is not None
         ]
@@ -184,7 +187,7 @@ class GatheredResults:
         hangs = "they hang" if many else "it hangs"
         return (
             f"{late} did not enter {where} within timeout_s={self.timeout_s:g}, where {those} waited: "
-            f"{hangs}, or code or data take longer"
+            f"{hangs}, or the code or data need more time"
         )
 
     def _time_left(self) -> float | None:
@@ -209,8 +212,8 @@ class GatheredResults:
         self._told = True
         missing = ", ".join(map(str, sorted(self.pending.values())))
         log.warning(
-            "worker %s of %d has not ended %s(), or made a report in it, %.0f s after the others; they wait "
-            "for timeout_s=%g",
+            "worker %s of %d has not finished %s() or reported in it, %.0f s after the other workers, which "
+            "wait for timeout_s=%g",
             *(missing, self.world_size, self.what, TELL_S, self.timeout_s),
         )
 

@@ -38,7 +38,7 @@ def fitting(free: Bundle, bundle: Bundle) -> int:
     """Return how many times `bundle` fits into the free resources, assuming a single machine."""
     asked = {name: round(amount * QUANTUM) for name, amount in bundle.items() if amount > 0}
     if not asked:
-        raise ValueError(f"a bundle of nothing, {bundle}, fits without end")
+        raise ValueError(f"the bundle {bundle} requests no resources: request a positive amount")
     return max(0, min(round(free.get(name, 0) * QUANTUM) // amount for name, amount in asked.items()))
 
 

@@ -70,24 +70,27 @@ def give_up_text(method: str, failures: Sequence[str]) -> str:
     retries = len(failures) - 1
     times = "once" if retries == 1 else f"{retries} times"
     listed = "\n".join(f"{number}. {text}" for number, text in enumerate(failures, start=1))
-    return f"{method}() lost workers although it was run again {times} (max_retries={retries}):\n{listed}"
+    return (
+        f"{method}() lost workers in every attempt, although it was retried {times} "
+        f"(max_retries={retries}):\n{listed}"
+    )
 
 
 _NEW = "make a new TorchTrainer, and load() a checkpoint into it"
 
 
-NO_SNAPSHOT = "and no snapshot held their state: train() keeps one unless max_retries=0"
+NO_SNAPSHOT = "and no snapshot has their state: train() takes snapshots unless max_retries=0"
 """Reason why a trainer can't continue after an interruption."""
 
 
 def go_on_text(why: str, method: str) -> str:
     """Return the log line for workers that are formed again after Ctrl-C."""
-    return f"{why}; the workers are formed again for {method}(), with the state from before the interruption"
+    return f"{why}; restarting all workers for {method}(), with the state from before the interruption"
 
 
 def no_snapshot_text(lost: str) -> str:
     """Return the message for workers that were lost together with their training progress."""
-    return f"{lost}; no snapshot holds the workers' state: {_NEW}"
+    return f"{lost}; no snapshot of the workers' state exists: {_NEW}"
 
 
 def lost_session_text(
@@ -112,28 +115,28 @@ def lost_session_text(
 def not_again_text(lost: str, method: str) -> str:
     """Return the message for a call that lost its session and is not repeated automatically."""
     return (
-        f"{lost} in {method}(), which is not run again by itself; the workers are formed again, with the "
-        "state from before it: call it again if it may be done twice"
+        f"{lost} in {method}(), which is not retried automatically. All workers restart with the state from "
+        f"before {method}(): call {method}() again if repeating it is safe"
     )
 
 
 def reform_text(why: str, method: str) -> str:
     """Return the log line for lost workers that are replaced."""
-    return f"{why}; the workers are formed again, and {method}() starts over"
+    return f"{why}; restarting all workers; {method}() runs again from its start"
 
 
 def size_text(before: int, now: int, full: int) -> str:
     """Return the log line for a worker group whose size has changed."""
     change = "more" if now > before else "fewer"
-    return f"{now} of num_workers={full} workers train now, {change} than the {before} before"
+    return f"{now} of num_workers={full} workers train now, {change} than before ({before})"
 
 
 def no_room_text(fewest: int, timeout_s: float) -> str:
     """Return the message for a trainer without room for its smallest worker group."""
     workers = "1 worker" if fewest == 1 else f"{fewest} workers"
     return (
-        f"there was no room for {workers} within timeout_s={timeout_s:g}: trainkit.list_placement_groups() "
-        f"tells who holds it; min_workers allows fewer"
+        f"the resources for {workers} were not free within timeout_s={timeout_s:g}: "
+        "trainkit.list_placement_groups() shows who holds them; min_workers allows fewer workers"
     )
 
 
@@ -149,9 +152,9 @@ def infeasible_text(workers: int, cpus: float, gpus: int, existing: Bundle) -> s
     asked = f"TorchTrainer asked for {'1 worker' if workers == 1 else f'{workers} workers'}"
     if workers * gpus > (there := existing.get("GPU", 0)):
         each = f", each with {gpus} GPU" if workers > 1 else f" with {gpus} GPU"
-        fewer = f"; {there:g} GPU would do for fewer workers (num_workers)" if there else ""
+        fewer = f", or reduce num_workers: the session has {there:g} GPU" if there else ""
         return f"{asked}{each}: pass use_gpu=False to train on the CPU{fewer}"
     return (
-        f"{asked} with num_cpus_per_worker={cpus:g}; workers that shall share CPUs take a fraction, such as "
-        f"num_cpus_per_worker=0.25"
+        f"{asked} with num_cpus_per_worker={cpus:g}: to share CPUs among workers, pass a fraction, such as "
+        "num_cpus_per_worker=0.25"
     )

@@ -213,7 +213,8 @@ class Worker(GroupMember):
         if averaged:
             if average is None:
                 raise ConfigError(
-                    "get_model(ema=True): no average is kept; pass ema_decay=0.999 to TorchTrainer"
+                    "get_model(ema=True): the trainer keeps no averaged weights; pass ema_decay=0.999 to "
+                    "TorchTrainer"
                 )
             for state, averages in zip(states, average.models(), strict=True):
                 state.update(detached(averages))
@@ -352,7 +353,7 @@ class Worker(GroupMember):
     def _reported(self, result: Any, method: str, more: Mapping[str, Any]) -> EpochMetrics:
         """Return an operator's metrics with `more` and, if profiling, the seconds in RaySGD's form."""
         if not isinstance(result, Mapping):
-            raise ConfigError(f"{method} returned {result!r}; it returns a dictionary of metrics")
+            raise ConfigError(f"{method} must return a dictionary of metrics, not {result!r}")
         metrics, timers = to_numbers(result), self._operator.timers
         profile = {PROFILE: timers.stats()} if timers.enabled else {}
         origins = metrics.origins if isinstance(metrics, EpochMetrics) else {}
@@ -393,7 +394,9 @@ class Worker(GroupMember):
             self._load_registered(state)
         except MISFITS as error:
             self._load_registered(before)
-            raise CheckpointError(f"{what} does not fit what was registered: {error}") from error
+            raise CheckpointError(
+                f"{what} does not fit the registered models, optimizers and schedulers: {error}"
+            ) from error
         try:
             operator.load_state_dict(whole(state["operator"]))
         except BaseException:

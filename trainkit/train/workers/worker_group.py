@@ -156,7 +156,7 @@ class WorkerGroup(Generic[M]):
         """Call a method on worker 0 only."""
         return self._call(method, {0: args}, in_step=False)
 
-    def close(self, *, force: bool = False, why: str = "it was shut down") -> None:
+    def close(self, *, force: bool = False, why: str = "the trainer was shut down") -> None:
         """End all workers.
 
         Args:
