@@ -141,7 +141,7 @@ def test_lists_that_do_not_fit_are_refused(settings):
         ({"search_alg": ConcurrencyLimiter(HyperOptSearch(), 2)}, "HyperOptSearch optimises one metric"),
         (
             {"search_alg": Repeater(OptunaSearch(), 2), "num_samples": 2},
-            "Repeater tells the mean of one metric",
+            "Repeater averages one metric",
         ),
         ({"search_alg": OptunaSearch(metric="loss", mode="min")}, "different metrics"),
         (

@@ -189,7 +189,7 @@ def test_an_interrupted_search_goes_on(fit, tmp_path):
         ({"space": [hp.uniform("x", 0, 1)]}, {}, "space="),
         ({"space": hp.uniform("x", 0, 1)}, {}, "dictionary"),
         ({"space": {"a": hp.uniform("a", 0, 1)}, "points_to_evaluate": [{"b": 1}]}, {}, "'b': 1"),
-        ({}, {"x": tune.grid_search([1, 2])}, "x: HyperOptSearch draws"),
+        ({}, {"x": tune.grid_search([1, 2])}, "x: HyperOptSearch samples"),
         ({"metric": ["a", "b"]}, PLANE, r"\['a', 'b'\]"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_configuration_beside_a_grid_takes_no_place_of_it():
         play.started(index + 1)
     assert configs(play) == [{"x": 1, "y": 5}, {"x": 2, "y": 5}, {"x": 2, "y": 5}]
     play.order("add", config={})
-    assert "the grid's x must be given" in refusal(play)
+    assert "x is missing: give a value" in refusal(play)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_more_and_fewer_samples():
     play.order("set", num_samples=4)
     assert outcome(play) == "from now on num_samples=4"
     play.order("set", num_samples=1)
-    assert "num_samples=1 makes 1 trials, and 2 were suggested already" in refusal(play)
+    assert "num_samples=1 makes 1 trials, but 2 are already suggested" in refusal(play)
     for index in (1, 2):
         play.reported(index, {}, done=True)
         play.started(index + 1)
@@ -107,12 +107,12 @@ def test_more_and_fewer_samples():
 
 
 @pytest.mark.parametrize(
-    ("searcher", "words"), [(Listed, "2 trials, as many as before"), (Endless, "no other")]
+    ("searcher", "words"), [(Listed, "makes 2 trials, as before"), (Endless, "does not change")]
 )
 def test_samples_that_a_searcher_does_not_count_are_refused(searcher, words):
     play = Play(num_samples=-1, cpus=1, searcher=searcher())
     play.order("set", num_samples=9)
-    assert f"num_samples=9 makes {words}" in refusal(play)
+    assert f"num_samples=9 {words}" in refusal(play)
     assert play.recorded(ev.SettingsChanged) == []
     play.order("add", config={"x": 0.75})
     for index in range(3):
@@ -125,7 +125,7 @@ def test_samples_that_a_searcher_does_not_count_are_refused(searcher, words):
 def test_repetitions_are_counted_one_by_one_also_after_a_refusal():
     play = Play(num_samples=4, cpus=1, searcher=Repeater(BasicVariantGenerator(), repeat=2))
     play.started(0)
-    for number, words in ((5, "makes 4 trials, as many as before"), (1, "makes 0 trials, and 1 were")):
+    for number, words in ((5, "makes 4 trials, as before"), (1, "makes 0 trials, but 1 are")):
         play.order("set", num_samples=number)
         assert words in refusal(play)
         assert play.controller.total_samples == 4
@@ -208,7 +208,7 @@ def test_an_addition_to_a_searcher_with_a_space_of_its_own_is_of_that_space():
     play = Play(num_samples=3, cpus=1, searcher=limited, space={"z": 5}, metric="loss")
     for config in ({"x": 0.5}, {"x": "abc", "y": 0.5}, {"x": 7.0, "y": 0.5}):
         play.order("add", config=config)
-        assert "is not a configuration of the space of ConcurrencyLimiter: give all that it draws" in refusal(
+        assert "is not a configuration of the space of ConcurrencyLimiter: give every parameter" in refusal(
             play
         )
     play.order("add", config={"x": 0.5, "y": 0.25})

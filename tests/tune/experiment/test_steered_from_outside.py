@@ -125,12 +125,12 @@ def test_further_configurations_and_samples_are_made_over_a_kill(driver, capsys)
     assert main(["add", folder, "x=0.5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["arguments"] == {"config": {"x": 0.5}}
     assert main(["add", folder, "x=2.5"]) == 1
-    assert "outside" in capsys.readouterr().err
+    assert "which is not in" in capsys.readouterr().err
     assert main(["add", folder, "x"]) == 1
     assert "must have the form NAME=VALUE" in capsys.readouterr().err
     assert main(["add", folder, '{"x": 0.75}']) == 0
     assert main(["set", folder, "--num-samples", "1"]) == 1
-    assert "were suggested already" in capsys.readouterr().err
+    assert "are already suggested" in capsys.readouterr().err
     driver.kill()
     driver.start("restore")
     assert driver.finish() == [("TERMINATED", True)] * 4

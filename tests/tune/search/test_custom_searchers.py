@@ -171,7 +171,7 @@ def test_one_that_raises_ends_the_experiment_and_loses_nothing(fit, tmp_path, ve
         raise KeyError("lost")
 
     broken = type("Broken", (RaySearch,), {verb: fails})
-    with pytest.raises(ConfigError, match=rf"Broken.{verb}\(\) raised KeyError, told of trial \w+: 'lost'"):
+    with pytest.raises(ConfigError, match=rf"Broken.{verb}\(\) raised KeyError for trial \w+: 'lost'"):
         fit(square, SPACE, metric="loss", num_samples=3, max_concurrent_trials=1, search_alg=broken())
     again = tune.TuneConfig(num_samples=3, search_alg=RaySearch())
     run = tune.RunConfig(verbose=0)
@@ -203,7 +203,7 @@ def test_with_a_space_of_its_own_param_space_holds_constants(fit):
     own = {"x": tune.uniform(-1, 1), "y": tune.uniform(0, 1)}
     grid = fit(square, {"z": 3}, metric="loss", num_samples=3, search_alg=RaySearch(own))
     assert [result.config["z"] for result in grid] == [3, 3, 3]
-    with pytest.raises(ConfigError, match="RaySearch has a search space of its own"):
+    with pytest.raises(ConfigError, match=r"RaySearch and .* both have a search space"):
         fit(square, SPACE, metric="loss", search_alg=RaySearch(own), run={"name": "two"})
 
 
@@ -254,7 +254,7 @@ def test_constants_are_each_trials_own(fit):
 
 
 def test_a_parameter_that_it_leaves_out_is_named(fit):
-    with pytest.raises(ConfigError, match=r"Flat.suggest\(\) gave no value for net/width"):
+    with pytest.raises(ConfigError, match=r"Flat.suggest\(\) returned no value for net/width"):
         fit(square, {"net": {"width": tune.uniform(0, 1)}}, search_alg=Flat(lr=1))
 
 
@@ -269,7 +269,7 @@ def test_what_is_no_suggestion_is_named(wrong):
 
 
 def test_what_learns_nothing_from_points_says_so():
-    with pytest.raises(NotImplementedError, match="BasicVariantGenerator learns nothing"):
+    with pytest.raises(NotImplementedError, match="BasicVariantGenerator cannot learn"):
         BasicVariantGenerator().add_evaluated_point({"x": 1}, 2.0)
 
 

@@ -87,14 +87,14 @@ def test_what_it_has_drawn_before_is_drawn_anew_until_it_gives_up():
 
     search = Search(Row("small", lambda **given: OptunaSearch(small, **given)), {}, num_samples=9)
     assert sorted(config["x"] for config in search.run()) == ["a", "b", "c"]
-    assert "no configuration that is allowed and was not tried before" in search.source.reason
+    assert "no new configuration that is allowed" in search.source.reason
 
 
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda trial: 3, "returned 3; return nothing, or a dictionary"),
-        (lambda trial: {1: 2}, "return nothing, or a dictionary"),
+        (lambda trial: 3, "returned 3: return None, or a dictionary"),
+        (lambda trial: {1: 2}, "return None, or a dictionary"),
         (lambda trial: trial.suggest_float("x", 1, 0), "ValueError"),
         (lambda trial: trial.suggest_nothing("x"), "AttributeError"),
     ],

@@ -36,7 +36,7 @@ def ending(folder) -> str:
     return detail
 
 
-AGAIN = "; allow_duplicates=True in TuneConfig tries some again"
+AGAIN = "; TuneConfig(allow_duplicates=True) tries some of them again"
 
 SEARCHERS = {"random": BasicVariantGenerator, "optuna": OptunaSearch}
 
@@ -303,7 +303,7 @@ def test_a_searcher_that_ends_before_its_time_is_named(fit, tmp_path):
             return {"x": self.number} if self.number <= 2 else self.FINISHED
 
     assert len(fit(once, num_samples=6, search_alg=Two())) == 2
-    assert ending(tmp_path / "e") == "Two has no more to suggest"
+    assert ending(tmp_path / "e") == "Two has no further suggestion"
 
 
 # --- advice ---------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_it_goes_on_after_an_interruption_in_the_middle_of_a_unit(fit, tmp_path,
         (lambda: Repeater(BasicVariantGenerator(), 0), "repeat=0"),
         (lambda: Repeater("random", 2), "searcher='random'"),
         (lambda: Repeater(BasicVariantGenerator(), 2, skip="often"), "skip='often'"),
-        (lambda: Play(searcher=Repeater(BasicVariantGenerator(), 5), num_samples=4), "give a multiple of 5"),
+        (lambda: Play(searcher=Repeater(BasicVariantGenerator(), 5), num_samples=4), "use a multiple of 5"),
         (lambda: Play(searcher=Repeater(BasicVariantGenerator(), 2, skip="forgiving")), "needs a metric"),
     ],
 )

@@ -112,5 +112,5 @@ class TestASearcherByItself:
     def test_needs_a_space_and_a_metric(self, searcher):
         with pytest.raises(ConfigError, match="has no search space"):
             searcher().suggest("0")
-        with pytest.raises(ConfigError, match="metric and mode"):
+        with pytest.raises(ConfigError, match="metric and a mode"):
             searcher(self.SPACE).suggest("0")

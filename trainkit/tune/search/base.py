@@ -73,8 +73,8 @@ class Evaluated:
         is_value = isinstance(self.value, numbers.Real)
         require(
             is_value or self.error or self.pruned,
-            f"add_evaluated_point({self.parameters!r}, {self.value!r}): give the value of the metric, a "
-            "number",
+            f"add_evaluated_point({self.parameters!r}, {self.value!r}) needs a number as the value of the "
+            "metric",
         )
         object.__setattr__(self, "parameters", dict(self.parameters))
         object.__setattr__(self, "value", float(self.value) if is_value else math.nan)
@@ -134,7 +134,7 @@ class Searcher(ABC):
         for name, value in (("metric", metric), ("mode", mode)):
             require(
                 value is None or isinstance(value, str),
-                f"{name}={value!r}: {type(self).__name__} optimises one metric",
+                f"{name} must be a string, not {value!r}: {type(self).__name__} optimises one metric",
             )
         require_mode(mode)
         self._metric = metric
@@ -169,12 +169,12 @@ class Searcher(ABC):
         if not self.several:
             names = [each.metric for each in objectives]
             raise ConfigError(
-                f"{type(self).__name__} optimises one metric, and the objectives are {names}: take "
-                "OptunaSearch, or random search, or name one metric in the TuneConfig"
+                f"{type(self).__name__} optimises one metric, but the objectives are {names}: use "
+                "OptunaSearch or random search, or set one metric in TuneConfig"
             )
         require(
             self.metric is None and self._from_experiment.objectives in ((), objectives),
-            f"{type(self).__name__} and TuneConfig name different metrics: give them in one place",
+            f"{type(self).__name__} and TuneConfig have different metrics: set them in only one of the two",
         )
         self._keep(objectives=objectives)
 
@@ -210,8 +210,8 @@ class Searcher(ABC):
             space.axes or space.domains
         ):
             raise ConfigError(
-                f"{type(self).__name__} has a search space of its own, and {setting('param_space')} has "
-                f"another: leave only constants in {setting('param_space')}"
+                f"{type(self).__name__} and {setting('param_space')} both have a search space: leave only "
+                f"constants in {setting('param_space')}"
             )
 
     def _keep(self, **decided: Any) -> None:
@@ -372,7 +372,7 @@ class Searcher(ABC):
         Raises:
             NotImplementedError: this searcher does not learn from results.
         """
-        raise NotImplementedError(f"{type(self).__name__} learns nothing from points evaluated elsewhere")
+        raise NotImplementedError(f"{type(self).__name__} cannot learn from points evaluated elsewhere")
 
     def add_evaluated_trials(self, trials: Iterable[FinishedTrial], metric: str) -> None:
         """Add the trials of another experiment: a `ResultGrid`, or a list of `Result`s.

@@ -227,9 +227,9 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
     ) -> None:
         if space is not None and not isinstance(space, Mapping):
             raise ConfigError(
-                f"space={space!r}: TuneBOHB takes no ConfigurationSpace; give tune's domains by name, such "
-                "as {'lr': tune.loguniform(1e-4, 1), 'momentum': tune.when({'optimizer': 'sgd'}, "
-                "tune.uniform(0, 1))}"
+                "space must be a dictionary of tune's domains, such as {'lr': tune.loguniform(1e-4, 1), "
+                "'momentum': tune.when({'optimizer': 'sgd'}, tune.uniform(0, 1))}, not "
+                f"{space!r}: TuneBOHB does not support ConfigurationSpace"
             )
         require_whole("max_concurrent", max_concurrent, 0, "1 or more, or 0 for as many as fit")
         super().__init__(space, metric, mode, points_to_evaluate, seed)

@@ -127,7 +127,7 @@ class Declared(Generic[C]):
         if space.axes:
             names = ", ".join(parameter.name for parameter in space.parameters if parameter.is_axis)
             raise ConfigError(
-                f"{names}: {searcher} draws, and can't try every value of a grid_search; use choice"
+                f"{names}: {searcher} samples values and does not support grid_search: use choice"
             )
         self.space: Space | None = space
         self.declared = space

@@ -156,14 +156,14 @@ class ModelBasedSearcher(Searcher, Generic[F]):
     ) -> None:
         require(
             not self._alone,
-            f"this {type(self).__name__} has been asked for suggestions by itself, and what it was told "
-            "would be lost: hand the Tuner a new one, and tell that by add_evaluated_point()",
+            f"this {type(self).__name__} was used without a Tuner, and its results would be lost: give the "
+            f"Tuner a new {type(self).__name__}, and add the results by add_evaluated_point()",
         )
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
         require(
             bool(self.objectives) or (self.metric is not None and self.mode is not None),
-            f"{type(self).__name__} needs to know what to optimise: give metric and mode, in the TuneConfig "
-            "or here",
+            f"{type(self).__name__} needs a metric and a mode: set them in TuneConfig or in "
+            f"{type(self).__name__}()",
         )
         if self._space is None:
             self._form = self._form_of(space, own=False)
@@ -178,8 +178,8 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         metric, mode, config = self._given
         require(
             self._space is not None or bool(config),
-            f"{type(self).__name__} has no search space: give space=, or call "
-            "set_search_properties(metric, mode, space), or hand it to a Tuner",
+            f"{type(self).__name__} has no search space: give space=..., call "
+            "set_search_properties(metric, mode, space), or use the searcher in a Tuner",
         )
         self.begin(Space.of(config or None), metric=metric, mode=mode, num_samples=-1, seed=fresh_seed())
         self._alone = True
@@ -188,8 +188,8 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         known = self.form.known_by(each.parameters)
         if known is None:
             raise ConfigError(
-                f"the evaluated point {each.parameters!r} is no configuration of the search space: give "
-                "every parameter, with a value that it may have"
+                f"the evaluated point {each.parameters!r} is not a configuration of the search space: give "
+                "every parameter, with a value of its domain"
             )
         self._learn(f"evaluated {number}", known, each)
 
@@ -208,7 +208,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         """
         if self._form is None:
             raise ConfigError(
-                f"{type(self).__name__} has no search space yet: hand it to a Tuner, in a TuneConfig"
+                f"{type(self).__name__} has no search space yet: use it as search_alg in TuneConfig"
             )
         return self._form
 

@@ -168,18 +168,18 @@ class Repeater(SearcherWrapper):
         units = num_samples if num_samples == -1 else num_samples // self.repeat
         require(
             units != 0,
-            f"{setting('num_samples')}={num_samples} is less than one configuration's repeat={self.repeat}: "
-            f"it counts all trials, so give a multiple of {self.repeat}",
+            f"{setting('num_samples')}={num_samples} is less than repeat={self.repeat}: "
+            f"{setting('num_samples')} counts all trials, so use a multiple of {self.repeat}",
         )
         require(
             not self.objectives,
-            "Repeater tells the mean of one metric, and there are several objectives: name one",
+            "Repeater averages one metric, but the experiment has several objectives: set one metric",
         )
         super().begin(space, metric=metric, mode=mode, num_samples=units, seed=seed)
         self._keep(num_samples=num_samples)
         require(
             self.skip is None or (self.metric is not None and self.mode is not None),
-            f"skip={self.skip!r} needs a metric and a mode, in the TuneConfig",
+            f"skip={self.skip!r} needs a metric and a mode: set both in TuneConfig",
         )
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:

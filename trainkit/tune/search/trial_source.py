@@ -235,14 +235,14 @@ class TrialSource:
             if suggestion is None:
                 return None
             if isinstance(suggestion, str):
-                ended = f"{self.name} has no more to suggest{getattr(suggestion, 'how_to_repeat', '')}"
+                ended = f"{self.name} has no further suggestion{getattr(suggestion, 'how_to_repeat', '')}"
                 self.reason = self._why() if self._gave_up else ended
                 return Searcher.FINISHED
             config = suggestion if self._searcher.whole else self._whole(suggestion)
             drawn = self._searcher.is_drawn(trial_id)
             rule = self.space.forbidden_by(config) if self.space.rules else None
             if rule is not None and not drawn:
-                raise ConfigError(f"{self.name} was given {config!r} to try, which is forbidden: {rule}")
+                raise ConfigError(f"a configuration to try, {config!r}, is forbidden by the rule {rule}")
             print_of_it = None if self._allow_duplicates else fingerprint(config)
             known = self._first.get(print_of_it) if drawn and print_of_it is not None else None
             if rule is None and known is None:
@@ -297,17 +297,19 @@ class TrialSource:
             config = self._whole(dict(given))
             if not self._searcher.knows(config):
                 raise ConfigError(
-                    f"{config!r} is not a configuration of the space of {self.name}: give all that it "
-                    "draws, with values that it may have"
+                    f"{config!r} is not a configuration of the space of {self.name}: give every parameter, "
+                    "with a value of its domain"
                 )
         else:
             self.space.point(given)
             preset = self.space.preset(given)
             if open_axes := [spell(path) for path in self.space.axes if path not in preset]:
-                raise ConfigError(f"the grid's {', '.join(open_axes)} must be given, as a grid draws nothing")
+                raise ConfigError(
+                    f"{', '.join(open_axes)} is missing: give a value for each axis of the grid"
+                )
             config = self.space.configuration(0, addition_generator(self._seed, number), preset)
         if (rule := self.space.forbidden_by(config)) is not None:
-            raise ConfigError(f"{config!r} is forbidden: {rule}")
+            raise ConfigError(f"{config!r} is forbidden by the rule {rule}")
         return config
 
     def resize(self, num_samples: int) -> None:
@@ -321,16 +323,20 @@ class TrialSource:
         total = self._suggested
         if total == total_before and num_samples != before:
             self._resize_searcher(before)
-            many = "no other number of trials" if total is None else f"{total} trials, as many as before"
+            many = (
+                "does not change the number of trials"
+                if total is None
+                else f"makes {total} trials, as before"
+            )
             raise ConfigError(
-                f"num_samples={num_samples} makes {many}, as {self.name} counts them: give another "
-                "number, add configurations one by one, or stop the experiment"
+                f"num_samples={num_samples} {many}, as {self.name} counts trials: give another number, "
+                "add configurations one by one, or stop the experiment"
             )
         if total is not None and total < enough:
             self._resize_searcher(before)
             raise ConfigError(
-                f"num_samples={num_samples} makes {total} trials, and {enough} were suggested already: give "
-                "more, or stop the experiment"
+                f"num_samples={num_samples} makes {total} trials, but {enough} are already suggested: use a "
+                "larger number, or stop the experiment"
             )
         self._finished = False
 
@@ -341,7 +347,7 @@ class TrialSource:
             raise
         except Exception as error:
             raise ConfigError(
-                f"{self.name}.resize() raised {type(error).__name__}, told of num_samples={num_samples}: "
+                f"{self.name}.resize() raised {type(error).__name__} for num_samples={num_samples}: "
                 f"{message_of(error)}"
             ) from error
 
@@ -446,7 +452,7 @@ class TrialSource:
             return getattr(self._searcher, verb)(trial_id, *news)
         except Exception as error:
             raise ConfigError(
-                f"{self.name}.{verb}() raised {type(error).__name__}, told of trial {trial_id}: "
+                f"{self.name}.{verb}() raised {type(error).__name__} for trial {trial_id}: "
                 f"{message_of(error)}"
             ) from error
 
@@ -457,7 +463,7 @@ class TrialSource:
             suggestion = self._searcher.suggest(trial_id)
         except Exception as error:
             raise ConfigError(
-                f"no configuration could be made for trial {self._proposed}: "
+                f"trial {self._proposed} has no configuration: "
                 f"{self.name}.suggest() raised {type(error).__name__}: {message_of(error)}"
             ) from error
         if suggestion is None or isinstance(suggestion, dict):
@@ -465,7 +471,7 @@ class TrialSource:
         if isinstance(suggestion, str) and suggestion == Searcher.FINISHED:
             return suggestion
         raise ConfigError(
-            f"{self.name}.suggest() returned {suggestion!r}; return a dictionary, None or Searcher.FINISHED"
+            f"{self.name}.suggest() returned {suggestion!r}: return a dictionary, None or Searcher.FINISHED"
         )
 
     def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
@@ -474,8 +480,8 @@ class TrialSource:
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
                 raise ConfigError(
-                    f"{self.name}.suggest() gave no value for {parameter.name}, which "
-                    f"{setting('param_space')} draws: let set_search_properties take the space, or leave "
+                    f"{self.name}.suggest() returned no value for {parameter.name} of "
+                    f"{setting('param_space')}: let set_search_properties accept the space, or leave "
                     f"only constants in {setting('param_space')}"
                 )
         if self.space.computed:
@@ -504,11 +510,11 @@ class TrialSource:
     def _why(self) -> str:
         number = self.space.cardinality() if self.space.parameters else None
         may_repeat = self._first and not self._allow_duplicates
-        again = "; allow_duplicates=True in TuneConfig tries some again" if may_repeat else ""
+        again = "; TuneConfig(allow_duplicates=True) tries some of them again" if may_repeat else ""
         if number is not None and len(self._first) >= number:
             of_all = f"all {number} configurations" if number > 1 else "the only configuration"
             return f"{of_all} of the space {'were' if number > 1 else 'was'} tried{again}"
-        return f"{self.name} found no configuration that is allowed and was not tried before{again}"
+        return f"{self.name} found no new configuration that is allowed{again}"
 
 
 def _reaches(config: Any, path: tuple[Any, ...]) -> bool:

@@ -90,7 +90,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         if sampler is not None or storage is not None:
             _check_kinds(sampler, storage)
         require(
-            study_name is None or is_name(study_name), f"study_name={study_name!r}: give the name of a study"
+            study_name is None or is_name(study_name),
+            f"study_name must be the name of a study, not {study_name!r}",
         )
         self._rewards = (
             None if evaluated_rewards is None else _checked_rewards(evaluated_rewards, self._points)
@@ -139,7 +140,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         evaluated = bool(self._evaluated_to_learn())
         require(
             len(self._aims) == 1 or not evaluated,
-            "evaluated points have one value each, and there are several objectives: leave them out",
+            "evaluated points are not supported with several objectives: leave the points out",
         )
         samplers.require_takes(
             self._suggester,
@@ -270,7 +271,8 @@ def _checked_rewards(rewards: Any, points: Sequence[Any]) -> list[float]:
     numeric = isinstance(rewards, Iterable) and all(isinstance(each, numbers.Real) for each in listed)
     require(
         numeric and len(listed) == len(points),
-        f"evaluated_rewards={rewards!r}: give one for each of the {len(points)} points_to_evaluate, a number",
+        f"evaluated_rewards must be a list of numbers, one for each of the {len(points)} points_to_evaluate, "
+        f"not {rewards!r}",
     )
     return list(map(float, listed))
 
@@ -282,5 +284,5 @@ def _check_kinds(sampler: object, storage: object) -> None:
     require_kind("sampler", sampler, BaseSampler, "optuna.samplers.TPESampler(seed=0)")
     require(
         storage is None or isinstance(storage, (str, BaseStorage)),
-        f"storage={storage!r}: give an address such as 'sqlite:///study.db', or a storage of Optuna's",
+        f"storage must be an address such as 'sqlite:///study.db', or a storage of Optuna, not {storage!r}",
     )

@@ -200,16 +200,15 @@ def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evalua
     name = type(sampler).__name__
     if isinstance(sampler, CmaEsSampler) and objectives > 1:
         raise ConfigError(
-            f"{name} optimises one metric, and there are {objectives}: take NSGAIISampler, TPESampler or "
-            "GPSampler"
+            f"{name} optimises one metric, not {objectives}: use NSGAIISampler, TPESampler or GPSampler"
         )
     if isinstance(sampler, CmaEsSampler) and evaluated:
         raise ConfigError(
-            f"{name} learns nothing from points evaluated elsewhere: hand them to it as source_trials, or "
-            "take another sampler"
+            f"{name} cannot learn from points evaluated elsewhere: pass the points to {name} as "
+            "source_trials, or use another sampler"
         )
     if isinstance(sampler, GridSampler) and points:
-        raise ConfigError(f"{name} tries its own grid, and no points_to_evaluate: put them into the grid")
+        raise ConfigError(f"{name} does not support points_to_evaluate: add the points to the grid of {name}")
 
 
 def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:

@@ -238,10 +238,12 @@ class OptunaDomains(Declared[OptunaParameter]):
 
     def param_of(self, name: str, value: Any) -> Any:
         if name not in self.codes:
-            raise SpaceError(f"the sampler has {name}={value!r}, and the space has {', '.join(self.codes)}")
+            raise SpaceError(
+                f"the sampler contains {name}={value!r}, but the space has only {', '.join(self.codes)}"
+            )
         domain = next(each.domain for each in self.declared.parameters if each.name == name)
         if not domain.contains(value):
-            raise SpaceError(f"the sampler has {name}={value!r}, which {domain} does not hold")
+            raise SpaceError(f"the sampler contains {name}={value!r}, which is not in {domain}")
         return self.codes[name].encode(value)
 
 
@@ -273,8 +275,8 @@ class Distributions(_Asked):
         for name, value in self._constants.items():
             if holds_leaf(value) or any(isinstance(each, BaseDistribution) for each in everything(value)):
                 raise ConfigError(
-                    f"space has {name}={value!r} beside Optuna's distributions, where it would not be drawn: "
-                    "give these only, each at a key of its own, or tune's domains only"
+                    f"space mixes {name}={value!r} with Optuna's distributions, which is not supported: use "
+                    "only Optuna's distributions, each with its own key, or only tune's domains"
                 )
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
@@ -288,7 +290,7 @@ class Distributions(_Asked):
         for name, value in given.items():
             if name not in self._distributions and self._constants.get(name, _ABSENT) != value:
                 raise ConfigError(
-                    f"points_to_evaluate gives {name}={value!r}, which the space does not have; it has "
+                    f"points_to_evaluate gives {name}={value!r}, which is not in the space; the space has "
                     f"{', '.join(self._distributions)}"
                 )
         fixed = {name: value for name, value in given.items() if name in self._distributions}
@@ -329,8 +331,8 @@ class DefineByRun(_Asked):
         unknown = [name for name in flatten(point) if name not in trial.params]
         if unknown:
             raise ConfigError(
-                f"points_to_evaluate gives {', '.join(unknown)}, which the function of the space does not "
-                f"ask for; it asks for {', '.join(trial.params)}"
+                f"points_to_evaluate gives {', '.join(unknown)}, which is not in the space; the function "
+                f"of the space suggests {', '.join(trial.params)}"
             )
         return dict(trial.params), False
 
@@ -360,7 +362,7 @@ class DefineByRun(_Asked):
             return {}
         if not isinstance(returned, Mapping) or not all(isinstance(key, str) for key in returned):
             raise ConfigError(
-                f"the function of the space returned {returned!r}; return nothing, or a dictionary of "
+                f"the function of the space returned {returned!r}: return None, or a dictionary of "
                 "constants by name"
             )
         return dict(returned)
@@ -386,7 +388,8 @@ def form_of(space: Any, *, own: bool) -> OptunaForm:
     if callable(space):
         return DefineByRun(space)
     raise ConfigError(
-        f"space={space!r}: give domains, Optuna's distributions by name, or a function of an Optuna trial"
+        "space must be a dictionary of domains or of Optuna's distributions, or a function of an Optuna "
+        f"trial, not {space!r}"
     )
 
 

@@ -321,8 +321,8 @@ class LazyStudy:
         theirs = [direction.name.lower() for direction in study.directions]
         if theirs != self._directions:
             raise ConfigError(
-                f"the study {self._name!r} in the storage is there to {' and '.join(theirs)}, and this "
-                f"experiment to {' and '.join(self._directions)}: give another study_name"
+                f"the study {self._name!r} in the storage has the directions {', '.join(theirs)}, but this "
+                f"experiment has {', '.join(self._directions)}: use another study_name"
             )
         # An exhausted sampler calls `stop` to end the optimisation loop. This searcher has no such loop, so
         # `stop` is replaced.
