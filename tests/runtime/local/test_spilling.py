@@ -231,7 +231,7 @@ def test_a_full_disk_is_an_error_of_the_call_alone(disk: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 * MIB, limits[1]))  # files may not be larger
     try:
-        with pytest.raises(OutOfDiskError, match=f"so is the disk of {disk}, where 10 MiB"):
+        with pytest.raises(OutOfDiskError, match=f"so is the disk of {disk}: 10 MiB"):
             trainkit.put(block(10))
         small = trainkit.put(block(4, 4))
     finally:

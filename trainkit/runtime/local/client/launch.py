@@ -136,16 +136,13 @@ def _usable(folder: Path) -> Path:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError("it is not writable")
     except OSError as error:
         raise ConfigError(
             f"the session's folder can't be created in {folder} ({error}): "
             "set TRAINKIT_RUNTIME_DIR to a writable folder"
         ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"the session's folder can't be created in {folder}, which is not writable: "
-            "set TRAINKIT_RUNTIME_DIR to a writable folder"
-        )
     return folder
 
 

@@ -116,7 +116,7 @@ def explain(error: OSError, folder: str, size_bytes: int) -> None:
 
 def _full_text(folder: str, size_bytes: int) -> str:
     return (
-        f"the object store is full, and so is the disk of {folder}, where {describe_bytes(size_bytes)} were "
-        f"to go: {1 - 1 / _SPARED:.0%} of it may be used. Release references, free space there, or choose "
-        "another disk by object_spilling_directory in init()."
+        f"the object store is full, and so is the disk of {folder}: {describe_bytes(size_bytes)} can't be "
+        f"written, as only {1 - 1 / _SPARED:.0%} of the disk may be used. Release references, free disk "
+        "space, or choose another disk by object_spilling_directory in init()."
     )
