@@ -69,7 +69,7 @@ def test_a_stopper_that_fails_is_not_passed_over(early_stopping: Any) -> None:
     whole.max_iters = 2 if early_stopping else 1
     with pytest.raises(MetricError, match="stopper waits for 'accuracy', which was not reported"):
         whole.set_params(stopper={"accuracy": 0.9}).fit(X, Y)
-    with pytest.raises(TrialError, match=r"KeyError: 'accuracy' \(raised by what stopper was given\)"):
+    with pytest.raises(TrialError, match=r"KeyError: 'accuracy' \(raised by the rule in stopper\)"):
         whole.set_params(stopper=wants_more).fit(X, Y)
 
 

@@ -136,7 +136,7 @@ def test_a_missing_metric_is_told_with_what_there_is():
     text = missing_metric(
         "los", [{"loss": 1, "eval": {"acc": 2}, "training_iteration": 1, "config": {"lr": 1}}]
     )
-    assert text == "'los', which was not reported; reported were eval/acc, loss. Did you mean 'loss'?"
+    assert text == "'los', which was not reported; reported names are eval/acc, loss. Did you mean 'loss'?"
 
 
 def test_other_spellings_of_a_setting_are_taken():

@@ -91,11 +91,13 @@ def test_the_configuration_is_changed_until_it_fits_or_is_given_up():
     policy, one = FailureConfig(out_of_memory=halved), trial()
     retry = what_follows(one, OOM, policy)
     assert retry == Retry(
-        "with another configuration after OutOfMemoryError: batch=32", counts=False, config={"batch": 32}
+        "retry with another configuration after OutOfMemoryError: batch=32",
+        counts=False,
+        config={"batch": 32},
     )
     assert one.config == {"batch": 64}, "the function gets a copy"
     end = what_follows(trial(config={"batch": 16}), OOM, policy)
-    assert isinstance(end, Failure) and "gave it up" in end.message
+    assert isinstance(end, Failure) and "returned None" in end.message
     other = Failure("ValueError", "no")
     assert what_follows(one, other, policy) == other
 
@@ -105,7 +107,7 @@ def test_the_configuration_is_changed_until_it_fits_or_is_given_up():
     [
         (lambda config: config, "tried before"),
         (lambda config: {"batch": 128}, "tried before"),
-        (lambda config: 7, "no configuration"),
+        (lambda config: 7, "not a dictionary"),
         (lambda config: config["size"], "raised KeyError"),
         (lambda config: {"batch": object()}, "file cannot hold"),
     ],

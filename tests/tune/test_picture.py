@@ -43,9 +43,9 @@ def test_long_names_and_reasons_leave_room_for_the_numbers(width):
         ("TERMINATED", "finished", "finished"),
         ("TERMINATED", "", "finished"),
         ("TERMINATED", "reported done=True", "finished"),
-        ("TERMINATED", "finished; killed, as it did not end in time", "finished"),
+        ("TERMINATED", "finished; killed, because it did not end in time", "finished"),
         ("TERMINATED", "training_iteration=9 reached 9", "finished"),
-        ("TERMINATED", "eval/a=b=-1.5e-07 reached -inf; killed, as it did not end in time", "finished"),
+        ("TERMINATED", "eval/a=b=-1.5e-07 reached -inf; killed, because it did not end in time", "finished"),
         ("TERMINATED", "reached max_t=9", "finished"),
         ("TERMINATED", "stopped by ASHA: reached max_t=9", "finished"),  # as older files have it
         ("TERMINATED", "stopped by ASHA: rung 1, rank 9 of 9", "stopped"),

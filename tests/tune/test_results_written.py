@@ -98,7 +98,7 @@ def test_a_search_without_end_ends_where_all_fail_at_once(fit):
         raise KeyError("data")
 
     with pytest.raises(
-        TuneError, match=r"12 of 1\d trials have failed, and none has reported: (.|\n)*KeyError"
+        TuneError, match=r"12 of 1\d trials have failed, and no trial has reported: (.|\n)*KeyError"
     ):
         fit(fails, {"x": tune.uniform(0, 1)}, num_samples=-1)
 

@@ -100,8 +100,7 @@ class TuneConfig(Settings):
             require_mode(self.mode)
         require(
             is_whole(self.num_samples) and (self.num_samples >= 1 or self.num_samples == -1),
-            f"{setting('num_samples')}={self.num_samples!r}: give 1 or more, or -1 to go on until "
-            "something ends it",
+            f"{setting('num_samples')}={self.num_samples!r}: give 1 or more, or -1 for unlimited trials",
         )
         words = "1 or more, or None for as many as fit"
         require_whole("max_concurrent_trials", self.max_concurrent_trials, 0, words, optional=True)
@@ -278,6 +277,6 @@ def _check_stop_rule(rule: object) -> None:
     )
     require(
         isinstance(rule, Stopper) or not hasattr(rule, "stop_all"),
-        f"{setting('stop')}={rule!r} has a stop_all(), which only a class that extends tune.Stopper is "
-        "asked for",
+        f"{setting('stop')}={rule!r} has a stop_all(), which is only called if "
+        "its class extends tune.Stopper",
     )

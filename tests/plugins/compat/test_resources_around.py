@@ -21,7 +21,7 @@ def test_population_based_training_has_its_files_and_its_warning(fit, tmp_path, 
         run={"stop": {"training_iteration": 6}},
     )
     assert (tmp_path / "e" / "pbt_global.txt").exists() == written
-    assert ("none will be changed" in caplog.text) == (not written)
+    assert ("no trial will be changed" in caplog.text) == (not written)
 
 
 def test_what_the_other_scheduler_must_hear_after_a_restore_it_hears():

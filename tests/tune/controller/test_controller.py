@@ -127,7 +127,7 @@ def test_a_trial_that_never_reports_the_metric_is_an_error_that_says_so(how):
         play.finished(0)
     failure = play.trial(0).failure
     assert failure.kind == "MetricError"
-    assert "'accuracy', which was not reported; reported were eval/loss, val_accuracy" in failure.message
+    assert "'accuracy', which was not reported; reported names are eval/loss, val_accuracy" in failure.message
     assert "Did you mean 'val_accuracy'?" in failure.message
 
 
@@ -327,7 +327,7 @@ class Reluctant(Searcher):
 def test_a_searcher_that_gives_nothing_is_an_error_and_not_a_hang():
     play = Play(searcher=Reluctant())
     assert play.controller.done
-    with pytest.raises(ConfigError, match=r"Reluctant suggests nothing.*FINISHED"):
+    with pytest.raises(ConfigError, match=r"Reluctant suggested nothing.*FINISHED"):
         raise play.controller.error
 
 

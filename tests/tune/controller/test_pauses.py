@@ -144,7 +144,7 @@ def test_without_a_checkpoint_a_pause_is_warned_of_and_the_trial_begins_anew(cap
     game.reported(0, {"m": 5.0})
     game.finished(0)
     assert game.statuses()[0] == "PAUSED"
-    assert "will begin anew" in caplog.text
+    assert "will start over" in caplog.text
     assert "define save_checkpoint()" in caplog.text
 
 
@@ -305,7 +305,7 @@ def test_without_a_donors_checkpoint_or_its_copy_the_trial_goes_on_as_it_is(ther
         assert game.adoptions[0].donor is game.trial(1)
         game.adopted(problem="the disk is full")
     noted = [each.detail for each in game.recorded(ev.Noted) if each.kind == "no exchange"]
-    assert noted == ["the disk is full" if there else "no checkpoint has test_00000, test_00001"]
+    assert noted == ["the disk is full" if there else "no donor has a checkpoint: test_00000, test_00001"]
     assert game.calls[game.trial(2).trial_id] == "setup"
     assert not game.trial(2).tried
 

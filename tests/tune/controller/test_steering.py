@@ -89,7 +89,7 @@ def test_a_trial_that_waits_is_held_where_it_waits():
         "there is no room for the second, and it keeps its place"
     )
     (start,) = play.order("pause", trial="test_00001")
-    assert outcome(play) == "trial test_00001 is held where it waits"
+    assert outcome(play) == "trial test_00001 does not start until it is resumed"
     assert start.trial.trial_id == "test_00002", "whom it holds up no more"
     play.started(2)
     play.reported(0, {}, done=True)

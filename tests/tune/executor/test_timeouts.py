@@ -103,7 +103,7 @@ def test_a_trial_that_hangs_in_c_when_told_to_stop_keeps_its_result(fit):
     run = {"stop": {"training_iteration": 1}, "failure_config": FailureConfig(max_failures=-1)}
     (result,) = fit(trainable, trial_timeout_s=2.5, run=run)
     assert (result.status, result.metrics["loss"]) == ("TERMINATED", 1.0)
-    assert result.reason == "training_iteration=1 reached 1; killed, as it did not end in time"
+    assert result.reason == "training_iteration=1 reached 1; killed, because it did not end in time"
 
 
 def test_the_time_of_each_attempt_runs_from_its_start():

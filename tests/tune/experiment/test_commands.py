@@ -276,4 +276,4 @@ def test_a_trial_is_stopped_where_it_stands():
     play.order("stop")
     assert "ends already" in play.answers[-1]["outcome"]
     play.order("dance", trial=["test_00000"])
-    assert "there is no verb 'dance'" in play.answers[-1]["outcome"]
+    assert "'dance' is not a command" in play.answers[-1]["outcome"]

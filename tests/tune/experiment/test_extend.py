@@ -242,7 +242,7 @@ def test_a_category_added_after_ten_trials_is_proposed(fit, tmp_path, caplog):
         again = tune.Tuner.restore(
             tmp_path / "e", trainable, param_space=wider, tune_config=tune.TuneConfig(num_samples=30)
         ).fit()
-    assert "another search space: x: uniform(0.0, 1.0) -> uniform(0.0, 9.0)" in caplog.text
+    assert "a changed search space: x: uniform(0.0, 1.0) -> uniform(0.0, 9.0)" in caplog.text
     assert len(again) == 30
     assert [result.config for result in again][:10] == [result.config for result in grid]
     assert any(result.config["kind"] == "new" for result in again[10:])

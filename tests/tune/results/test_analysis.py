@@ -96,7 +96,7 @@ def test_checkpoints(analysis):
     paths = [path for path, _ in analysis.get_trial_checkpoints_paths(first)]
     assert all(Path(path, "checkpoint").exists() for path in paths)
     assert analysis.get_best_checkpoint(first, "nobody", "max") is None
-    with pytest.raises(ConfigError, match="is no trial of"):
+    with pytest.raises(ConfigError, match="is not a trial of"):
         analysis.get_best_checkpoint("somewhere")
 
 
@@ -148,7 +148,7 @@ def test_ways_to_open_one(analysis, tmp_path):
     assert by_file.best_config["n"] == 0
     given = tune.ExperimentAnalysis(str(folder), trials=analysis.trials[:2], default_metric="mean_accuracy")
     assert len(given.trials) == 2
-    with pytest.raises(ConfigError, match="which trial is best"):
+    with pytest.raises(ConfigError, match="the best trial needs"):
         given.best_trial  # noqa: B018
     with pytest.raises(StoreError, match="no such folder"):
         tune.ExperimentAnalysis(tmp_path / "nowhere")

@@ -75,7 +75,7 @@ def test_mistakes_are_named(grid, call, kind, words):
 def test_without_a_metric_best_has_no_meaning(grid, tmp_path):
     run = tune.RunConfig(storage_path=tmp_path, verbose=0)
     other = tune.Tuner(lambda config: 1.0, param_space={"n": tune.grid_search([1, 2])}, run_config=run).fit()
-    with pytest.raises(ConfigError, match="which trial is best"):
+    with pytest.raises(ConfigError, match="the best trial needs"):
         other.get_best_result()
     assert other[0].best_metrics is None
 

@@ -38,7 +38,7 @@ def run(fit, scheduler, samples=3, **run):
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_its_default_is_a_minute(fit, caplog, name):
     run(fit, SCHEDULERS[name]())
-    assert caplog.text.count(f"{name} has judged no trial: none came to time_total_s=60") == 1
+    assert caplog.text.count(f"{name} has judged no trial: no trial reached time_total_s=60") == 1
 
 
 def test_one_that_came_so_far_is_enough(fit, caplog):

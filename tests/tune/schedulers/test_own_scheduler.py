@@ -151,7 +151,7 @@ def test_what_is_no_decision_is_the_schedulers(fit, returned, words):
             lambda self: [("a", "STOP")],
             r"verdicts\(\) returned 'STOP' for trial 'a': return a Dec",
         ),
-        ("verdicts", lambda self: [("a", Decision(Verdict.STOP))], "on 'a', which no trial has for an id"),
+        ("verdicts", lambda self: [("a", Decision(Verdict.STOP))], "on 'a', which is not the id of a trial"),
         ("take_space", lambda self, space: 1 / 0, r"take_space\(\) raised ZeroDivisionError: "),
         ("completed_space", lambda self, space: 1 / 0, r"completed_space\(\) raised ZeroDivisionError"),
         ("arguments", property(lambda self: self.nowhere), "arguments raised AttributeError"),

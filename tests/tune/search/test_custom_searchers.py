@@ -139,7 +139,7 @@ def test_one_without_a_seed_is_not_told_of_what_it_did_not_suggest(fit, tmp_path
     assert [result.config for result in grid][:4] == before
     assert len(grid) == 6
     assert all(square(config) == {"loss": loss} for config, loss in Unseeded.told)
-    assert "Unseeded suggests something else than before for 4 of 4 trials" in caplog.text
+    assert "Unseeded suggests other configurations than before for 4 of 4 trials" in caplog.text
 
 
 def test_another_sampler_learns_from_the_trials_of_before(fit, tmp_path):

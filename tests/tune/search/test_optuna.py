@@ -124,7 +124,7 @@ def test_an_interrupted_search_goes_on(fit, tmp_path):
 def test_a_sampler_that_no_file_holds_is_asked_for(fit, tmp_path):
     search = OptunaSearch(sampler=optuna.samplers.RandomSampler(seed=1))
     fit(parabola, PLANE, metric="loss", num_samples=4, search_alg=search)
-    with pytest.raises(ConfigError, match="search_alg=OptunaSearch, which its file cannot hold"):
+    with pytest.raises(ConfigError, match="search_alg=OptunaSearch, which its file cannot store"):
         tune.Tuner.restore(tmp_path / "e", parabola)
     more = tune.TuneConfig(num_samples=6, search_alg=search)
     assert len(tune.Tuner.restore(tmp_path / "e", parabola, tune_config=more, run_config=QUIET).fit()) == 6

@@ -126,7 +126,7 @@ def test_a_misspelt_metric_ends_the_experiment_at_the_first_report(fit, tmp_path
             tune.report({"loss": 1.0, "eval": {"loss": 2.0}})
 
     settings = {"num_samples": 4, "scheduler": tune.schedulers.ASHAScheduler(max_t=40)}
-    words = r"'los', which was not reported; reported were eval/loss, loss. Did you mean 'loss'\?"
+    words = r"'los', which was not reported; reported names are eval/loss, loss. Did you mean 'loss'\?"
     with pytest.raises(MetricError, match=words):
         fit(trainable, {"x": tune.uniform(0, 1)}, metric="los", **settings)
     grid = tune.ResultGrid.from_path(tmp_path / "e")
@@ -144,7 +144,9 @@ def test_a_misspelt_metric_ends_the_experiment_at_the_first_report(fit, tmp_path
     restored = restore("loss").fit()
     assert restored.num_terminated == 4
     assert restored.get_best_result().metrics["loss"] == 1.0
-    with pytest.raises(MetricError, match="'score', which was not reported; reported were eval/loss, loss"):
+    with pytest.raises(
+        MetricError, match="'score', which was not reported; reported names are eval/loss, loss"
+    ):
         restore("score")
     restore("score", strict_metric_checking=False)
 
@@ -212,7 +214,9 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
 
     (result,) = fit(trainable, metric="val_loss")
     assert result.error is None
-    told = "no 'val_loss', which is the metric: reported were loss, train_loss. Did you mean 'train_loss'?"
+    told = (
+        "no 'val_loss', which is the metric: reported names are loss, train_loss. Did you mean 'train_loss'?"
+    )
     assert caplog.text.count(told) == 1
 
 
@@ -221,16 +225,16 @@ def test_a_late_metric_is_no_mistake(fit, caplog):
     [
         (
             {"metric": "score"},
-            "no 'score', which is the metric: reported were epoch, loss. ASHAScheduler judges no trial",
+            "no 'score', which is the metric: reported names are epoch, loss. ASHAScheduler judges no trial",
         ),
         (
             {"metric": "loss", "time_attr": "training_iterations"},
-            "no 'training_iterations', which the scheduler's time_attr names: reported were epoch, loss. "
-            "Did you mean 'training_iteration'?",
+            "no 'training_iterations', which the scheduler's time_attr names: reported names are epoch, loss."
+            " Did you mean 'training_iteration'?",
         ),
         (
             {"metric": "loss", "time_attr": "hours"},
-            "no 'hours', which the scheduler's time_attr names: reported were epoch, loss. "
+            "no 'hours', which the scheduler's time_attr names: reported names are epoch, loss. "
             "ASHAScheduler judges",
         ),
     ],

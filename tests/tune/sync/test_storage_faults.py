@@ -62,7 +62,7 @@ def test_an_upload_that_hangs_is_given_up(fit, tmp_path):
     let_go = threading.Event()
     fs = Fails()
     fs.when = lambda path: "result.json" in path and not let_go.wait(60)
-    with pytest.raises(StorageError, match=r"not after 0\.2 s"):
+    with pytest.raises(StorageError, match=r"not copied within 0\.2 s"):
         fit(saving, run=at(fs, tmp_path, sync_config=tune.SyncConfig(sync_timeout=0.2)))
     let_go.set()
     assert eventually(lambda: not any(each.name == "trainkit-mirror" for each in threading.enumerate()))

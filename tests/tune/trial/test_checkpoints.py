@@ -53,7 +53,7 @@ def test_a_misspelt_score_is_told_and_deletes_no_checkpoint(fit, caplog):
     policy = tune.CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="scores")
     (result,) = fit(saving, {"steps": 3, "scores": [0.9, 0.1, 0.8]}, run={"checkpoint_config": policy})
     assert [state_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 1, 2]
-    told = "came with no number 'scores'"
+    told = "has no number 'scores'"
     assert caplog.text.count(told) == 1
     assert caplog.text.count("Did you mean 'score'?") == 1
     caplog.clear()

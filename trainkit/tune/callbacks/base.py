@@ -257,7 +257,7 @@ def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
     if hook == "setup" and call_problem(own, 0) is None:
         return lambda **info: own()
     raise ConfigError(
-        f"{type(callback).__name__}.{hook}{shown_signature(own)} can't be called as it will be "
+        f"{type(callback).__name__}.{hook}{shown_signature(own)} has the wrong signature "
         f"({problem}): define {hook}{shown_signature(ours)}"
     )
 

@@ -175,7 +175,7 @@ class ConsoleCallback(Callback):
         rest = shortened(rest, MAX_WIDTH // 2)
         say(one_line(line[: MAX_WIDTH - len(rest)] + rest))
         if self._lines[trial.status] == MAX_LINES and self._verbose < 2:
-            say(f"and so on: from here, a line on all trials every {SUMMARY_S:g} s")
+            say(f"Further trials are not listed; a summary of all trials follows every {SUMMARY_S:g} s")
 
     def _traceback(self, trial: Trial) -> None:
         """Print the traceback of a failed trial, once for each kind of error and place in the code."""

@@ -130,9 +130,7 @@ class TableReporter(ProgressReporter):
         self._mode = self._asked.mode or mode
         self._path = info.get("experiment_path", "")
         if self._asked.sort_by_metric and not (self._metric and self._mode):
-            raise ConfigError(
-                "sort_by_metric=True needs to know by which: give TuneConfig a metric and a mode"
-            )
+            raise ConfigError("sort_by_metric=True needs a metric and a mode: give both to TuneConfig")
 
     def should_report(self, trials: Sequence[Trial], done: bool = False) -> bool:
         now = self._now()

@@ -303,7 +303,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
         return True
     if idle and not exhausted:
         raise ConfigError(
-            f"{state.source.name} suggests nothing though no trial runs: "
+            f"{state.source.name} suggested nothing while no trial runs: "
             "it must return a configuration, or Searcher.FINISHED"
         )
     return False

@@ -63,8 +63,8 @@ class Losses:
 def too_many_losses(in_a_row: int, problem: str) -> str:
     """Return the message for an experiment that ends because its node dies repeatedly."""
     return (
-        f"{problem}, for the {in_a_row}th time in a row while no trial got any further. See what ends it, "
-        "such as the kernel for want of memory (`dmesg`): fewer trials at once need less"
+        f"{problem}, for the {in_a_row}th time in a row without progress of any trial. Find the cause, such "
+        "as a lack of memory (see `dmesg`): fewer concurrent trials need less memory"
     )
 
 
@@ -74,9 +74,9 @@ def too_many_losses(in_a_row: int, problem: str) -> str:
 def timeout_words(limit_s: float) -> str:
     """Return the message of a TrialTimeoutError."""
     return (
-        f"the attempt took longer than trial_timeout_s={limit_s:g} and was killed, wherever it was; "
-        f"allow more in {setting('trial_timeout_s', 'TuneConfig')}, or let it report and go on from a "
-        f"checkpoint by {setting('max_failures', 'FailureConfig')}"
+        f"the attempt took longer than trial_timeout_s={limit_s:g} and was killed: "
+        f"increase {setting('trial_timeout_s', 'TuneConfig')}, or save checkpoints and retry from them "
+        f"by {setting('max_failures', 'FailureConfig')}"
     )
 
 
@@ -93,15 +93,15 @@ def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> 
         limit: `max_failed_trials`; None: the experiment ended because all of its first trials failed without
             a report.
     """
-    why = "FailureConfig(max_failed_trials=...) ends the experiment there"
+    why = "this number reaches FailureConfig(max_failed_trials=...)"
     if limit is None:
-        why = f"none has reported: a search without end stops at {HOPELESS} such trials"
+        why = f"no trial has reported: an unlimited search stops after {HOPELESS} failed trials"
     failed = [(trial.trial_id, trial.failure) for trial in trials if trial.failure is not None]
     return (
         f"{len(failed)} of {len(trials)} trials have failed, and {why}:\n{grouped(failed)}\n"
-        f"All results are kept: look at them by tune.Tuner.restore({folder!r}, trainable).get_results(), or "
-        f"`trainkit show {folder}`. Mend the cause, then go on by tune.Tuner.restore({folder!r}, trainable, "
-        "restart_errored=True).fit()"
+        f"All results are kept: read them by tune.Tuner.restore({folder!r}, trainable).get_results(), or "
+        f"`trainkit show {folder}`. Fix the cause, then continue by tune.Tuner.restore({folder!r}, "
+        "trainable, restart_errored=True).fit()"
     )
 
 

@@ -69,7 +69,7 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
     except MetricError as error:
         return Failure("MetricError", str(error), retry=False)
     except Exception as error:  # the user's stop function or stopper raised this error
-        message = f"{message_of(error)} (raised by what {setting('stop', 'RunConfig')} was given)"
+        message = f"{message_of(error)} (raised by the rule in {setting('stop', 'RunConfig')})"
         return Failure.raised(error, message)
     if reached is None and says_done:
         reached = {"stop": "reported done=True"}
@@ -114,7 +114,7 @@ def _require_metric(state: ControllerState, result: Mapping[str, Any]) -> None:
         if lookup(result, metric) is None and misspelt(metric, result) is not None:
             raise MetricError(
                 f"{setting('metric', 'TuneConfig')} is {missing_metric(metric, [result])} "
-                "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
+                "(TuneConfig(strict_metric_checking=False) allows the metric in a later report)"
             )
 
 
@@ -198,7 +198,7 @@ def _applied(
     for trial_id, decision in verdicts:
         if trial_id not in state.by_id:
             raise ConfigError(
-                f"{state.scheduler.name}.verdicts() decided on {trial_id!r}, which no trial has for an id"
+                f"{state.scheduler.name}.verdicts() decided on {trial_id!r}, which is not the id of a trial"
             )
         _require_known_donors(state, trial_id, decision)
         trial, active = state.by_id[trial_id], state.active.get(trial_id)
@@ -236,8 +236,8 @@ def _require_known_donors(state: ControllerState, trial_id: str, decision: Decis
         if donor.trial_id not in state.by_id:
             raise ConfigError(
                 f"the scheduler {state.scheduler.name} lets trial {trial_id} take over the state of "
-                f"{donor.trial_id!r}, which no trial has for an id: name donors by the ids that "
-                "on_trial_add() told it"
+                f"{donor.trial_id!r}, which is not the id of a trial: use the ids that "
+                "on_trial_add() received"
             )
 
 

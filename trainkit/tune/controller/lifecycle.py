@@ -170,7 +170,7 @@ def what_follows(trial: Trial, failure: Failure, policy: FailureConfig) -> Retry
         if callable(policy.out_of_memory):
             return _changed(trial, failure, policy.out_of_memory)
         if not trial.alone:
-            return Retry(f"once more, alone, after {failure.kind}", counts=False, alone=True)
+            return Retry(f"retry without other trials after {failure.kind}", counts=False, alone=True)
     allowed, failures = policy.max_failures, trial.failures + 1
     if failure.retry and (allowed == -1 or failures <= allowed):
         limit = "" if allowed == -1 else f" of {allowed}"
@@ -185,9 +185,9 @@ def _changed(trial: Trial, failure: Failure, change: Callable[[dict[str, Any]], 
     except Exception as error:
         return _with_words(failure, f"then {asked} raised {type(error).__name__}: {message_of(error)}")
     if config is None:
-        return _with_words(failure, f"{asked} gave it up")
+        return _with_words(failure, f"{asked} returned None, which ends the trial")
     if not isinstance(config, dict):
-        return _with_words(failure, f"{asked} returned {config!r:.100}, which is no configuration")
+        return _with_words(failure, f"{asked} returned {config!r:.100}, which is not a dictionary")
     text = encode_config(config)
     if text in [encode_config(tried) for tried in (*trial.tried, trial.config)]:
         return _with_words(failure, f"{asked} returned a configuration that was tried before")
@@ -196,7 +196,7 @@ def _changed(trial: Trial, failure: Failure, change: Callable[[dict[str, Any]], 
             failure,
             f"{asked} returned {config!r:.200}, with an object that the experiment's file cannot hold",
         )
-    reason = f"with another configuration after {failure.kind}: {_difference(trial.config, config)}"
+    reason = f"retry with another configuration after {failure.kind}: {_difference(trial.config, config)}"
     return Retry(reason, counts=False, config=config)
 
 
@@ -301,7 +301,7 @@ def kill_overdue(state: ControllerState, now: float) -> None:
             fail(state, active.trial, Failure(TIMEOUT, words), now)
             continue
         status, reason = active.outcome
-        problem = "killed, as it did not end in time"
+        problem = "killed, because it did not end in time"
         active.outcome = status, f"{reason}; {problem}"
         _finish(state, active, now, problem)
     for active in limited.values():

@@ -25,8 +25,8 @@ NO_CHECKPOINT = (
     "save_checkpoint() and load_checkpoint()"
 )
 BEGINS_ANEW = (
-    f"%s paused trial %s, which will begin anew, as will others like it, since it has {NO_CHECKPOINT}; or "
-    "choose a scheduler that pauses no trial, such as ASHAScheduler()"
+    f"%s paused trial %s, which will start over, as will similar trials, because it has {NO_CHECKPOINT}; "
+    "or choose a scheduler that pauses no trial, such as ASHAScheduler()"
 )
 
 
@@ -70,7 +70,7 @@ def begin_pause(
         by = state.scheduler.label if decision.request is None else "a change of resources"
         # Without progress since the last restart, the trial would restart forever.
         if trial.iteration <= state.begun_anew.get(trial.trial_id, -1):
-            text = f"{by} paused the trial again, no further than before, and it has {NO_CHECKPOINT}"
+            text = f"{by} paused the trial again without progress, and the trial has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
         if not state.begun_anew:
             logger.warning(BEGINS_ANEW, by, trial.name)
@@ -118,7 +118,9 @@ def exchange(state: ControllerState, trial: Trial, decision: Decision, time: flo
 def note_no_exchange(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
     """Record that no donor of the decision has a checkpoint."""
     who = ", ".join(donor.trial_id for donor in decision.donors)
-    state.step.records.append(ev.Noted(time, "no exchange", f"no checkpoint has {who}", trial.trial_id))
+    state.step.records.append(
+        ev.Noted(time, "no exchange", f"no donor has a checkpoint: {who}", trial.trial_id)
+    )
 
 
 def retry_exchanges(state: ControllerState, time: float) -> None:

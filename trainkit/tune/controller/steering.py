@@ -26,7 +26,7 @@ def obey(state: ControllerState, event: ev.CommandGiven) -> None:
     place = len(state.step.records)
     try:
         if event.verb not in VERBS:
-            raise ConfigError(f"there is no verb {event.verb!r}: the verbs are {', '.join(VERBS)}")
+            raise ConfigError(f"{event.verb!r} is not a command: the commands are {', '.join(VERBS)}")
         if state.ending is not None:
             raise ConfigError(f"the experiment ends already: {state.ending.why}")
         outcome, done = VERBS[event.verb](state, event), True
@@ -107,7 +107,7 @@ def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
         return f"{name} pauses at its next report"
     if state.waiting.remove(trial) or state.paused.remove(trial):
         state.held[trial.trial_id] = trial
-    return f"{name} is held where it waits"
+    return f"{name} does not start until it is resumed"
 
 
 def _resume(state: ControllerState, event: ev.CommandGiven) -> str:
@@ -143,14 +143,14 @@ def _prioritise(state: ControllerState, event: ev.CommandGiven) -> str:
     """Let a waiting trial run before the other trials."""
     trial = _trial_of(state, event)
     if trial is None:
-        raise ConfigError("prioritise which trial? give its id")
+        raise ConfigError("prioritise needs the id of a trial")
     if trial.trial_id in state.active:
         raise ConfigError(f"trial {trial.trial_id} runs already")
     _take(state, event)
     if state.steering.keeps_aside(trial.trial_id):
         return f"trial {trial.trial_id} runs before the others once it is resumed"
     if trial.status is TrialStatus.PAUSED:
-        return f"trial {trial.trial_id} goes on before the others, as soon as its scheduler lets it"
+        return f"trial {trial.trial_id} resumes before the others, as soon as its scheduler allows"
     return f"trial {trial.trial_id} runs before the others"
 
 
@@ -174,7 +174,9 @@ def _set(state: ControllerState, event: ev.CommandGiven) -> str:
     """Change the number of trials, the limit of concurrent trials or the time budget; all or nothing."""
     given = dict(event.arguments)
     if not given or not given.keys() <= _SETTINGS.keys():
-        raise ConfigError(f"set {', '.join(given) or 'what'}? the settings are {', '.join(_SETTINGS)}")
+        raise ConfigError(
+            f"cannot set {', '.join(given) or 'nothing'}: the settings are {', '.join(_SETTINGS)}"
+        )
     for name, value in given.items():
         least, words = _SETTINGS[name]
         whole = name != "time_budget_s"
@@ -224,7 +226,7 @@ def tell_total(state: ControllerState, time: float) -> None:
 
 
 _SETTINGS: Mapping[str, tuple[float, str]] = {
-    "num_samples": (1, "a whole number, 1 or more, or -1 for samples without end"),
+    "num_samples": (1, "a whole number, 1 or more, or -1 for unlimited samples"),
     "time_budget_s": (0, "seconds from the beginning of this run, or -1 for no budget"),
     "max_concurrent_trials": (0, "a whole number, 1 or more, or 0 for as many as the resources allow"),
 }

@@ -72,7 +72,7 @@ class FailureConfig(Settings):
     out_of_memory: OutOfMemory | None = None
 
     def __post_init__(self) -> None:
-        require_whole("max_failures", self.max_failures, -1, "0 or more, or -1 to retry without end")
+        require_whole("max_failures", self.max_failures, -1, "0 or more, or -1 for unlimited retries")
         require_one_of("fail_fast", self.fail_fast, (True, False, "raise"))
         require(
             not (self.fail_fast and self.max_failures != 0),
@@ -82,8 +82,8 @@ class FailureConfig(Settings):
         require_whole("max_failed_trials", self.max_failed_trials, 1, words, optional=True)
         require(
             self.out_of_memory in (None, "retry_alone") or callable(self.out_of_memory),
-            f"out_of_memory={self.out_of_memory!r}: give 'retry_alone', or a function from a configuration "
-            "to the one to try instead",
+            f"out_of_memory={self.out_of_memory!r}: give 'retry_alone', or a function that receives "
+            "a configuration and returns the next one to try",
         )
 
 

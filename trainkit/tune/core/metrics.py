@@ -81,7 +81,7 @@ def keep_added(
                 left_out.add(key)
                 logger.warning(
                     "%r, which a callback or stopper added to a result, is left out, as it can't be stored; "
-                    "this is said once: %s",
+                    "this warning appears once: %s",
                     key,
                     message_of(error),
                 )

@@ -186,7 +186,8 @@ def what_is_best(
         )
     if metric is None or mode is None:
         raise TuneArgumentError(
-            "which trial is best? Give metric and mode here, or in TuneConfig(metric='loss', mode='min')"
+            "the best trial needs a metric and a mode: give both here, or in "
+            "TuneConfig(metric='loss', mode='min')"
         )
     require_one_of("mode", mode, ("min", "max"))
     return metric, mode

@@ -47,7 +47,7 @@ def missing_metric(name: str, results: Iterable[Mapping[str, Any]]) -> str:
     if reported == {BARE}:
         return f"{name!r}, but only a number was reported: give its name, as tune.report({{{name!r}: value}})"
     hint = did_you_mean(name, reported | AUTOMATIC, cutoff=0.6)
-    text = f"{name!r}, which was not reported; reported were {', '.join(sorted(reported))}"
+    text = f"{name!r}, which was not reported; reported names are {', '.join(sorted(reported))}"
     return f"{text}.{hint}" if hint else text
 
 
@@ -386,8 +386,8 @@ class CombinedStopper(Stopper):
         for stopper in stoppers:
             if not isinstance(stopper, Stopper):
                 raise TuneArgumentError(
-                    f"CombinedStopper({stopper!r}) is no Stopper: wrap a function in a FunctionStopper, or "
-                    "give RunConfig(stop=[...]) a list, which takes all forms"
+                    f"CombinedStopper({stopper!r}) is not a Stopper: wrap a function in a FunctionStopper, "
+                    "or give RunConfig(stop=[...]) a list, which takes all forms"
                 )
         self.stoppers = stoppers
         self._said_so: Stopper | None = None

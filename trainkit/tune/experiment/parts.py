@@ -38,14 +38,14 @@ def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int
     population = _population(tune)
     if population is not None and total_samples == 1:
         logger.warning(
-            "%s has a population of one, which nobody can take anything over from: give "
-            "TuneConfig(num_samples=...) as many members as it is to have, 4 or more",
+            "%s has a population of one trial, so no trial can copy another: set "
+            "TuneConfig(num_samples=...) to the size of the population, 4 or more",
             type(population).__name__,
         )
     if population is not None and _never_perturbed(tune, run):
         logger.warning(
-            "%s judges no trial before training_iteration=%g, and they end at %g: none will be changed. Make "
-            "perturbation_interval or burn_in_period smaller",
+            "%s judges no trial before training_iteration=%g, but trials end at %g: no trial will be changed."
+            " Make perturbation_interval or burn_in_period smaller",
             type(population).__name__,
             population.first_judgement,
             longest_way(tune, run),
@@ -162,9 +162,9 @@ class MetricWatch(Callback):
         name, self._ranked_by = self._ranked_by, None
         if name is not None and not is_number(lookup(trial.last_result, name)):
             logger.warning(
-                "the first checkpoint came with no number %r, which "
+                "the report of the first checkpoint has no number %r, which "
                 "CheckpointConfig(checkpoint_score_attribute=...) names: %s "
-                "A checkpoint without it counts as worse than any with it, and until one has it all are kept",
+                "Checkpoints without it rank last, and all checkpoints are kept until one has it",
                 name,
                 reported_words(name, trial.last_result),
             )
@@ -176,8 +176,8 @@ class MetricWatch(Callback):
         times = [time for trial in trials if is_finite(time := lookup(trial.last_result, name))]
         if times and max(times) < first * (1 - 1e-9):  # if no report has a time, an earlier warning said so
             logger.warning(
-                "%s has judged no trial: none came to %s=%g, the furthest to %.4g. Give a time_attr that "
-                "counts otherwise, such as 'training_iteration', or let it judge earlier",
+                "%s has judged no trial: no trial reached %s=%g, and the largest value was %.4g. Give "
+                "another time_attr, such as 'training_iteration', or let the scheduler judge earlier",
                 self._scheduler,
                 name,
                 first,
@@ -188,14 +188,14 @@ class MetricWatch(Callback):
         if metric == self._judged_by:
             yield f"{self._scheduler} judges no trial by a report without it."
         if metric in self._metrics:
-            yield "It may come later; a trial that ends without it fails"
+            yield "A later report may have it; a trial that ends without it fails"
 
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
     """Return a text with the names that `result` has instead of `name`, and with the closest name, if any."""
     names = reported_names(result)
     reported = sorted(set(names) - AUTOMATIC)
-    text = f"reported were {', '.join(reported)}" if reported else "nothing else was reported"
+    text = f"reported names are {', '.join(reported)}" if reported else "nothing else was reported"
     return f"{text}.{did_you_mean(name, names, cutoff=0.6)}"
 
 

@@ -208,7 +208,7 @@ class ExperimentRun:
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
             # The display has already shown the reason. Only without a display does the warning include it.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
-            logger.warning("%sAll that was reported is kept; %s", why, how_to_resume(self.folder))
+            logger.warning("%sAll reported results are kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
         if isinstance(store, running.MemoryStore):
             grid: running.ResultGrid = running.MemoryGrid(store, self.metric, self.mode, executor.errors)
@@ -350,7 +350,7 @@ class ExperimentRun:
             restored = self._restore(self._resume, reader, store, ledger)
             if by := restored.steering.paused_by:
                 logger.warning(
-                    "%s was paused by %s, so nothing starts: `trainkit resume %s` lets it go on",
+                    "%s was paused by %s, so no trial starts: run `trainkit resume %s`",
                     *(self.folder, by, self.folder),
                 )
         self._source.experiment_path = str(self.folder)
@@ -442,14 +442,16 @@ class ExperimentRun:
     ) -> running.Restored:
         if self._facts["trainable"] != self._bound.name:
             logger.warning(
-                "%s was started with the trainable %s and goes on with %s: is that meant?",
+                "%s was started with the trainable %s but continues with %s: is this change intended?",
                 self.folder,
                 self._facts["trainable"],
                 self._bound.name,
             )
         now = self._now()
         if self._changes:
-            logger.warning("%s goes on in another search space: %s", self.folder, "; ".join(self._changes))
+            logger.warning(
+                "%s continues with a changed search space: %s", self.folder, "; ".join(self._changes)
+            )
         restored = running.restore_trials(
             reader,
             self._source,
@@ -463,8 +465,8 @@ class ExperimentRun:
         )
         if self._source.corrected:
             logger.warning(
-                "%s suggests something else than before for %d of %d trials, as one does that is another, or "
-                "draws without a seed: their results it learns from as far as it can take them",
+                "%s suggests other configurations than before for %d of %d trials, because the searcher has "
+                "changed or has no seed. It learns from their results as far as possible",
                 self._source.name,
                 self._source.corrected,
                 len(restored.trials),

@@ -188,7 +188,7 @@ def _require_all(lacking: Mapping[str, str], call: str, why: Sequence[str] = ())
         what = " and ".join(f"{name}={value}" for name, value in lacking.items())
         again = ", ".join(f"{name}={'[...]' if name == 'callbacks' else '...'}" for name in lacking)
         raise TuneArgumentError(
-            f"this experiment was started with {what}, which its file cannot hold: "
-            f"give it again, as Tuner.restore(path, trainable, {call}({again})); the rest stays as it was"
+            f"this experiment was started with {what}, which its file cannot store: "
+            f"pass it again, as Tuner.restore(path, trainable, {call}({again})); all other settings are kept"
             + "".join(f". The reason: {each}" for each in why)
         )

@@ -74,8 +74,8 @@ def _require_callable_with(bound: Bound, function: Callable[..., Any]) -> None:
     ]
     if len(needed) == 2 and needed[1] in ("reporter", "status_reporter"):
         raise TuneArgumentError(
-            f"the trainable {bound.name} takes a {needed[1]}, which went with Ray 1.0: leave the argument "
-            f"out, and report by tune.report(name=value) where it says {needed[1]}(name=value)"
+            f"the trainable {bound.name} takes a {needed[1]}, which no longer exists since Ray 1.0: "
+            f"remove the argument, and call tune.report(name=value) instead of {needed[1]}(name=value)"
         )
     _require_fit(bound, signature, called=bound.name, **older_arguments(function, bound.parameters, None))
 

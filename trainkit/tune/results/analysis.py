@@ -222,9 +222,7 @@ class ExperimentAnalysis:
         metric = metric or self.default_metric or ITERATION
         mode = mode or self.default_mode or ("max" if metric == ITERATION else None)
         if mode is None:
-            raise ConfigError(
-                f"is the checkpoint with the least or the most {metric!r} best? Give mode='min' or 'max'"
-            )
+            raise ConfigError(f"the best checkpoint by {metric!r} needs a mode: give mode='min' or 'max'")
         require_mode(mode)
         return self._trial(trial).get_best_checkpoint(metric, mode)
 
@@ -335,7 +333,7 @@ class ExperimentAnalysis:
             if trial in (known.trial_id, known.path):
                 return known
         raise ConfigError(
-            f"{trial!r} is no trial of {self.experiment_path}: give one of `trials`, its id or path"
+            f"{trial!r} is not a trial of {self.experiment_path}: give one of `trials`, its id or path"
         )
 
 

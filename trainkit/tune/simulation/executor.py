@@ -329,7 +329,7 @@ class SimulatedExecutor:
             return
         if math.isinf(time):
             raise ConfigError(
-                f"with {COST}={took_s!r} of trial {trial.trial_id} the clock passes all numbers"
+                f"with {COST}={took_s!r} of trial {trial.trial_id} the simulated time becomes infinite"
             )
         self._failed_in_a_row = 0
         run.iteration = iteration

@@ -140,7 +140,7 @@ class Mirror(Callback):
             shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)
         if self._abandoned.is_set() or not (still or problem):
             return
-        why = f"not after {timeout_s:g} s" if still else f"{type(problem).__name__}: {problem}"
+        why = f"not copied within {timeout_s:g} s" if still else f"{type(problem).__name__}: {problem}"
         raise StorageError(
             f"the copy at {self._address} is not complete: {why}. Nothing is lost: the experiment is whole "
             f"in {self._folder}, for Tuner.get_results(); a restore from that folder completes the copy"
@@ -214,7 +214,7 @@ class Mirror(Callback):
                 self._news |= news
             if self._problem is None:
                 logger.warning(
-                    "%s cannot be copied to %s for now: %s: %s; it is tried again, and this is said once",
+                    "%s cannot be copied to %s for now (%s: %s); trainkit retries, with no further warning",
                     self._folder,
                     self._address,
                     type(error).__name__,

@@ -234,7 +234,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
         filesystem = _of_pyarrow(filesystem)
     if not isinstance(filesystem, base):
         raise ConfigError(
-            f"storage_filesystem={filesystem!r} is no file system of fsspec or pyarrow, and no "
+            f"storage_filesystem={filesystem!r} is not a file system of fsspec or pyarrow, nor a "
             "tune.syncer.Syncer"
         )
     return Address(filesystem, str(filesystem._strip_protocol(text)).rstrip("/"))
@@ -265,7 +265,7 @@ def _named_by(address: str) -> Address:
     except ImportError as error:
         raise MissingDependencyError(f"{address} cannot be reached: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"{address!r} is no address: {error}") from error
+        raise ConfigError(f"{address!r} is not an address: {error}") from error
     return Address(filesystem, str(root).rstrip("/"))
 
 

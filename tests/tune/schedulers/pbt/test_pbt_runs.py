@@ -169,7 +169,7 @@ def test_what_stands_only_in_the_mutations_is_drawn(trained):
 @pytest.mark.parametrize(("interval", "warned"), [(10, True), (4, False)])
 def test_an_interval_that_no_trial_reaches_is_told(trained, caplog, interval, warned):
     results = trained(samples=2, until=10, perturbation_interval=interval)
-    assert ("none will be changed" in caplog.text) == warned and not results.errors
+    assert ("no trial will be changed" in caplog.text) == warned and not results.errors
 
 
 class Mortal(Toy):
