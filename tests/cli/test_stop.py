@@ -239,7 +239,7 @@ def test_trials_of_a_killed_program_are_listed_as_interrupted(programs: Programs
     assert "killed" in listed
     assert " interrupted" in listed
     assert "2 interrupted" in shown
-    assert "interrupted: the program that ran it is gone" in told
+    assert "interrupted: its program has ended" in told
     assert " running" not in listed + shown + told
     assert eventually(lambda: not programs.processes())
 

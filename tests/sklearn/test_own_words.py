@@ -43,9 +43,9 @@ def test_settings_of_the_tuner_become_arguments_of_the_search(
 
 
 def test_a_search_goes_on_by_another_fit_and_the_tuner_by_a_restore() -> None:
-    assert how_to_resume("a") == "go on by Tuner.restore('a', trainable).fit()"
+    assert how_to_resume("a") == "resume by Tuner.restore('a', trainable).fit()"
     assert already_there("s3://a/b") == (
-        "s3://a/b already holds an experiment; go on with it by Tuner.restore('s3://a/b', trainable).fit(), "
+        "s3://a/b already holds an experiment; resume it by Tuner.restore('s3://a/b', trainable).fit(), "
         "or choose another RunConfig(name=...)"
     )
     with named_as(NAMES):

@@ -267,7 +267,7 @@ def test_in_a_real_terminal(tmp_path):  # row 1.22
     assert ": interrupted" in last.splitlines()[0]
     assert "best by last report: loss=1 at iteration 3 of" in last
     assert "\x1b[?25h" in last
-    assert "go on by Tuner.restore(" in last
+    assert "resume by Tuner.restore(" in last
     assert last.count("finished") >= 1
     assert "Ended early" not in last
 

@@ -92,7 +92,7 @@ def test_a_kill_while_a_pause_saves_is_a_failure_like_any_other():
     failure = lost_as_it_saved(max_failures=0).trial(0).failure
     assert (failure.kind, failure.message) == (
         "CheckpointError",
-        "ASHA paused the trial, which left no checkpoint to go on from: "
+        "ASHA paused the trial, which left no checkpoint to resume from: "
         "f_00000 (pid 12) was killed by SIGKILL",
     )
     game = lost_as_it_saved(max_failures=1)

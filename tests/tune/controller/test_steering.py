@@ -50,7 +50,7 @@ def test_a_trial_without_a_checkpoint_is_not_paused_and_does_not_fail():
     play = Play(num_samples=1)
     play.started(0)
     play.order("pause", trial="test_00000")
-    assert "is not paused, as it has no checkpoint to go on from: give one to tune.report(" in refusal(play)
+    assert "is not paused, as it has no checkpoint to resume from: give one to tune.report(" in refusal(play)
     assert kinds(play.reported(0, {})) == ["Advance"]
 
 
@@ -73,7 +73,7 @@ def test_a_class_that_fails_to_save_waits_to_begin_anew_and_has_not_failed():
     play.reported(0, {})
     play.finished(0, None, problem="Traceback: disk full")
     assert play.statuses() == ["PENDING"]
-    assert "left no checkpoint to go on from: Traceback: disk full" in play.trial(0).reason
+    assert "left no checkpoint to resume from: Traceback: disk full" in play.trial(0).reason
     assert play.controller.is_held
     assert kinds(play.order("resume", trial="test_00000")) == ["Start"]
     assert play.trial(0).failures == 0
@@ -222,7 +222,7 @@ def test_who_is_put_first_runs_before_the_others():
         play.reported(index, {})
         play.finished(index, CHECKPOINT)
     play.order("prioritise", trial="test_00003")
-    assert refusal(play) == "trial test_00003 runs already"
+    assert refusal(play) == "trial test_00003 is already running"
     play.order("prioritise")
     assert "give its id" in refusal(play)
     play.order("prioritise", trial="test_00002")
@@ -261,7 +261,7 @@ def test_commands_to_an_experiment_that_ends_are_refused():
     play.interrupt()
     for verb in ("pause", "resume", "prioritise", "stop"):
         play.order(verb, trial="test_00000")
-        assert refusal(play) == "the experiment ends already: interrupted"
+        assert refusal(play) == "the experiment is already ending: interrupted"
 
 
 # --- laws ----------------------------------------------------------------------------------------

@@ -274,6 +274,6 @@ def test_a_trial_is_stopped_where_it_stands():
     assert play.controller.ending == "stopped by ann@box (pid 3)"
     assert [each["done"] for each in play.answers] == [True, True, True, False, True]
     play.order("stop")
-    assert "ends already" in play.answers[-1]["outcome"]
+    assert "is already ending" in play.answers[-1]["outcome"]
     play.order("dance", trial=["test_00000"])
     assert "'dance' is not a command" in play.answers[-1]["outcome"]

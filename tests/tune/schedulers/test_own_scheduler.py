@@ -123,7 +123,7 @@ def nothing(self, trial_id, time, score):
         (Decision(Verdict.STOP, "bad"), "the reason must be a dictionary"),
         (Decision(Verdict.STOP, {"n": np.int64(3)}), r"stored: 'n' is .*3.*, a numpy\.int64, which .* hold"),
         (Decision(Verdict.STOP, {"far": np.zeros(2)}), "trial .*: a fact cannot be stored: 'far' is array"),
-        (Decision(Verdict.STOP, {("at", 1): 3}), r"stored: \('at', 1\) is named by a tuple, which"),
+        (Decision(Verdict.STOP, {("at", 1): 3}), r"stored: key \('at', 1\) is a tuple, which"),
         (Decision(Verdict.CONTINUE, {"seen": {1}}), r"stored: 'seen' is \{1\}, a set, which"),
         (Decision(Verdict.PAUSE, donors=("a",)), "donors must be Donor objects"),
         (Decision(Verdict.PAUSE, donors=(Donor("a", None),)), "donors must be Donor objects"),

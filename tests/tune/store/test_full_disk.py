@@ -52,7 +52,7 @@ def test_a_full_disk_ends_the_run_cleanly_and_is_gone_on_with(fit, small_disk):
         fit(long_story, run={"storage_path": small_disk})
     text = str(caught.value)
     assert f"{small_disk}/e/ballast (0.4 MB)" in text
-    assert text.endswith(f"go on by Tuner.restore({str(small_disk / 'e')!r}, trainable).fit()")
+    assert text.endswith(f"resume by Tuner.restore({str(small_disk / 'e')!r}, trainable).fit()")
     with ExperimentReader(small_disk / "e") as reader:  # it can be read as it is
         kept = len(reader.history(reader.trials()[0].trial_id))
     assert kept > 10

@@ -259,7 +259,9 @@ def _start_next(state: ControllerState, time: float) -> bool:
         (state.paused if trial.status is TrialStatus.PAUSED else state.waiting).add(trial)
         if not state.active:  # no running trial exists that could free the missing resources
             state.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
-            raise RuntimeError(f"trial {trial.name} does not fit, though nothing else runs")
+            raise RuntimeError(
+                f"trial {trial.name} does not fit into the resources, although no other trial runs"
+            )
         return False
     if trial.status is TrialStatus.PAUSED:
         paused.resume(state, trial, time)

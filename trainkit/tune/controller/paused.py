@@ -21,7 +21,7 @@ from trainkit.tune.schedulers.base import Decision, Verdict, in_words, words_for
 logger = logging.getLogger("trainkit.tune")
 
 NO_CHECKPOINT = (
-    "no checkpoint to go on from: give one to tune.report(metrics, checkpoint=...), or define "
+    "no checkpoint to resume from: give one to tune.report(metrics, checkpoint=...), or define "
     "save_checkpoint() and load_checkpoint()"
 )
 BEGINS_ANEW = (
@@ -60,12 +60,12 @@ def begin_pause(
     if not may_pause(state, trial, decision):
         # A user paused this trial, so it waits for a restart instead of failing.
         if trial.trial_id in state.steering.pulled:
-            words = f"{reason}, and left no checkpoint to go on from: {problem}"
+            words = f"{reason}, and left no checkpoint to resume from: {problem}"
             wait_again(state.step, trial, time, words[:200])
             line_up(state, trial, time)
             return None
         if problem:  # a kill while saving is a possible cause, so a retry may succeed
-            text = f"{state.scheduler.label} paused the trial, which left no checkpoint to go on from: "
+            text = f"{state.scheduler.label} paused the trial, which left no checkpoint to resume from: "
             return Failure("CheckpointError", text + problem)
         by = state.scheduler.label if decision.request is None else "a change of resources"
         # Without progress since the last restart, the trial would restart forever.

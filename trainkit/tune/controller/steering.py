@@ -28,7 +28,7 @@ def obey(state: ControllerState, event: ev.CommandGiven) -> None:
         if event.verb not in VERBS:
             raise ConfigError(f"{event.verb!r} is not a command: the commands are {', '.join(VERBS)}")
         if state.ending is not None:
-            raise ConfigError(f"the experiment ends already: {state.ending.why}")
+            raise ConfigError(f"the experiment is already ending: {state.ending.why}")
         outcome, done = VERBS[event.verb](state, event), True
     except ConfigError as error:
         outcome, done = str(error), False
@@ -145,7 +145,7 @@ def _prioritise(state: ControllerState, event: ev.CommandGiven) -> str:
     if trial is None:
         raise ConfigError("prioritise needs the id of a trial")
     if trial.trial_id in state.active:
-        raise ConfigError(f"trial {trial.trial_id} runs already")
+        raise ConfigError(f"trial {trial.trial_id} is already running")
     _take(state, event)
     if state.steering.keeps_aside(trial.trial_id):
         return f"trial {trial.trial_id} runs before the others once it is resumed"

@@ -179,8 +179,8 @@ def storing_problem(values: Mapping[Any, Any]) -> str | None:
     for name, value in values.items():
         if type(name) not in PLAIN_TYPES and not isinstance(name, (str, int, float)):
             return (
-                f"{name!r} is named by a {type(name).__name__}, which the experiment's file cannot hold: "
-                "name it by a text"
+                f"key {name!r} is a {type(name).__name__}, which the experiment's file cannot store: "
+                "use a string"
             )
         if type(value) not in PLAIN_TYPES:
             try:
@@ -189,8 +189,8 @@ def storing_problem(values: Mapping[Any, Any]) -> str | None:
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 return (
                     f"{name!r} is {shortened_repr(value)}, a {kind.removeprefix('builtins.')}, which the "
-                    "experiment's file cannot hold: give numbers, texts, lists and dictionaries of Python's, "
-                    "such as int(...) of NumPy's"
+                    "experiment's file cannot store: give Python's numbers, strings, lists and dictionaries, "
+                    "such as int(x) for a NumPy integer"
                 )
     return None
 

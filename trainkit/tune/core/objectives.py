@@ -181,8 +181,8 @@ def what_is_best(
     metric = metric or usual[0]
     if objectives and (metric is None or mode is None):
         raise TuneArgumentError(
-            f"the objectives are {list(modes)}, and none of them alone says what is best: give one as "
-            "metric, or look at pareto_front()"
+            f"the objectives are {list(modes)}, and no single objective decides which trial is best: "
+            "give one as metric, or look at pareto_front()"
         )
     if metric is None or mode is None:
         raise TuneArgumentError(

@@ -48,8 +48,8 @@ class PlacementGroupFactory:
         )
         if self.strategy == "STRICT_SPREAD" and sum(map(bool, bundles)) > 1:
             raise TuneArgumentError(
-                f"strategy='STRICT_SPREAD' asks for {sum(map(bool, bundles))} machines, a bundle on each, "
-                "and trials run on one: give 'SPREAD' or 'PACK'"
+                f"strategy='STRICT_SPREAD' needs {sum(map(bool, bundles))} machines, one for each bundle, "
+                "but trials run on one machine: give 'SPREAD' or 'PACK'"
             )
         object.__setattr__(self, "bundles", bundles)
         object.__setattr__(self, "head", bundles[0])
@@ -197,7 +197,7 @@ class Bound:
                 raise  # the message of this error already explains what to do
             except Exception as error:
                 raise TuneArgumentError(
-                    f"what a trial of {self.name} reserves is not known: {name_of(resources)} raised "
+                    f"the resources of a trial of {self.name} are unknown: {name_of(resources)} raised "
                     f"{type(error).__name__}: {message_of(error)}, for the configuration {config!r}"
                 ) from error
         return DEFAULT_REQUEST if resources is None else as_request(resources)

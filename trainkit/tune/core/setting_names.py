@@ -23,7 +23,7 @@ class SettingNames:
 
     names: Mapping[str, str] = field(default_factory=dict)
     other: str = ""
-    resume: str = "go on by Tuner.restore({path!r}, trainable).fit()"
+    resume: str = "resume by Tuner.restore({path!r}, trainable).fit()"
     doing: str = "Tuning"
     raises: bool = False
 
@@ -73,10 +73,10 @@ def already_there(path: object) -> str:
     """Return the message for a new experiment whose `path` already holds an experiment."""
     resume = ""
     if _CURRENT.get() is None:
-        resume = f"go on with it by Tuner.restore({str(path)!r}, trainable).fit(), or "
+        resume = f"resume it by Tuner.restore({str(path)!r}, trainable).fit(), or "
     return f"{path} already holds an experiment; {resume}choose another {setting('name', 'RunConfig')}"
 
 
 def went_beside(path: object, folder: object) -> str:
     """Return the message that `path` holds an experiment and that the new experiment is in `folder`."""
-    return f"{path} holds an experiment already, which stays as it is: this one is in {folder}"
+    return f"{path} already holds an experiment, which stays unchanged: the new one is in {folder}"

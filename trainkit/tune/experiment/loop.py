@@ -71,7 +71,7 @@ class ExperimentLoop:
                     batch.insert(0, ev.Interrupted(self._now(), signals.is_asked()))
                 stuck = self._executor.idle and math.isinf(self._controller.deadline)
                 if not batch and stuck and not self._controller.is_held:
-                    raise RuntimeError("no trial runs and none may start, yet the experiment has not ended")
+                    raise RuntimeError("no trial runs or can start, but the experiment has not ended")
                 self._apply(self._controller.handle(batch or [ev.Tick(self._now())]))
             self._apply(self._controller.close(self._now()))
             self._executor.dismiss()

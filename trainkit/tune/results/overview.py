@@ -185,7 +185,7 @@ class LogReader(ExperimentReader):
             yield entry, Report(trial, attempt, iteration, decode(metrics))
 
 
-CUT_OFF = f"{INTERRUPTED.why}: the program that ran it is gone"
+CUT_OFF = f"{INTERRUPTED.why}: its program has ended"
 
 
 @dataclass(frozen=True, kw_only=True)

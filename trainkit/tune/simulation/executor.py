@@ -359,7 +359,7 @@ class SimulatedExecutor:
         if self._relentless and self._failed_in_a_row > FAILURES:
             raise ConfigError(
                 f"{FAILURES} attempts have failed in a row, the last by {failure.kind}: {failure.message}; "
-                "others would follow without end: correct the objective, or the failures, or give "
+                "the simulation would not end: correct the objective or the failures, or give "
                 "FailureConfig(max_failed_trials=...)"
             )
         self._agenda.put(time, FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))

@@ -207,7 +207,7 @@ class SimulatedLoop:
         if time is not None and time <= deadline:
             return agenda.take()
         if math.isinf(deadline):
-            raise RuntimeError("no trial runs and none may start, yet the experiment has not ended")
+            raise RuntimeError("no trial runs or can start, but the experiment has not ended")
         agenda.wait_until(deadline)
         return [ev.Tick(agenda.now)]
 

@@ -346,7 +346,7 @@ def _live_folder(name: str) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.lstat().st_uid != os.getuid():
             raise StorageError(
-                f"{folder} is another user's, and experiments were to be written there, as "
+                f"{folder} belongs to another user, but experiments would be written there because "
                 f"{settings.results_dir()} is on a network file system: set TRAINKIT_RESULTS_DIR to a folder "
                 "of a local disk"
             )
@@ -560,8 +560,8 @@ def _require_same(folder: Path, copy: Path, address: Address) -> None:
         )
     if here_seq < there_seq:
         raise ConfigError(
-            f"{folder} holds an older state of the experiment at {address}, which went on elsewhere: remove "
-            "or rename the folder, and restore again"
+            f"{folder} holds an older state of the experiment at {address}, which continued elsewhere: "
+            "remove or rename the folder, and restore again"
         )
 
 
