@@ -50,7 +50,7 @@ def test_a_node_that_dies_again_and_again_ends_the_experiment_and_a_plain_restor
         )
         with pytest.raises(NodeDiedError, match=r"killed by signal 9\), for the 4th time in a row"):
             tuner.fit()
-        assert "0 of the trials that ran go on from their checkpoints, and 1 begin again" in caplog.text
+        assert "0 of the running trials resume from their checkpoints, and 1 start over" in caplog.text
         with ExperimentReader(tmp_path / "e") as reader:
             (trial,) = reader.trials()
         assert (str(trial.status), trial.failures, trial.iteration) == ("PENDING", 0, 1)

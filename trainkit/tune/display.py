@@ -399,7 +399,7 @@ class ExperimentProgress:
         if not self._failed or not path:
             return ""
         latest = self._failed[-1].trial_id
-        return f"traceback of the latest that failed: trainkit why {shlex.quote(path)} {latest}"
+        return f"traceback of the latest failed trial: trainkit why {shlex.quote(path)} {latest}"
 
     def shown(self, *, ended: bool = False) -> list[Trial]:
         """Return at most MAX_ROWS trials for a table, the best trials first, in order of score.

@@ -41,8 +41,8 @@ HISTORY = [
         True,
         "pause",
         {},
-        "nothing starts until the experiment is resumed; of 2 trials that run, those that can save a "
-        "checkpoint pause at their next report, and the others run on",
+        "nothing starts until the experiment is resumed; of 2 running trials, those that can save a "
+        "checkpoint pause at their next report, and the others continue",
     ),
     (False, "pause", {}, "the experiment was paused already by WHO"),
     (True, "resume", {}, "the experiment goes on"),

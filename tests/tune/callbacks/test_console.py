@@ -142,7 +142,7 @@ def test_a_failed_trials_line_names_the_place_and_the_traceback_stands_below_onc
     assert lines[begins[0] + 1] == f'    File "{__file__}", line {number}, in fails'
     assert "  ValueError: no luck" in lines and "  and a second line" in lines
     assert not [line for line in lines if PACKAGE in line], "frames of trainkit"
-    command = shlex.split(lines[-1].partition("traceback of the latest that failed: trainkit ")[2])
+    command = shlex.split(lines[-1].partition("traceback of the latest failed trial: trainkit ")[2])
     assert main(command) == 0
     assert "and a second line" in capsys.readouterr().out
 

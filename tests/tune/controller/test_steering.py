@@ -204,7 +204,7 @@ def test_a_scheduler_that_pauses_decides_when_its_trial_goes_on():
     play.finished(0)
     assert play.statuses()[0] == "PAUSED"
     play.order("resume", trial="test_00000")
-    assert "which decides when it goes on" in refusal(play)
+    assert "and only its scheduler can resume it" in refusal(play)
     play.order("pause", trial="test_00000")
     for index in (1, 2):
         play.started(index)

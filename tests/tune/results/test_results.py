@@ -135,7 +135,8 @@ def test_where_all_failed_there_is_no_best_and_it_is_told_why(tmp_path):
     run = tune.RunConfig(storage_path=tmp_path, verbose=0)
     failed = tune.Tuner(fails, tune_config=config, run_config=run).fit()
     with pytest.raises(
-        MetricError, match=r"by 'loss': 2 of 2 trials failed and none reported, the first with KeyError: 'lr'"
+        MetricError,
+        match=r"by 'loss': 2 of 2 trials failed and no trial reported, the first error is KeyError: 'lr'",
     ):
         failed.get_best_result()
 

@@ -162,7 +162,7 @@ def test_what_the_objective_raises_is_its_trial_s_failure():
 
     results = tune.simulate(broken, SPACE, search(2), seed=0, failures=0.1)
     assert results.num_errors == 2 and isinstance(results.errors[0], ZeroDivisionError)
-    with pytest.raises(MetricError, match="2 of 2 trials failed and none reported"):
+    with pytest.raises(MetricError, match="2 of 2 trials failed and no trial reported"):
         results.get_best_result()
 
 

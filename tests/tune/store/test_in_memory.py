@@ -34,7 +34,7 @@ def kept(tmp_path, caplog) -> ResultGrid:
     grid = experiment.fit()
     assert experiment.ended_by is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert "the experiment goes on" not in caplog.text
+    assert "the experiment continues" not in caplog.text
     return grid
 
 

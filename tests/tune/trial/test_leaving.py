@@ -139,7 +139,7 @@ def test_closing_ends_each_trial_even_if_one_cannot_be_ended(make_executor, monk
     monkeypatch.setattr("trainkit.tune.executor.actors.api.kill", refuse_the_first)
     executor.close()
     assert eventually(lambda: trainkit.available_resources().get("CPU") == SESSION_CPUS - 1)
-    assert "could not be ended" in caplog.text
+    assert "could not be stopped" in caplog.text
     kill(refused[0])
 
 

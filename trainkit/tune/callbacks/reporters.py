@@ -295,7 +295,7 @@ def _as_columns(columns: Columns) -> dict[str, str]:
 
 
 def _add(columns: dict[str, str], name: str, shown: str | None) -> None:
-    require(name not in columns, f"the column {name!r} is shown already")
+    require(name not in columns, f"the column {name!r} is already shown")
     columns[name] = shown or name
 
 

@@ -89,8 +89,8 @@ def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
             raise ConfigError(f"the experiment was paused already by {steering.paused_by}")
         _take(state, event)
         return (
-            f"nothing starts until the experiment is resumed; of {len(state.active)} trials that run, those "
-            "that can save a checkpoint pause at their next report, and the others run on"
+            f"nothing starts until the experiment is resumed; of {len(state.active)} running trials, those "
+            "that can save a checkpoint pause at their next report, and the others continue"
         )
     name, active = f"trial {trial.trial_id}", state.active.get(trial.trial_id)
     if trial.trial_id in steering.holds:
@@ -126,7 +126,7 @@ def _resume(state: ControllerState, event: ev.CommandGiven) -> str:
         if steering.paused_by:
             raise ConfigError(f"{name} waits for the experiment, which was paused by {steering.paused_by}")
         if trial.status is TrialStatus.PAUSED:
-            raise ConfigError(f"{name} was {trial.reason}, which decides when it goes on")
+            raise ConfigError(f"{name} was {trial.reason}, and only its scheduler can resume it")
         raise ConfigError(f"{name} is not paused: {trial.status}")
     _take(state, event)
     if trial.trial_id in state.held and not steering.keeps_aside(trial.trial_id):

@@ -99,7 +99,7 @@ def read_dictionary(folder: str) -> dict[str, Any]:
         state: dict[str, Any] = pickle.loads(Path(folder, FILENAME).read_bytes())
     except FileNotFoundError:
         raise CheckpointError(
-            f"the checkpoint in {folder} was not made of a dictionary: read its files, in as_directory()"
+            f"the checkpoint in {folder} does not contain a dictionary: read its files in as_directory()"
         ) from None
     except Exception as error:
         raise CheckpointError(
@@ -123,7 +123,7 @@ def keep_returned(folder: str, returned: Any) -> None:
     if path is None or not path.is_relative_to(folder) or not path.exists():
         raise CheckpointError(
             f"save_checkpoint({folder!r}) returned {returned!r}: return None, a dictionary, or the path "
-            "of a file that it has written into that folder"
+            "of a file in that folder"
         )
     if path != Path(folder):
         Path(folder, RETURNED).write_text(str(path.relative_to(folder)))

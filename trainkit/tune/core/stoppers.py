@@ -228,7 +228,7 @@ class TrialPlateauStopper(Stopper):
         require_mode(mode)
         require(
             metric_threshold is None or (is_finite(metric_threshold) and mode is not None),
-            f"metric_threshold={metric_threshold!r} needs to be a number, with mode='min' or mode='max'",
+            f"metric_threshold={metric_threshold!r} must be a number, together with mode='min' or mode='max'",
         )
         self.metric = metric
         self.std = std

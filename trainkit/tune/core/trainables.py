@@ -50,7 +50,7 @@ def _require_name(name: Any, call: str) -> None:
 def _found(known: Mapping[str, Any], name: str, what: str, how: str) -> Any:
     if name not in known:
         hint = did_you_mean(name, known, cutoff=0.6)
-        raise TuneArgumentError(f"no {what} is registered as {name!r}; do so by {how} before.{hint}")
+        raise TuneArgumentError(f"no {what} is registered as {name!r}; register it first, by {how}.{hint}")
     return known[name]
 
 

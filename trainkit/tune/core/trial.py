@@ -398,5 +398,5 @@ def _called(setting: str, function: Callable[[Trial], Any], trial: Trial) -> str
             f"{setting} raised {type(error).__name__} for trial {trial.trial_id}: {message_of(error)}"
         ) from error
     if not isinstance(name, str) or not name:
-        raise TuneArgumentError(f"{setting} returned {name!r} for trial {trial.trial_id}: return a text")
+        raise TuneArgumentError(f"{setting} returned {name!r} for trial {trial.trial_id}: return a string")
     return " ".join(name.split()) or trial.trial_id

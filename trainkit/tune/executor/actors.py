@@ -122,7 +122,7 @@ def end_all_now(doomed: list[tuple[ActorHandle, PlacementGroup | None]]) -> None
         try:
             end_now(actor, group)
         except TrainkitError:
-            logger.warning("%r could not be ended", actor, exc_info=True)
+            logger.warning("%r could not be stopped", actor, exc_info=True)
 
 
 _IN_ORDER = (TrialStatus.TERMINATED, TrialStatus.PAUSED)
@@ -265,7 +265,7 @@ class ActorExecutor(Executor):
         if row is None or row["pid"] is None:
             imports = ", ".join(sorted(session.wanted() & {"torch", "pandas", "sklearn"}))
             return f"{trial} waits for its worker to start{imports and f', which is forked with {imports}'}"
-        return f"{trial} starts: its worker (pid {row['pid']}) imports its code and sets it up"
+        return f"{trial} starts: its worker (pid {row['pid']}) imports the trial's code and runs its setup"
 
     def dismiss(self) -> None:
         for process in self._pool.take_all():

@@ -196,6 +196,6 @@ def _lost_words(problem: str, ran: Sequence[Trial]) -> str:
     waiting = [trial for trial in ran if trial.status is TrialStatus.PENDING]
     going_on = sum(trial.has_checkpoint() for trial in waiting)
     return (
-        f"{problem}: in a new session {going_on} of the trials that ran go on from their checkpoints, and "
-        f"{len(waiting) - going_on} begin again, as they have none"
+        f"{problem}: in a new session, {going_on} of the running trials resume from their checkpoints, and "
+        f"{len(waiting) - going_on} start over, because they have no checkpoint"
     )

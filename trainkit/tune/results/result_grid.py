@@ -302,7 +302,7 @@ class ResultGrid(Sequence[Result]):
         objectives = objectives_of(metric, mode) or (self.objectives if metric is None else ())
         if not objectives:
             raise ConfigError(
-                "a Pareto front is of several objectives: give metric=['accuracy', 'latency'], "
+                "a Pareto front needs several objectives: give metric=['accuracy', 'latency'], "
                 "mode=['max', 'min'] here, or in the TuneConfig"
             )
         return objectives
@@ -431,7 +431,7 @@ class ResultGrid(Sequence[Result]):
             reports = [report for _, history in reader.histories() for report in history]
         values = [lookup(report, metric) for report in reports]
         if any(value is not None for value in values):
-            more = "look at more of them with scope='all', or " if any(map(is_finite, values)) else ""
+            more = "include more reports with scope='all', or " if any(map(is_finite, values)) else ""
             raise MetricError(
                 f"no trial has a finite number as {metric!r} among its reports for scope={scope!r}; "
                 f"{more}keep NaN with filter_nan_and_inf=False"
@@ -439,8 +439,8 @@ class ResultGrid(Sequence[Result]):
         failed = [result for result in self._results if result.status is TrialStatus.ERROR]
         if failed and not reports:
             raise MetricError(
-                f"no best trial by {metric!r}: {len(failed)} of {len(self)} trials failed and none reported, "
-                f"the first with {first_line(failed[0].reason)}"
+                f"no best trial by {metric!r}: {len(failed)} of {len(self)} trials failed and no trial "
+                f"reported, the first error is {first_line(failed[0].reason)}"
             )
         raise MetricError(f"no best trial by {missing_metric(metric, reports)}")
 

@@ -142,8 +142,8 @@ class Mirror(Callback):
             return
         why = f"not copied within {timeout_s:g} s" if still else f"{type(problem).__name__}: {problem}"
         raise StorageError(
-            f"the copy at {self._address} is not complete: {why}. Nothing is lost: the experiment is whole "
-            f"in {self._folder}, for Tuner.get_results(); a restore from that folder completes the copy"
+            f"the copy at {self._address} is not complete: {why}. Nothing is lost: {self._folder} has the "
+            f"whole experiment, for Tuner.get_results(); a restore from that folder completes the copy"
         ) from problem
 
     def _joined(self, seconds: float) -> bool:

@@ -135,7 +135,7 @@ class SyncerFileSystem:
     def _do(self, verb: str, method: Callable[..., Any], *given: str) -> None:
         if method(*given) is False:
             raise StorageError(
-                f"{type(self.syncer).__name__}.{verb}{given} returned False: it can't begin now"
+                f"{type(self.syncer).__name__}.{verb}{given} returned False, so the copy cannot begin now"
             )
         self.syncer.wait()
 

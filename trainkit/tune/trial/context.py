@@ -114,9 +114,9 @@ class TrialContext:
         """Pass a report to the driver; return once the report is committed and the trial may continue."""
         if os.getpid() != self._process:
             raise TuneError(
-                f"tune.report() was called in process {os.getpid()}, which the trial's, {self._process}, has "
-                "forked; call it in the trial's own, and pass values there, such as through a "
-                "multiprocessing.Queue"
+                f"tune.report() was called in process {os.getpid()}, a child of the trial's "
+                f"process {self._process}: call it in the trial's process, and pass values there, such as "
+                "through a multiprocessing.Queue"
             )
         if threading.get_ident() != self._thread or _active.get() is not self:
             self._refused = (
@@ -163,7 +163,7 @@ class TrialContext:
         if self._refused and not self.stopping:
             if self.meter.iteration == self._start:
                 raise TuneError(f"the function ended and nothing was reported: {self._refused}")
-            log.warning("a report is lost: %s", self._refused)
+            log.warning("a report was not recorded: %s", self._refused)
 
     @contextmanager
     def saving(self) -> Iterator[str]:
@@ -218,8 +218,9 @@ def current_session(verb: str) -> TrialContext:
     session = _active.get() or _of_process
     if session is None:
         raise TuneError(
-            f"{verb}() was called outside a trial; it works in a function that a Tuner or a TorchTrainer "
-            "runs, in its process and thread. A Trainable class returns its metrics from step() instead"
+            f"{verb}() was called outside a trial; call it in a function that a Tuner or a TorchTrainer "
+            "runs, in the process and thread of the function. A Trainable "
+            "class returns its metrics from step() instead"
         )
     return session
 

@@ -161,8 +161,8 @@ def _leave(before: str | None, is_first: bool, moved: Moved) -> None:
         os.chdir(before)
     except OSError as error:  # an error here must not lose the trial's result
         logger.warning(
-            "the folder that the program ran in%s can't be returned to (%s), so the process goes on in "
-            "the trial's: have programs run in a folder that stays while trials do",
+            "the folder that the program ran in%s can't be returned to (%s), so the process stays in the "
+            "folder of the trial: run programs in a folder that exists until all trials end",
             *((f", {before!r},", error) if before else ("", "it was removed before the trial")),
         )
 
@@ -171,8 +171,8 @@ def _tell_where(error: FileNotFoundError, before: str) -> None:
     there = os.path.join(before, error.filename)
     if before and not os.path.isabs(error.filename) and os.path.exists(there):
         error.add_note(
-            f"A trial runs in its own folder; where the program runs, there is {there}: give the trial an "
-            f"absolute path, begin it with os.environ[{OLD_WORKING_DIR!r}], or have trials run there, by "
+            f"A trial runs in its own folder, but the file exists in the program's folder, as {there}: use "
+            f"an absolute path, such as one with os.environ[{OLD_WORKING_DIR!r}], or "
             "RunConfig(chdir_to_trial_dir=False)."
         )
 
