@@ -114,7 +114,7 @@ class TestTheFile:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
         try:
             with pytest.raises(
-                MemoryError, match=r"a copy of 32 samples, 1024 bytes of it made: .*too large"
+                MemoryError, match=r"a copy of 32 samples failed after 1024 bytes: .*too large"
             ):
                 self.take(copies)
         finally:

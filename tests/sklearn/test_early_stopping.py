@@ -213,7 +213,7 @@ def test_what_decides_may_be_searched() -> None:
         cv=2,
         error_score=0.0,
     )
-    with pytest.warns(FitFailedWarning, match="starts again with each fit"):
+    with pytest.warns(FitFailedWarning, match="restarts its training with each fit"):
         search.fit(X, binary)
     assert search.best_params_ == {"solver": "lbfgs"}
 

@@ -80,7 +80,9 @@ class TestOneCandidate:
         assert killing.predict(X).shape == (30,)
 
     def test_that_kills_its_process_ends_the_fit_where_errors_are_to_be_raised(self) -> None:
-        words = r"(?s)SIGKILL.*It was at fold 1 of 3, or after it, of the candidate \{'how': 'kill'\}"
+        words = (
+            r"(?s)SIGKILL.*The error occurred in fold 1 of 3, or after it, of the candidate \{'how': 'kill'\}"
+        )
         with pytest.raises(WorkerDiedError, match=words):
             search(["fine", "kill"], error_score="raise").fit(X, Y)
 
@@ -97,7 +99,7 @@ class TestOneCandidate:
         endless = search(["fine", "sleep"], refit=True)
         budget = 1.0
         with pytest.warns(
-            UserWarning, match=r"time budget.*: 1 candidate was not complete.*goes on with what is missing"
+            UserWarning, match=r"time budget.*: 1 candidate .* incomplete.*evaluates only what is missing"
         ):
             while not hasattr(endless, "cv_results_"):  # a busy machine may need longer for the other one
                 with contextlib.suppress(ConfigError):
@@ -152,16 +154,16 @@ class TestAllCandidates:
 
     def test_that_were_not_begun_are_left_out_too_and_counted(self) -> None:
         ended = search(["fine", "sleep", "fine", "raise"], n_jobs=1, stopper=FirstScore())
-        with pytest.warns(UserWarning, match=r"3 candidates were not complete .* a second fit .* goes on"):
+        with pytest.warns(UserWarning, match=r"3 candidates .* incomplete .* a second fit .* evaluates only"):
             ended.fit(X, Y)
         assert ended.cv_results_["params"] == [{"how": "fine"}]
 
     def test_drawn_anew_by_a_second_fit_are_not_said_to_go_on(self) -> None:
         drawn = TuneSearchCV(ScriptedEstimator(), {"how": ["sleep"]}, n_trials=1, cv=3, time_budget_s=0.3)
-        with pytest.raises(ConfigError, match="a second fit draws other candidates"):
+        with pytest.raises(ConfigError, match="a second fit samples different candidates"):
             drawn.fit(X, Y)
         drawn.set_params(random_state=0)
-        with pytest.raises(ConfigError, match="a second fit on the same data goes on"):
+        with pytest.raises(ConfigError, match="a second fit on the same data evaluates only what is missing"):
             drawn.fit(X, Y)
 
     def test_cut_off_is_an_error_that_says_so(self) -> None:

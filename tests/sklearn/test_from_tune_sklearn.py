@@ -85,7 +85,7 @@ def test_the_objective_is_that_of_the_scorer_that_decides() -> None:
 def test_a_searcher_with_a_space_of_its_own_searches_that() -> None:
     own = {"alpha": tune.uniform(0.2, 0.5)}
     searcher = OptunaSearch(own, metric="average_test_score", mode="max")
-    with pytest.warns(UserWarning, match="OptunaSearch was made with a space of its own"):
+    with pytest.warns(UserWarning, match="OptunaSearch has its own space"):
         search = TuneSearchCV(
             SGDClassifier(random_state=0), {"alpha": (1e-4, 1e-3)}, search_optimization=searcher, n_trials=2
         ).fit(X, Y)

@@ -139,7 +139,7 @@ def test_a_search_that_ends_early_says_only_what_it_knows() -> None:
     search = TuneHalvingGridSearchCV(SVC(), {"C": [1, 2, 3]}, cv=2, random_state=0, n_jobs=1).fit(X, Y)
     assert search.n_iterations_ == 2 and all(hasattr(search, name) for name in last)
     search.stopper = SecondScore()
-    with pytest.warns(UserWarning, match="a second fit evaluates the rounds before this one again"):
+    with pytest.warns(UserWarning, match="a second fit evaluates the previous rounds again"):
         search.fit(X, Y)
     assert search.n_iterations_ == len(search.n_resources_) == 1
     assert not any(hasattr(search, name) for name in last), "an earlier fit's"
@@ -192,7 +192,7 @@ def test_a_class_that_extends_a_search_decides_itself() -> None:
 
     found = Twice(LogisticRegression(), {"C": [7]}, cv=2).fit(X, Y)
     assert found.cv_results_["params"] == [{"C": 1}, {"C": 2}, {"C": 3}]
-    with pytest.raises(ConfigError, match="Twice says by its _run_search which candidates"):
+    with pytest.raises(ConfigError, match="not supported by Twice, whose _run_search decides"):
         Twice(LogisticRegression(), {"C": [7]}, early_stopping=True, max_iters=3).fit(X, Y)
 
 

@@ -149,7 +149,7 @@ def test_iterations_of_one_fit_and_of_all_are_told_apart() -> None:
         (AdaBoostClassifier(), "AdaBoostClassifier can't be trained"),
         (VotingClassifier([("rf", RandomForestClassifier())]), "VotingClassifier can't be trained"),
         (OneVsRestClassifier(SVC()), "OneVsRestClassifier can't be trained"),
-        (LogisticRegression(solver="liblinear"), r"starts again with each fit.*take solver='lbfgs'"),
+        (LogisticRegression(solver="liblinear"), r"restarts its training with each fit.*use solver='lbfgs'"),
         (
             SGDClassifier(early_stopping=True),
             r"SGDClassifier\(early_stopping=True\).*leave one of the two out",
@@ -169,7 +169,7 @@ def test_boosters_with_a_stop_of_their_own_are_refused() -> None:
         incremental_method(xgboost.XGBClassifier(early_stopping_rounds=5))
     with pytest.raises(ConfigError, match=r"early_stopping_round=5"):
         incremental_method(lightgbm.LGBMClassifier(early_stopping_round=5))
-    with pytest.raises(ConfigError, match=r"grows its whole forest at once.*take XGBClassifier"):
+    with pytest.raises(ConfigError, match=r"builds its whole forest at once.*use XGBClassifier"):
         incremental_method(xgboost.XGBRFClassifier())
     with pytest.raises(ConfigError, match=r"num_iterations=50\) overrides n_estimators"):
         incremental_method(lightgbm.LGBMClassifier(num_iterations=50))
@@ -216,7 +216,9 @@ def test_a_pipeline_that_can_be_trained_as_a_whole_is() -> None:
     ],
 )
 def test_the_resource_cannot_be_searched(estimator: Any, searched: str, prefix: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{searched} is searched.*take {searched} out of the search"):
+    with pytest.raises(
+        ConfigError, match=rf"{searched} cannot be searched.*remove {searched} from the search"
+    ):
         require_free(incremental_method(estimator), {"max_depth", searched}, prefix)
 
 
@@ -255,6 +257,6 @@ def test_a_training_may_be_left_to_the_default() -> None:
 @pytest.mark.parametrize("value", [4, 0, -1, "many", 20.0])
 def test_a_training_that_cannot_be_divided_is_refused(value: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"can't be divided into max_iters=5 portions: set n_estimators to 5"
+        ConfigError, match=r"cannot be divided into max_iters=5 portions: set n_estimators to at least 5"
     ):
         WAY.maximum({"n_estimators": value}, 5)

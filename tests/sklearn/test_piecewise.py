@@ -343,7 +343,7 @@ def test_transformers_cannot_change_on_the_way() -> None:
         make_pipeline(PCA(4), SGDClassifier(random_state=0)), 3, last_step=True, labels=Y
     )
     piecewise.advance(lambda: (X, Y, {}))
-    with pytest.raises(ConfigError, match="pca__n_components can't change in the course of a training"):
+    with pytest.raises(ConfigError, match="pca__n_components cannot change during training"):
         piecewise.change({"pca__n_components": 5})
 
 

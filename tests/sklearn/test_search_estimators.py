@@ -186,10 +186,10 @@ class Inconsistent(KFold):
 @pytest.mark.parametrize(
     ("search", "text"),
     [
-        (TuneGridSearchCV(SVC(), []), "the parameter space holds no candidate"),
-        (TuneGridSearchCV(SVC(), ONE, cv=[]), "gives no split into folds"),
+        (TuneGridSearchCV(SVC(), []), "the parameter space has no candidates"),
+        (TuneGridSearchCV(SVC(), ONE, cv=[]), "produces no folds"),
         (TuneGridSearchCV(SVC(), ONE, cv=Inconsistent(3)), "Expected 4 splits, got 3"),
-        (TuneGridSearchCV(SVC(), ONE, mode="best"), "mode='best': give 'max', 'min'"),
+        (TuneGridSearchCV(SVC(), ONE, mode="best"), "mode must be 'max', 'min', or None"),
         (
             TuneGridSearchCV(SVC(), ONE, scoring=["f1", "accuracy"], refit=False, mode="min"),
             "'f1', 'accuracy'",

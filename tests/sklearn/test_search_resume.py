@@ -354,5 +354,8 @@ def test_a_name_is_given_once_to_those_that_begin_at_the_same_time(tmp_path: Pat
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="search cannot be made"), claim_folder(tmp_path / "file", "search"):
+    with (
+        pytest.raises(StoreError, match="search cannot be created"),
+        claim_folder(tmp_path / "file", "search"),
+    ):
         pass

@@ -156,7 +156,9 @@ def test_when_the_search_ends_what_was_reported_counts(monkeypatch: pytest.Monke
         cv=2,
         stopper=ThirdReport(),
     )
-    with pytest.warns(UserWarning, match=r"1 candidate was not complete .* a second fit starts again"):
+    with pytest.warns(
+        UserWarning, match=r"1 candidate is incomplete .* a second fit starts from the beginning"
+    ):
         search.fit(X, Y)
     assert search.cv_results_["params"] == [{"bad": False}]
     done = search.cv_results_["training_iteration"][0]

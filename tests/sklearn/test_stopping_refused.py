@@ -42,18 +42,23 @@ pytestmark = pytest.mark.usefixtures("runtime")
             RandomForestClassifier(),
             {"n_estimators": [10, 20]},
             {"early_stopping": True},
-            "n_estimators is searched.*take n_estimators out of the search",
+            "n_estimators cannot be searched.*remove n_estimators from the search",
         ),
         (
             RandomForestClassifier(n_estimators=3),
             [{"max_depth": [1]}, {"max_depth": [2]}],
             {"early_stopping": True},
-            "n_estimators=3 can't be divided into max_iters=5",
+            "n_estimators=3 cannot be divided into max_iters=5",
         ),
         (SGD, {"alpha": [1]}, {"early_stopping": "nobody"}, "early_stopping='nobody' is not one of asha"),
         (SGD, {"alpha": [1]}, {"early_stopping": "Ahsa"}, "Did you mean 'asha'"),
-        (SGD, {"alpha": [1]}, {"early_stopping": 3}, "early_stopping=3: give True"),
-        (SGD, {"alpha": [1]}, {"early_stopping": True, "max_iters": 0}, "max_iters=0: give a whole number"),
+        (SGD, {"alpha": [1]}, {"early_stopping": 3}, "early_stopping must be True"),
+        (
+            SGD,
+            {"alpha": [1]},
+            {"early_stopping": True, "max_iters": 0},
+            "max_iters must be a positive integer, not 0",
+        ),
         (
             SGD,
             {"alpha": [1]},
@@ -70,15 +75,15 @@ pytestmark = pytest.mark.usefixtures("runtime")
             SGD,
             {"alpha": [1]},
             {"early_stopping": ASHAScheduler(time_attr="epoch")},
-            "counts by what candidates don't report: take time_attr='training_iteration'",
+            "needs a count that candidates don't report: use time_attr='training_iteration'",
         ),
         (
             SGD,
             {"alpha": [1]},
             {"early_stopping": ASHAScheduler(grace_period=20)},
-            "judges nobody before training_iteration=20, and max_iters=5",
+            "makes no decision before training_iteration=20, but max_iters=5",
         ),
-        (SGD, {"alpha": [1]}, {"early_stopping": "pareto"}, "ParetoScheduler judges by several metrics"),
+        (SGD, {"alpha": [1]}, {"early_stopping": "pareto"}, "ParetoScheduler compares several metrics"),
         (
             SGD,
             {"alpha": [1]},
@@ -90,7 +95,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
             SGD,
             {"alpha": [1]},
             {"early_stopping": True, "scoring": ["accuracy", "f1_macro"], "refit": False},
-            "refit=False names none of the scorers 'accuracy', 'f1_macro', and early_stopping needs to know",
+            "refit=False names none of the scorers 'accuracy', 'f1_macro', but early_stopping needs one",
         ),
     ],
 )
@@ -104,7 +109,7 @@ def test_what_cannot_be_is_said_before_anything_runs(
 # row 1.38
 def test_one_report_is_no_early_stopping() -> None:
     search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, early_stopping=True, cv=2)
-    with pytest.warns(UserWarning, match="max_iters = 1 stops nothing.*set max_iters to") as told:
+    with pytest.warns(UserWarning, match="max_iters=1 stops no candidate.*set max_iters to") as told:
         search.fit(X, Y)
     assert {warning.filename for warning in told} == {__file__}
     assert list(search.cv_results_["training_iteration"]) == [1]
@@ -113,6 +118,6 @@ def test_one_report_is_no_early_stopping() -> None:
 # row 1.38
 def test_many_reports_without_early_stopping_are_none() -> None:
     search = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, max_iters=5, cv=2)
-    with pytest.warns(UserWarning, match="max_iters is set to 5, and has no effect without early_stopping"):
+    with pytest.warns(UserWarning, match="max_iters=5 has no effect without early_stopping"):
         search.fit(X, Y)
     assert "training_iteration" not in search.cv_results_

@@ -84,7 +84,7 @@ def test_a_population_cannot_change_what_is_fitted_once() -> None:
         cv=2,
         error_score="raise",
     )
-    with pytest.raises(ConfigError, match="pca__n_components can't change in the course of a training"):
+    with pytest.raises(ConfigError, match="pca__n_components cannot change during training"):
         search.fit(X, Y)
 
 

@@ -87,7 +87,7 @@ class _Evaluated:
     def last(self) -> SearchResult:
         """Result of the last round."""
         if not self.rounds:
-            raise ValueError(f"{NO_FITS} _run_search had no candidate evaluated")
+            raise ValueError(f"{NO_FITS} _run_search evaluated no candidate")
         return self.rounds[-1]
 
 
@@ -260,15 +260,15 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _require_mode(self, scorers: Any, refit_metric: Any) -> None:
         """Raise ConfigError if `mode` is unknown, or is "min" and no single scorer decides."""
         if self.mode not in (None, "max", "min"):
-            raise ConfigError(f"mode={self.mode!r}: give 'max', 'min', or None for 'max'")
+            raise ConfigError(f"mode must be 'max', 'min', or None for 'max', not {self.mode!r}")
         if self.mode == "min" and isinstance(scorers, MultimetricScorer):
             self._require_name(refit_metric, scorers._scorers)
 
     def _require_name(self, refit_metric: Any, scorers: Iterable[str]) -> None:
         if not isinstance(refit_metric, str):
             raise ConfigError(
-                f"mode='min' is about one scorer, and refit={self.refit!r:.100} names none of "
-                f"{', '.join(map(repr, scorers))}: name it by refit, or leave mode out"
+                f"mode='min' applies to one scorer, but refit={self.refit!r:.100} names none of "
+                f"{', '.join(map(repr, scorers))}: name the scorer by refit, or leave mode out"
             )
 
     def _has_own_rounds(self) -> bool:
@@ -334,7 +334,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                 f"Expected {self.n_splits_} splits, got {len(splits)} of cv={self.cv!r:.200}"
             )
         if not splits:
-            raise ValueError(f"{NO_FITS} cv={self.cv!r:.200} gives no split into folds")
+            raise ValueError(f"{NO_FITS} cv={self.cv!r:.200} produces no folds")
         return splits
 
     def _early_stopping(
@@ -343,8 +343,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         asked = self._early_stopping_asked()
         if in_rounds and asked:
             raise ConfigError(
-                f"early_stopping={asked!r:.100}: {type(self).__name__} says by its _run_search which "
-                "candidates are evaluated, and when: leave early_stopping out"
+                f"early_stopping={asked!r:.100} is not supported by {type(self).__name__}, whose "
+                "_run_search decides which candidates are evaluated: leave early_stopping out"
             )
         stopping = early_stopping_of(
             asked,
@@ -359,8 +359,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if stopping is not None:
             if has_callbacks(self):
                 raise ConfigError(
-                    "early_stopping trains by portions, of which scikit-learn's callbacks would learn "
-                    "nothing: leave early_stopping out, or take the callbacks off by set_callbacks()"
+                    "early_stopping trains in portions, which scikit-learn's callbacks cannot "
+                    "observe: leave early_stopping out, or remove the callbacks by set_callbacks()"
                 )
             stopping.require_able(estimator, self._searched())
         return stopping
@@ -379,7 +379,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if total is None:
             return None
         if total == 0:
-            raise ValueError(f"{NO_FITS} the parameter space holds no candidate")
+            raise ValueError(f"{NO_FITS} the parameter space has no candidates")
         fits: int = total * self.n_splits_
         if self.verbose:
             say(f"Fitting {self.n_splits_} folds for each of {total} candidates, totalling {fits} fits")
@@ -486,10 +486,13 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _second_fit(self, stopping: EarlyStopping | None) -> str:
         """Return a sentence that says what a second `fit` does after an early end."""
         if stopping is not None:
-            return "with early stopping a second fit starts again"
+            return "with early stopping, a second fit starts from the beginning"
         if getattr(self, "random_state", 0) is None:
-            return "a second fit draws other candidates; with a random_state it goes on with what is missing"
-        return "a second fit on the same data goes on with what is missing"
+            return (
+                "a second fit samples different candidates; with a random_state, it evaluates only the "
+                "missing ones"
+            )
+        return "a second fit on the same data evaluates only what is missing"
 
     def _outcomes(self, candidates: Sequence[CandidateResult]) -> list[Outcome]:
         """Return the outcome of each fold of each candidate, in one list."""

@@ -66,8 +66,8 @@ def dictionaries(distributions: Any) -> list[Mapping[str, Any]]:
     found = [distributions] if isinstance(distributions, Mapping) else distributions
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, Mapping) for each in found):
         raise SpaceError(
-            f"param_distributions={distributions!r:.200} is neither a dictionary of parameters nor a list of "
-            "such"
+            "param_distributions must be a dictionary of parameters or a list of such dictionaries, "
+            f"not {distributions!r:.200}"
         )
     return list(found)
 
@@ -126,10 +126,10 @@ def for_searcher(distributions: Any, *, hyperopt: bool = False) -> dict[str, Any
     found = dictionaries(distributions)
     if len(found) != 1:
         raise SpaceError(
-            f"param_distributions is a list of {len(found)} dictionaries, which search_optimization='random' "
-            "draws from; for a searcher that learns write one dictionary, in which parameters that others "
-            "depend on stand in conditions: {'kernel': ['rbf', 'poly'], 'degree': "
-            "tune.when({'kernel': 'poly'}, tune.randint(2, 6))}"
+            f"param_distributions is a list of {len(found)} dictionaries, which only "
+            "search_optimization='random' supports; for other searchers, write one dictionary with "
+            "conditions for dependent parameters: "
+            f"{{'kernel': ['rbf', 'poly'], 'degree': tune.when({{'kernel': 'poly'}}, tune.randint(2, 6))}}"
         )
     return {
         name: given if hyperopt and is_expression(given) else _leaf_of(name, given)
@@ -170,7 +170,10 @@ def _expression_of(name: str, leaf: Any) -> Any:
             return hp.normal(name, leaf.mean, leaf.sd)
         case Categorical():
             return hp.choice(name, list(leaf.categories))
-    raise SpaceError(f"{name}: {leaf} can't stand beside expressions of hyperopt's: write it as one of them")
+    raise SpaceError(
+        f"{name}: {leaf} cannot be combined with expressions of hyperopt: write it as an expression of "
+        "hyperopt too"
+    )
 
 
 def domain_of(name: str, given: Any) -> Domain:
@@ -200,9 +203,9 @@ def domain_of(name: str, given: Any) -> Domain:
     except SpaceError as error:
         raise SpaceError(f"{name}: {error}") from None
     raise SpaceError(
-        f"{name}={given!r:.200} is no distribution: give a list of values, (low, high), (low, high, "
-        "'log-uniform'), one of scipy.stats, or a domain such as tune.loguniform(1e-4, 1). A single value is "
-        "a list of one"
+        f"{name}={given!r:.200} is not a distribution: pass a list of values, (low, high), (low, "
+        "high, 'log-uniform'), a distribution of scipy.stats, or a domain such as "
+        "tune.loguniform(1e-4, 1). Write a single value as a list"
     )
 
 
@@ -255,9 +258,9 @@ def _of_scipy(given: Any) -> Domain:
         return Normal(float(given.mean()), float(given.std()))
     called = getattr(getattr(given, "dist", given), "name", type(given).__name__)
     raise SpaceError(
-        f"{called} has no exact translation for a searcher that learns: take search_optimization="
-        "'random', which draws from anything with rvs; or uniform, loguniform, randint or norm of "
-        "scipy.stats, or one of tune's domains"
+        f"{called} cannot be translated exactly for this searcher: use search_optimization='random', "
+        "which samples from any object with rvs; or uniform, loguniform, randint or norm of "
+        "scipy.stats, or a domain of tune"
     )
 
 
@@ -270,7 +273,10 @@ def _of_skopt(given: Any) -> Domain:
     kind = type(given).__name__
     if kind == "Categorical":
         if len({*given.prior_}) > 1:
-            raise SpaceError(f"{given!r} prefers some values, and no domain of tune's does: leave out prior")
+            raise SpaceError(
+                f"{given!r} has a prior over its values, which domains of tune do not support: leave "
+                "prior out"
+            )
         return Categorical(tuple(given.categories))
     if kind in ("Real", "Integer"):
         number = float if kind == "Real" else int
@@ -285,9 +291,9 @@ def _of_optuna(given: Any) -> Domain:
     step = given.step
     if step is not None and not math.isclose(given.low / step, round(given.low / step), abs_tol=1e-9):
         raise SpaceError(
-            f"{given!r} counts its steps from {given.low}, which is no multiple of them, and so no "
-            "domain of tune's: search with search_optimization=OptunaSearch(space=...), and "
-            "param_distributions={}"
+            f"{given!r} has steps from {given.low}, which is not a multiple of the step, so no domain "
+            "of tune can represent it: use search_optimization=OptunaSearch(space=...), and "
+            f"param_distributions={{}}"
         )
     if words == "FloatDistribution":
         return Float(given.low, given.high, log=given.log, q=step)
@@ -396,17 +402,17 @@ def search_of(
     if isinstance(optimization, Searcher):
         if arguments:
             raise ConfigError(
-                f"search_kwargs={dict(arguments)!r} are for a searcher that is named: this one, a "
-                f"{type(optimization).__name__}, is made already; give them to its constructor"
+                f"search_kwargs={dict(arguments)!r} require search_optimization to be a name, not an "
+                f"existing {type(optimization).__name__}: pass them to its constructor"
             )
         learns = not isinstance(optimization, BasicVariantGenerator)
         space: Mapping[str, Any] | None = for_searcher(distributions)
         if getattr(optimization, "_space", None) is not None:
             if space:
                 warnings.warn(
-                    f"search_optimization: this {type(optimization).__name__} was made with a space of its "
-                    "own, which is searched; param_distributions is not. Give it param_distributions={}, or "
-                    "make it without a space",
+                    f"search_optimization: this {type(optimization).__name__} has its own space, "
+                    f"which replaces param_distributions: pass param_distributions={{}}, or make the "
+                    "searcher without a space",
                     stacklevel=4,
                 )
             space = None
@@ -414,7 +420,9 @@ def search_of(
     name = str(optimization).lower()
     if name == RANDOM:
         if arguments:
-            raise ConfigError(f"search_kwargs={dict(arguments)!r}: the random search takes none")
+            raise ConfigError(
+                f"search_kwargs={dict(arguments)!r} are not supported: the random search takes no arguments"
+            )
         return _random(distributions, n_trials, random_state)
     if name not in LEARNING:
         names = [RANDOM, *LEARNING]
@@ -431,7 +439,8 @@ def search_of(
     unknown = sorted(given.keys() - taken.keys())
     if unknown:
         raise ConfigError(
-            f"search_kwargs: {LEARNING[name]} takes no {', '.join(unknown)}; it takes {', '.join(taken)}"
+            f"search_kwargs: {LEARNING[name]} has no arguments {', '.join(unknown)}; its arguments "
+            f"are {', '.join(taken)}"
         )
     if name == "hyperopt":
         space = for_searcher(distributions, hyperopt=True)

@@ -67,8 +67,9 @@ class EarlyStopping:
         if self.portions.of_samples and end_of(self.portions.reports[0], fewest, most) < classes:
             of_all = f" of all {classes} classes" if classes > 1 else ""
             raise ConfigError(
-                f"resource='n_samples': of max_iters={most} portions the first has no sample{of_all}, as "
-                f"a fold has {fewest} training samples: set max_iters to {max(fewest // classes, 1)} or less"
+                f"resource='n_samples': the first of max_iters={most} portions has no sample{of_all}, "
+                f"because a fold has {fewest} training samples: set max_iters to "
+                f"{max(fewest // classes, 1)} or less"
             )
 
     def refitted(
@@ -92,7 +93,9 @@ class EarlyStopping:
         """
         trained = [(clone(dict(parameters), safe=False), portions) for parameters, portions in history]
         if not any(portions for _, portions in trained):
-            raise ConfigError("there is no candidate that was trained, and so none to refit: set refit=False")
+            raise ConfigError(
+                "no candidate was trained, so the search has no estimator to refit: set refit=False"
+            )
         whole = clone(estimator)
         if self.portions.of_samples:
             for parameters, _ in trained:
@@ -139,24 +142,25 @@ def early_stopping_of(
         ConfigError: an argument has an impossible value, or contradicts another argument.
     """
     if not is_whole(max_iters) or max_iters < 1:
-        raise ConfigError(f"max_iters={max_iters!r}: give a whole number from 1 on")
+        raise ConfigError(f"max_iters must be a positive integer, not {max_iters!r}")
     if early_stopping is None or early_stopping is False:
         if max_iters > 1:
             warnings.warn(
-                f"max_iters is set to {max_iters}, and has no effect without early_stopping: each candidate "
-                "is fitted whole. Set early_stopping=True, or leave max_iters out",
+                f"max_iters={max_iters} has no effect without early_stopping: every candidate is "
+                "fitted completely. Set early_stopping=True, or leave max_iters out",
                 stacklevel=5,
             )
         if of_samples:
             raise ConfigError(
-                "resource='n_samples' has no effect without early_stopping: each candidate is fitted whole. "
-                "Set early_stopping=True and max_iters, or leave resource out"
+                "resource='n_samples' has no effect without early_stopping: every candidate is "
+                "fitted completely. Set early_stopping=True and max_iters, or leave resource out"
             )
         return None
     if max_iters == 1:
         warnings.warn(
-            "early_stopping with max_iters = 1 stops nothing, as each candidate reports once: set max_iters "
-            "to the number of portions of a whole training, such as 10, or leave early_stopping out",
+            "early_stopping with max_iters=1 stops no candidate, because each candidate reports "
+            "once: set max_iters to the number of portions of a complete training, such as 10, or "
+            "leave early_stopping out",
             stacklevel=5,
         )
     scheduler = _scheduler_of(early_stopping, int(max_iters), searched)
@@ -171,8 +175,8 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
         return early_stopping
     if early_stopping is not True and not isinstance(early_stopping, str):
         raise ConfigError(
-            f"early_stopping={early_stopping!r}: give True, the name of a scheduler such as 'ASHAScheduler', "
-            "a scheduler of trainkit.tune.schedulers, or None"
+            "early_stopping must be True, the name of a scheduler such as 'ASHAScheduler', a "
+            f"scheduler of trainkit.tune.schedulers, or None, not {early_stopping!r}"
         )
     if early_stopping is True:
         return ASHAScheduler(
@@ -183,7 +187,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
         return create_scheduler(early_stopping, time_attr=COUNTED_BY, max_t=max_iters, grace_period=1)
     except ConfigError as error:
         raise ConfigError(
-            f"early_stopping={early_stopping!r}: a name alone doesn't say all that is needed. "
+            f"early_stopping={early_stopping!r}: this scheduler cannot be made without arguments. "
             f"{_instead(cls.__name__, max_iters, searched)} ({error})"
         ) from error
 
@@ -196,12 +200,12 @@ def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
         "PB2": f"hyperparam_bounds={{{parameter!r}: [1e-4, 1.0]}}",
     }
     if name not in changes:
-        return f"Give an object of trainkit.tune.schedulers.{name}"
+        return f"Pass an object of trainkit.tune.schedulers.{name}"
     every = max(max_iters // 5, 1)
     return (
-        f"Give an object, with those parameters that may change in the course of a training and what they "
-        f"may be, such as trainkit.tune.schedulers.{name}(time_attr={COUNTED_BY!r}, "
-        f"perturbation_interval={every}, {changes[name]})"
+        "Pass an object with the parameters that may change during training and their values, such "
+        f"as trainkit.tune.schedulers.{name}(time_attr={COUNTED_BY!r}, perturbation_interval={every}, "
+        f"{changes[name]})"
     )
 
 
@@ -211,20 +215,20 @@ def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | 
     require_goal(deciding, name, metric, mode)
     if isinstance(deciding, ParetoScheduler):
         raise ConfigError(
-            f"{name} judges by several metrics, and a search goes by the one that refit names: take another, "
-            "such as early_stopping=True"
+            f"{name} compares several metrics, but a search compares the one that refit names: use a "
+            "different scheduler, such as early_stopping=True"
         )
     if deciding.time_attr not in AUTOMATIC:
         raise ConfigError(
-            f"{name}(time_attr={deciding.time_attr!r}) counts by what candidates don't report: take "
-            f"time_attr={COUNTED_BY!r}, which counts from 1 to max_iters={max_iters}"
+            f"{name}(time_attr={deciding.time_attr!r}) needs a count that candidates don't report: "
+            f"use time_attr={COUNTED_BY!r}, which counts from 1 to max_iters={max_iters}"
         )
     first = deciding.first_judgement
     first = getattr(deciding, "grace_period", None) if first is None else first
     if deciding.time_attr == COUNTED_BY and first is not None and first > max_iters:
         raise ConfigError(
-            f"{name} judges nobody before {COUNTED_BY}={first:g}, and max_iters={max_iters} ends every "
-            "candidate before: raise max_iters, or let it judge earlier"
+            f"{name} makes no decision before {COUNTED_BY}={first:g}, but max_iters={max_iters} ends "
+            "every candidate earlier: raise max_iters, or let the scheduler decide earlier"
         )
 
 

@@ -516,14 +516,14 @@ def comparable_candidates(
     why = "" if found.ended_by is None else found.ended_by.why
     if not complete and not may_be_none:
         raise ConfigError(
-            f"no candidate was evaluated on all folds before the search ended ({why or 'it had none'}): "
-            f"give it more time; {again}"
+            "no candidate was evaluated on all folds before the search ended "
+            f"({why or 'it had no candidates'}): give the search more time; {again}"
         )
     if cut_off:
         are = "candidate was" if cut_off == 1 else "candidates were"
         warnings.warn(
-            f"the search ended before all was evaluated ({why}): {cut_off} {are} not complete and left out "
-            f"of cv_results_; {again}",
+            f"the search ended early ({why}): {cut_off} {are} incomplete and left out of cv_results_; "
+            f"{again}",
             stacklevel=4,
         )
     return complete
@@ -551,7 +551,7 @@ def error_to_raise(
             return error
         if error is not None and error_score == "raise":
             position = _position_of(candidate, by_portions=by_portions)
-            error.args = (f"{message_of(error)}\nIt was at {position}",)
+            error.args = (f"{message_of(error)}\nThe error occurred in {position}",)
             return error
     return None
 
@@ -576,8 +576,8 @@ def warn_if_few(found: SearchResult, search: CandidateSource) -> None:
     if found.ended_by is None and given < asked:
         name = type(search.searcher).__name__
         warnings.warn(
-            f"n_trials={asked}, and {given} candidates were evaluated: {name} had no other to suggest. Where "
-            "the space holds no more, TuneGridSearchCV evaluates all of it",
+            f"n_trials={asked}, but only {given} candidates were evaluated, because {name} suggested "
+            "no further ones. If the space has no others, TuneGridSearchCV evaluates all of it",
             UserWarning,
             stacklevel=4,
         )

@@ -31,10 +31,10 @@ class _Halving(TuneBaseSearchCV):
         return found
 
     def _second_fit(self, stopping: Any) -> str:
-        words = "a second fit evaluates the rounds before this one again"
+        words = "a second fit evaluates the previous rounds again"
         if self.random_state is None:
-            return f"{words}, and this one too: it draws anew, as there is no random_state"
-        return f"{words}, and of this one what is missing"
+            return f"{words}, and this round too, with new candidates, because random_state is not set"
+        return f"{words}, and the missing candidates of this round"
 
 
 class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[misc]

@@ -75,8 +75,8 @@ class IncrementalMethod:
         value = self.default if value is None else value
         if not isinstance(value, Integral) or value < portions:
             raise ConfigError(
-                f"{self.resource}={value!r} can't be divided into max_iters={portions} portions: "
-                f"set {self.resource} to {portions} or more, or max_iters lower"
+                f"{self.resource}={value!r} cannot be divided into max_iters={portions} portions: set "
+                f"{self.resource} to at least {portions}, or reduce max_iters"
             )
         return int(value)
 
@@ -174,10 +174,10 @@ def incremental_method(estimator: Any) -> IncrementalMethod:
         if "n_estimators" in parameters:
             return IncrementalMethod(MethodKind.WARM_START_ENSEMBLE, "n_estimators")
     raise ConfigError(
-        f"early_stopping: {name} can't be trained a portion at a time. It would need partial_fit, warm_start "
-        "with max_iter or n_estimators, or to be a model of XGBoost, LightGBM or CatBoost: "
-        "set resource='n_samples', so that a portion is a fit on more of the samples, or "
-        "early_stopping=None, or take an estimator that has one of these, such as SGDClassifier"
+        f"early_stopping: {name} can't be trained a portion at a time, because it has no partial_fit "
+        "and no warm_start with max_iter or n_estimators, and is not a model of XGBoost, LightGBM or "
+        "CatBoost: set resource='n_samples', so that each portion is a fit on more samples, or "
+        "early_stopping=None, or use an estimator that trains in portions, such as SGDClassifier"
     )
 
 
@@ -198,13 +198,15 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
             return estimator  # The estimator's class is a user's own class.
         raise ConfigError(
             "early_stopping: a Pipeline as a whole can't be trained a portion at a time: set "
-            "pipeline_auto_early_stop=True, so that its last step is, or early_stopping=None"
+            "pipeline_auto_early_stop=True to train only its last step in portions, or "
+            "early_stopping=None"
         )
     name, step = estimator.steps[-1]
     if step is None or isinstance(step, str):
         raise ConfigError(
-            f"early_stopping trains the last step of a pipeline a portion at a time, and {name!r} is "
-            f"{step!r}: end the pipeline with an estimator, or set early_stopping=None"
+            "early_stopping trains the last step of a pipeline a portion at a time, but the last "
+            f"step {name!r} is {step!r}: end the pipeline with an estimator, or set "
+            "early_stopping=None"
         )
     return step
 
@@ -228,9 +230,9 @@ def require_free(way: IncrementalMethod, searched: Collection[str], prefix: str 
     for name in sorted(own):
         if f"{prefix}{name}" in searched:
             raise ConfigError(
-                f"{prefix}{name} is searched, and early_stopping sets it to train {way.resource} a portion "
-                f"at a time, so that reports say how many are worth it: take {prefix}{name} out of the "
-                "search and set it on the estimator, as the most that any candidate gets, or set "
+                f"{prefix}{name} cannot be searched with early_stopping, which trains {way.resource} "
+                f"in portions and so finds how many are enough: remove {prefix}{name} from the search "
+                "and set it on the estimator as the maximum for all candidates, or set "
                 "early_stopping=None"
             )
 
@@ -239,7 +241,7 @@ def _booster_of(estimator: Any, parameters: Mapping[str, Any]) -> IncrementalMet
     name = type(estimator).__name__
     if descends(estimator, "xgboost", "XGBRFClassifier", "XGBRFRegressor"):
         raise ConfigError(
-            f"early_stopping: {name} grows its whole forest at once: set early_stopping=None, or take "
+            f"early_stopping: {name} builds its whole forest at once: set early_stopping=None, or use "
             f"{name.replace('RF', '')}"
         )
     if descends(estimator, "xgboost", "XGBModel"):
@@ -262,8 +264,8 @@ def _refuse_synonyms(
     for synonym in sorted(synonyms):
         if parameters.get(synonym) is not None:
             raise ConfigError(
-                f"{name}({synonym}={parameters[synonym]!r}) overrides {resource}, which early_stopping "
-                f"divides: give {resource}={parameters[synonym]!r} in its place"
+                f"{name}({synonym}={parameters[synonym]!r}) overrides {resource}, which "
+                f"early_stopping divides: set {resource}={parameters[synonym]!r} instead"
             )
 
 
@@ -271,16 +273,16 @@ def _refuse_own_stop(name: str, parameters: Mapping[str, Any], words: Collection
     for word in words:
         if parameters.get(word) not in (None, False):
             raise ConfigError(
-                f"{name}({word}={parameters[word]!r}) ends each training by itself, and early_stopping "
-                "of the search trains a portion at a time: leave one of the two out"
+                f"{name}({word}={parameters[word]!r}) may end its training early, which conflicts "
+                "with early_stopping of the search: leave one of the two out"
             )
 
 
 def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any]) -> None:
     if descends(estimator, "sklearn", "LogisticRegression") and parameters.get("solver") == "liblinear":
         raise ConfigError(
-            f"early_stopping: {name}(solver='liblinear') starts again with each fit, warm_start or not: take "
-            "solver='lbfgs' or 'saga', or set early_stopping=None"
+            f"early_stopping: {name}(solver='liblinear') restarts its training with each fit, even "
+            "with warm_start: use solver='lbfgs' or 'saga', or set early_stopping=None"
         )
 
 

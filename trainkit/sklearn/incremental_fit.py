@@ -153,7 +153,7 @@ class IncrementalFit:
         for name in parameters:
             if not name.startswith(self._prefix):
                 raise ConfigError(
-                    f"{name} can't change in the course of a training, as the transformers of the pipeline "
+                    f"{name} cannot change during training, because the transformers of the pipeline "
                     f"are fitted once: mutate parameters that begin with {self._prefix!r}"
                 )
         own = {name.removeprefix(self._prefix): value for name, value in parameters.items()}

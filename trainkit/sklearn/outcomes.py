@@ -227,7 +227,7 @@ def _new_folder(parent: Path, name: str) -> Path:
     try:
         return next(parent / each for each in _names(name) if _is_made(parent / each))
     except OSError as error:
-        raise StoreError(f"the experiment's folder {parent / name} cannot be made: {error}") from error
+        raise StoreError(f"the experiment's folder {parent / name} cannot be created: {error}") from error
 
 
 def _is_made(folder: Path) -> bool:

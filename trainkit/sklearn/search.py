@@ -245,7 +245,8 @@ class TuneSearchCV(TuneBaseSearchCV):
     def _search(self) -> CandidateSource:
         if self.n_iter is not None and self.n_trials not in (N_TRIALS, self.n_iter):
             raise ConfigError(
-                f"n_trials={self.n_trials} and n_iter={self.n_iter} are two names of one number: give one"
+                f"n_trials={self.n_trials} and n_iter={self.n_iter} have the same meaning: give only "
+                "one of them"
             )
         return search_of(
             self.search_optimization,

@@ -171,16 +171,18 @@ def settings_of(
     given = checked_tune_params(tune_params)
     if given.get("max_failures") and search.error_score == "raise":
         raise ConfigError(
-            f"tune_params has max_failures={given['max_failures']!r}, and error_score='raise' ends the "
-            "search at the first failure: set error_score=numpy.nan, or leave max_failures out"
+            f"tune_params has max_failures={given['max_failures']!r}, but error_score='raise' ends "
+            "the search at the first failure: set error_score=numpy.nan, or leave max_failures out"
         )
     if not isinstance(given.get("resources_per_trial") or {}, Mapping):
         raise ConfigError(
-            f"tune_params has resources_per_trial={given['resources_per_trial']!r:.100}: give amounts by "
-            "name, such as {'cpu': 2}"
+            "resources_per_trial in tune_params must be a dictionary of amounts by name, such as "
+            f"{{'cpu': 2}}, not {given['resources_per_trial']!r:.100}"
         )
     if "local_dir" in given and "storage_path" in given:
-        raise ConfigError("tune_params has local_dir and storage_path, two names of one folder: give one")
+        raise ConfigError(
+            "tune_params has local_dir and storage_path, which name the same folder: give only one of them"
+        )
     at_once = trials_at_once(search.n_jobs, machine_cpus)
     tune = TuneConfig(
         metric=metric,
@@ -255,13 +257,17 @@ def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise ConfigError(f"tune_params={given!r:.200}: give a dictionary of settings by name")
+        raise ConfigError(f"tune_params must be a dictionary of settings by name, not {given!r:.200}")
     for name in given:
         if name in _DECIDED:
-            raise ConfigError(f"tune_params has {name!r}, which the search decides: give it {_DECIDED[name]}")
+            raise ConfigError(
+                f"tune_params must not have {name!r}, which the search sets: use {_DECIDED[name]}"
+            )
         if name not in TUNE_PARAMS:
             hint = did_you_mean(str(name), TUNE_PARAMS, cutoff=0.6)
-            raise ConfigError(f"tune_params has {name!r}; it may have {', '.join(TUNE_PARAMS)}.{hint}")
+            raise ConfigError(
+                f"tune_params has an unknown setting {name!r}: it may have {', '.join(TUNE_PARAMS)}.{hint}"
+            )
     return given
 
 
@@ -293,9 +299,9 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
         return None
     names = ", ".join(map(repr, scoring))
     raise ConfigError(
-        f"refit={refit!r:.100} names none of the scorers {names}, and {needed_by} needs to know which one "
-        f"counts: give refit={next(iter(scoring), 'accuracy')!r}, or take search_optimization='random' "
-        "without early_stopping"
+        f"refit={refit!r:.100} names none of the scorers {names}, but {needed_by} needs one to "
+        f"compare candidates: set refit={next(iter(scoring), 'accuracy')!r}, or use "
+        "search_optimization='random' without early_stopping"
     )
 
 
@@ -309,7 +315,7 @@ def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:
         ConfigError: `n_jobs` is 0.
     """
     if n_jobs == 0:
-        raise ConfigError("n_jobs=0 leaves no process for the work: give 1 or more, or -1 for all CPUs")
+        raise ConfigError("n_jobs must be at least 1, or -1 for all CPUs, not 0")
     if n_jobs is None or n_jobs == -1:
         return None
     return int(n_jobs) if n_jobs > 0 else max(cpus + 1 + int(n_jobs), 1)
@@ -322,7 +328,7 @@ def cpus_per_trial(sk_n_jobs: int | None, cpus: int) -> int:
         ConfigError: `sk_n_jobs` is 0.
     """
     if sk_n_jobs == 0:
-        raise ConfigError("sk_n_jobs=0 leaves a trial no CPU: give 1 or more, or -1 for all CPUs")
+        raise ConfigError("sk_n_jobs must be at least 1, or -1 for all CPUs, not 0")
     if sk_n_jobs is None:
         return 1
     return int(sk_n_jobs) if sk_n_jobs > 0 else max(cpus + 1 + int(sk_n_jobs), 1)
@@ -352,7 +358,8 @@ def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
         return (), ()
     if not isinstance(loggers, Sequence) or isinstance(loggers, str):
         raise ConfigError(
-            f"loggers={loggers!r}: give a list of {', '.join(CALLBACKS.names())}, callbacks or their classes"
+            f"loggers must be a list of {', '.join(CALLBACKS.names())}, callbacks or callback "
+            f"classes, not {loggers!r}"
         )
     callbacks: list[Callback] = []
     files: list[str] = []
@@ -367,6 +374,7 @@ def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
             callbacks.append(create_callback(each, "loggers"))
         else:
             raise ConfigError(
-                f"loggers has {each!r}: give one of {', '.join(CALLBACKS.names())}, a callback or its class"
+                f"loggers has {each!r}, which is not one of {', '.join(CALLBACKS.names())}, a "
+                "callback or a callback class"
             )
     return tuple(callbacks), tuple(files)

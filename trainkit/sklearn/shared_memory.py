@@ -309,7 +309,7 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
         mapping = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
     except OSError as error:
         if error.errno == errno.ENOMEM:
-            raise MemoryError(f"a copy of {size} bytes can't be mapped: {error}") from error
+            raise MemoryError(f"a copy of {size} bytes cannot be mapped into memory: {error}") from error
         raise
     with contextlib.suppress(OSError):  # An older kernel lacks the call and loads the pages one by one.
         mapping.madvise(_MADV_POPULATE_READ)
@@ -332,7 +332,7 @@ def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -
         _written(fd, memoryview(b"\0"), offset)
     except (OSError, MemoryError) as error:
         os.ftruncate(fd, 0)  # An incomplete copy is useless.
-        raise MemoryError(f"a copy of {len(rows)} samples, {offset} bytes of it made: {error}") from error
+        raise MemoryError(f"a copy of {len(rows)} samples failed after {offset} bytes: {error}") from error
 
 
 def _written(fd: int, piece: memoryview, offset: int) -> int:
