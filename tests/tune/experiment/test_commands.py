@@ -161,7 +161,7 @@ def test_what_is_no_wish_is_told_of_and_harms_nobody(tmp_path, caplog):
     (tmp_path / "commands" / "h.json").write_text(text)
     left = leave(tmp_path, None, "ann")
     assert [each.id for each in inbox.look(1.0)] == [left.stem], "what can't be read holds up no other"
-    assert caplog.text.count("it was removed") == 7
+    assert caplog.text.count("the file is removed") == 7
     assert "cannot be read" in caplog.text
     (tmp_path / "commands" / "e.json").rmdir()
     caplog.clear()
@@ -180,7 +180,7 @@ def test_a_command_that_the_history_has_is_not_carried_out_again(tmp_path, caplo
     assert [each.id for each in inbox.look(since + 1)] == [second.stem]
     second.write_text(again)
     assert inbox.look(since + 2) == []
-    assert caplog.text.count("was carried out before") == 2
+    assert caplog.text.count("was already carried out") == 2
     assert not list((tmp_path / "commands").iterdir())
 
 

@@ -300,7 +300,7 @@ class Locked:
             ConfigError,
             ["needs a metric", "TuneConfig"],
         ),
-        (lambda t: t(never, run={"storage_path": "/proc/nothing"}).fit(), StoreError, ["cannot be made"]),
+        (lambda t: t(never, run={"storage_path": "/proc/nothing"}).fit(), StoreError, ["cannot be created"]),
     ],
 )
 def test_bad_input_is_refused_before_any_trial(tuner, tmp_path, make, kind, words):

@@ -179,13 +179,13 @@ def test_who_cannot_go_on_is_named(fit, tmp_path):
 
     grid = fit(trainable, {"x": tune.grid_search([0, 1])})
     restore = tune.Tuner.restore
-    with pytest.raises(ConfigError, match=f"no checkpoint to go on from has {grid[0].trial_id}"):
+    with pytest.raises(ConfigError, match=f"trials without a checkpoint: {grid[0].trial_id}"):
         restore(tmp_path / "e", trainable, resume_finished=True).fit()
     with pytest.raises(ConfigError, match=rf"{grid[1].trial_id} \(ERROR\)"):
         restore(tmp_path / "e", trainable, resume_finished=[grid[1]]).fit()
     with pytest.raises(ConfigError, match=r"nobody \(no such trial\)"):
         restore(tmp_path / "e", trainable, resume_finished="nobody").fit()
-    with pytest.raises(ConfigError, match="give True, or a list"):
+    with pytest.raises(ConfigError, match="must be True, or a list"):
         restore(tmp_path / "e", trainable, resume_finished=[3])
     assert [result.status for result in restore(tmp_path / "e", trainable).fit()] == ["TERMINATED", "ERROR"]
 
@@ -269,7 +269,7 @@ def test_what_was_added_and_is_not_of_another_space_is_left_out_with_a_word(fit,
     other = {"x": tune.uniform(0, 1), "kind": tune.choice(["b", "c"])}
     with caplog.at_level(logging.WARNING, "trainkit.tune"):
         grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=other).fit()
-    words = '{"x":0.5,"kind":"a"} was added, and is not tried: a configuration gives kind=\'a\''
+    words = 'the added configuration {"x":0.5,"kind":"a"} is left out: a configuration gives kind=\'a\''
     assert words in caplog.text
     assert [result.config["x"] for result in grid][1:] == [0.25, 0.75]
     assert [result.status for result in grid] == ["TERMINATED"] * 3
@@ -282,7 +282,7 @@ def test_what_was_added_and_is_not_of_another_space_is_left_out_with_a_word(fit,
     ).fit()
     assert [result.config for result in last][:3] == [result.config for result in grid]
     assert len(last) == 4 and last[3].config["x"] not in (0.5, 0.75)
-    assert "was added" not in caplog.text
+    assert "added configuration" not in caplog.text
 
 
 def test_a_searcher_is_told_which_trials_are_of_another_space(fit, tmp_path):

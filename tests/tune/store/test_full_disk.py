@@ -72,7 +72,7 @@ def test_a_log_that_finds_no_room_in_the_file_stays_and_is_told(small_disk, capl
         while True:
             ballast.write(b"x" * 4096)
     store.close()
-    assert "cannot take in its log" in caplog.text and "The disk is full" in caplog.text
+    assert "cannot be merged into the file" in caplog.text and "The disk is full" in caplog.text
     (small_disk / "ballast").unlink()
     connection = sqlite3.connect(small_disk / "e" / "experiment.sqlite")
     assert connection.execute("SELECT count(*) FROM events").fetchone() == (300,)
@@ -172,7 +172,7 @@ def test_a_read_only_folder_is_told_before_the_first_trial(fit, tmp_path):
     if made.returncode != 0:
         pytest.skip("mounting takes root")
     try:
-        with pytest.raises(StoreError, match=r"cannot be made.*Read-only file system"):
+        with pytest.raises(StoreError, match=r"cannot be created.*Read-only file system"):
             fit(lambda config: (tmp_path / "ran").touch(), run={"storage_path": folder})
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
@@ -199,7 +199,7 @@ def test_a_restore_in_a_read_only_folder_is_told_and_reading_goes_on(fit, tmp_pa
 
 def test_a_storage_path_that_is_a_file_is_told(fit, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="cannot be created"):
         fit(lambda config: 1.0, run={"storage_path": tmp_path / "file"})
 
 

@@ -251,7 +251,7 @@ def newer(path):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (truncated, "cut short"),
+        (truncated, "truncated"),
         (garbled, "damaged"),
         (foreign, "another program"),
         (newer, "layout 99"),
@@ -313,7 +313,9 @@ def test_one_damaged_bit_leaves_the_rest_readable(tmp_path_factory, caplog, cell
     assert read() == whole
     for record in caplog.records:
         words = record.getMessage()
-        assert str(folder / FILENAME) in words and "trial t_00001" in words and "the rest is there" in words
+        assert (
+            str(folder / FILENAME) in words and "trial t_00001" in words and "all other data is kept" in words
+        )
     try:
         json.loads(data.decode(errors="replace"))
     except ValueError:
@@ -333,7 +335,7 @@ def test_a_damaged_status_or_verdict_is_named_with_its_trial(tmp_path, table, co
     spoil(tmp_path / "e", f"UPDATE {table} SET {column} = {column} || '~'")
     with (
         ExperimentReader(tmp_path / "e") as reader,
-        pytest.raises(StoreError, match=rf"{FILENAME} is damaged: .*~' of trial t_00000 is no "),
+        pytest.raises(StoreError, match=rf"{FILENAME} is damaged: .*~' of trial t_00000 is not a "),
     ):
         reader.trials(), reader.verdicts()
 
@@ -361,7 +363,7 @@ def test_a_checkpoint_keeps_its_score_when_its_report_is_damaged(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="cannot be created"):
         ExperimentStore.create(tmp_path / "file" / "e", {})
 
 

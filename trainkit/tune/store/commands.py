@@ -61,16 +61,18 @@ def leave_command(folder: Path, verb: str, arguments: Mapping[str, Any], by: str
     inbox = folder / FOLDER
     name = uuid.uuid4().hex
     if not by:
-        raise ConfigError(f"by={by!r}: say who gives the command, or leave it out")
+        raise ConfigError(f"by={by!r} is empty: name the sender of the command, or leave by out")
     command = {"id": name, "verb": verb, "arguments": dict(arguments), "by": by}
     if _is_deep(command):
-        raise ConfigError(f"what {verb} was given is nested deeper than {MAX_DEPTH} levels: give less")
+        raise ConfigError(
+            f"the arguments of {verb} are nested deeper than {MAX_DEPTH} levels: use fewer levels"
+        )
     try:
         text = json.dumps(command, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{verb} {dict(arguments)!r} cannot be written as JSON: {error}. Give numbers, texts, lists and "
-            "dictionaries"
+            f"the arguments {dict(arguments)!r} of {verb} cannot be written as JSON: {error}. Use numbers, "
+            "strings, lists and dictionaries"
         ) from None
     try:
         inbox.mkdir(exist_ok=True)
@@ -150,10 +152,10 @@ class Inbox:
             try:
                 command = _command_in(text)
             except (ValueError, KeyError, TypeError, RecursionError):
-                logger.warning("%s is no command of trainkit's; it was removed", path)
+                logger.warning("%s is not a command of trainkit; the file is removed", path)
                 continue
             if command[-1] in self._known:
-                logger.warning("the command %s was carried out before; it was removed", path)
+                logger.warning("the command %s was already carried out; the file is removed", path)
                 continue
             self._known.add(command[-1])
             yield command

@@ -186,8 +186,8 @@ class ExperimentReader:
                 facts[key] = decode_config(value)
             except _NOT_READ as error:
                 raise StoreError(
-                    f"{self.folder / FILENAME} is damaged: {key!r} of its table experiment can't be read; "
-                    "the tables trials and results still can, by sqlite3"
+                    f"{self.folder / FILENAME} is damaged: {key!r} in the table experiment can't be read; "
+                    "sqlite3 can still read the tables trials and results"
                 ) from error
         return facts
 
@@ -551,8 +551,8 @@ class ExperimentReader:
         """
         for what in sorted(self._damaged & set(map(_CONFIG.format, trial_ids))):
             raise StoreError(
-                f"{self.folder / FILENAME} is damaged: {what} can't be read, so this trial can't go on. "
-                "Restore without it, as by resume_config=tune.ResumeConfig(...) with SKIP for its kind"
+                f"{self.folder / FILENAME} is damaged: {what} can't be read, so this trial can't continue. "
+                "Restore without the trial: use resume_config=tune.ResumeConfig(...) with SKIP for its status"
             )
 
     def _member(self, kind: type[_Member], text: str, trial_id: str) -> _Member:
@@ -560,7 +560,7 @@ class ExperimentReader:
             return kind(text)
         except ValueError as error:
             raise StoreError(
-                f"{self.folder / FILENAME} is damaged: {text!r} of trial {trial_id} is no {kind.__name__}"
+                f"{self.folder / FILENAME} is damaged: {text!r} of trial {trial_id} is not a {kind.__name__}"
             ) from error
 
     def _whole(self, read: Callable[[str], Any], text: str, what: str) -> dict[str, Any]:
@@ -570,7 +570,7 @@ class ExperimentReader:
         except _NOT_READ:
             if what not in self._damaged:
                 self._damaged.add(what)
-                words = "%s is damaged: %s can't be read and is left out; the rest is there"
+                words = "%s is damaged: %s can't be read and is left out; all other data is kept"
                 logger.warning(words, self.folder / FILENAME, what)
             return {}
 

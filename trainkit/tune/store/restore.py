@@ -92,8 +92,8 @@ class ResumeRule:
         if config is not None:
             if (resume_unfinished, resume_errored, restart_errored) != (True, False, False):
                 raise ConfigError(
-                    "resume_config says what resume_unfinished, resume_errored and "
-                    "restart_errored say: give one or the others"
+                    "resume_config cannot be combined with resume_unfinished, resume_errored and "
+                    "restart_errored: give only resume_config, or only the others"
                 )
         else:
             if resume_errored and restart_errored:
@@ -125,7 +125,7 @@ def _ids(chosen: Any) -> tuple[str, ...]:
         chosen = [chosen]
     ids = [getattr(each, "trial_id", each) for each in chosen]
     if not ids or not all(isinstance(each, str) for each in ids):
-        raise ConfigError(f"resume_finished={chosen!r}: give True, or a list of trial ids or results")
+        raise ConfigError(f"resume_finished must be True, or a list of trial ids or results, not {chosen!r}")
     return tuple(ids)
 
 
@@ -140,8 +140,8 @@ def require_known(rule: ResumeRule, trials: Sequence[Trial], folder: Path) -> No
         states = {trial.trial_id: str(trial.status) for trial in trials}
         said = ", ".join(f"{each} ({states.get(each, 'no such trial')})" for each in unknown)
         raise ConfigError(
-            f"resume_finished has trials of {folder} that have not finished: {said}. Errored trials are "
-            "resumed by resume_errored=True, unfinished trials without any argument"
+            f"resume_finished names trials of {folder} that have not finished: {said}. resume_errored=True "
+            "resumes errored trials; unfinished trials resume without any argument"
         )
 
 
@@ -162,8 +162,8 @@ def require_checkpoints(rule: ResumeRule, trials: Sequence[Trial]) -> None:
     if lacking:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         raise ConfigError(
-            f"resume_finished: no checkpoint to go on from has {', '.join(lacking[:5])}{more}. Name the "
-            "trials that have one, as resume_finished=[...], or run them again from the beginning by "
+            f"resume_finished includes trials without a checkpoint: {', '.join(lacking[:5])}{more}. Name "
+            "only trials with a checkpoint, as resume_finished=[...], or restart all finished trials by "
             "resume_config=tune.ResumeConfig(finished=tune.ResumeConfig.ResumeType.RESTART)"
         )
 
@@ -193,7 +193,7 @@ def require_reported(
         if name in lacking and last and (finished or any(misspelt(name, result) for result in last)):
             raise MetricError(
                 f"TuneConfig(metric=...) is {missing_metric(name, last)} "
-                "(TuneConfig(strict_metric_checking=False) lets it come with a later report)"
+                "(TuneConfig(strict_metric_checking=False) accepts a metric that only later reports have)"
             )
 
 
@@ -201,8 +201,8 @@ def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
     """Raise ConfigError for a restore of an experiment that was kept in memory only."""
     if in_memory and rule is not None:
         raise ConfigError(
-            "an experiment in memory has nothing to resume: leave `resume` out, or keep the experiment "
-            "in its folder"
+            "an experiment in memory cannot be resumed: leave `resume` out, or store the experiment in a "
+            "folder"
         )
 
 
@@ -469,7 +469,7 @@ def _complete_added(source: TrialSource) -> list[tuple[int, str]]:
         try:
             added.waiting.append((number, source.completed(given, number)))
         except ConfigError as error:
-            left_out.append((number, f"{encode_config(given)} was added, and is not tried: {error}"))
+            left_out.append((number, f"the added configuration {encode_config(given)} is left out: {error}"))
     added.left_out += len(left_out)
     return left_out
 
@@ -493,7 +493,7 @@ def _remember(
     else:
         config = source.replay(trial.trial_id, stored, same_space=same_space)
     if config is None:
-        raise ConfigError(f"{source.name} gives no suggestion for trial {trial.trial_id} any more")
+        raise ConfigError(f"{source.name} no longer suggests a configuration for trial {trial.trial_id}")
     suggested: dict[str, Any] = complete(stored, config)
     trial.tried = [complete(objects(each), config) for each in trial.tried]
     trial.config = complete(objects(trial.config), config)
@@ -503,9 +503,9 @@ def _remember(
 def _unknown_object(trial: Trial) -> ConfigError:
     """Return the error for a trial that must run but whose configuration lacks an object."""
     return ConfigError(
-        f"trial {trial.name} is to go on, but its configuration {encode_config(trial.config)} holds an "
-        "object that cannot be rebuilt: restore with the param_space of the start, or keep that object in "
-        "the new one"
+        f"trial {trial.name} cannot continue: its configuration {encode_config(trial.config)} contains an "
+        "object that cannot be rebuilt. Restore with the original param_space, or keep this object in the "
+        "new param_space"
     )
 
 

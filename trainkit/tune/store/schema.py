@@ -130,7 +130,9 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         StoreError: the file is missing, damaged, not from trainkit, or of an unsupported version.
     """
     if not path.exists():
-        raise ExperimentNotFoundError(f"{path.parent} holds no {path.name}: give the folder of an experiment")
+        raise ExperimentNotFoundError(
+            f"{path.parent} contains no {path.name}: give the folder of an experiment"
+        )
     connection = None
     try:
         mode = "ro" if read_only else "rw"
@@ -156,7 +158,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
     return connection
 
 
-_ADVICE = "Put back a copy of it, or start a new experiment under another name"
+_ADVICE = "Restore the file from a backup, or start a new experiment under another name"
 
 
 def _tune(connection: sqlite3.Connection) -> None:
@@ -190,7 +192,7 @@ def _what_is_wrong(path: Path, error: sqlite3.Error) -> str:
     pages = int.from_bytes(header[28:32], "big")
     # Pages in the log are still missing from the file, so a short file is valid while the log exists.
     if pages * page_size > size and not path.with_name(path.name + "-wal").exists():
-        return f"{path} is cut short: {size} bytes of {pages * page_size}. {_ADVICE}"
+        return f"{path} is truncated: {size} of {pages * page_size} bytes exist. {_ADVICE}"
     return f"{path} is damaged or cannot be read: {error}. {_ADVICE}"
 
 
@@ -203,6 +205,6 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path} was written by another program (application_id {application:#x})")
     if version != VERSION:
         raise StoreError(
-            f"{path} has layout {version}, and this trainkit reads layout {VERSION}; "
-            "open it with the version of trainkit that wrote it"
+            f"{path} has layout {version}, but this version of trainkit reads layout {VERSION}: "
+            "open the file with the version of trainkit that wrote the file"
         )

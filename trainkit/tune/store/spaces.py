@@ -21,8 +21,8 @@ def restored_space(stored: Any, given: Mapping[str, Any] | None) -> tuple[Space,
     if given is None:
         if holds_opaque(stored):
             raise ConfigError(
-                "the search space holds functions or objects, which the experiment's file cannot: give it "
-                "again, as Tuner.restore(path, trainable, param_space=...)"
+                "the search space contains functions or objects, which the experiment's file cannot store: "
+                "give the space again, as Tuner.restore(path, trainable, param_space=...)"
             )
         return Space.of(stored), []
     space = Space.of(given)
@@ -38,8 +38,8 @@ def differences(old: Any, new: Any) -> list[str]:
     before, after = dict(_leaves(old, ())), dict(_leaves(new, ()))
     if before and after and not before.keys() & after.keys():
         raise ConfigError(
-            f"param_space has none of the experiment's hyperparameters: stored is {', '.join(before)}, given "
-            f"is {', '.join(after)}. Start a new experiment for another search"
+            f"param_space has none of the experiment's hyperparameters: the experiment has "
+            f"{', '.join(before)}, param_space has {', '.join(after)}. Start a new experiment for this space"
         )
     changes = []
     for name in dict.fromkeys([*before, *after]):

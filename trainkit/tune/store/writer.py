@@ -73,8 +73,8 @@ class ExperimentStore:
             make_private(folder)
         except OSError as error:
             raise StoreError(
-                f"the experiment's folder {folder} cannot be made: {error}. Give a folder that this user may "
-                f"write to as {setting('storage_path', 'RunConfig')}"
+                f"the experiment's folder {folder} cannot be created: {error}. Set "
+                f"{setting('storage_path', 'RunConfig')} to a folder that this user may write to"
             ) from None  # the traceback of mkdir has no further information
         ownership = Ownership(folder)
         try:
@@ -109,7 +109,9 @@ class ExperimentStore:
             StoreError: the experiment is missing, damaged or not from trainkit, or another process uses it.
         """
         if not (folder / FILENAME).exists():
-            raise ExperimentNotFoundError(f"{folder} holds no {FILENAME}: give the folder of an experiment")
+            raise ExperimentNotFoundError(
+                f"{folder} contains no {FILENAME}: give the folder of an experiment"
+            )
         ownership = Ownership(folder)
         try:
             return cls(folder, open_database(folder / FILENAME, read_only=False), ownership)
@@ -137,8 +139,8 @@ class ExperimentStore:
                 raise
         except sqlite3.Error as error:
             raise StoreError(
-                f"{self.folder / FILENAME} cannot be written: {error}.{advice(self.folder, error)} All that "
-                f"was acknowledged is kept: mend the cause, then {how_to_resume(self.folder)}"
+                f"{self.folder / FILENAME} cannot be written: {error}.{advice(self.folder, error)} All "
+                f"acknowledged data is kept: fix the cause, then {how_to_resume(self.folder)}"
             ) from error
 
     def set_fact(self, key: str, value: Any) -> None:
@@ -182,8 +184,8 @@ class ExperimentStore:
             if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 path = self.folder / FILENAME
                 logger.warning(
-                    "%s cannot take in its log: %s.%s Part of what was written is in %s-wal, so keep that "
-                    "file beside it; the next program that opens the experiment tries again",
+                    "the log of %s cannot be merged into the file: %s.%s Some data is only in %s-wal: keep "
+                    "this file in the folder. The next program that opens the experiment tries again",
                     path,
                     error,
                     advice(self.folder, error),
