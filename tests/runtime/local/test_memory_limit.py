@@ -40,7 +40,7 @@ def test_who_exceeds_it_is_ended_and_its_neighbours_finish() -> None:
     ) as raised:
         trainkit.get(eaten, timeout=60)
     assert f"(pid {pid})" in str(raised.value)
-    assert "of the 200 MiB that it asked for" in str(raised.value)
+    assert "of the 200 MiB that memory=... allows" in str(raised.value)
     assert "memory=" in str(raised.value)
     with pytest.raises(trainkit.errors.ActorDiedError, match="memory limit exceeded"):
         trainkit.get(greedy.pid.remote(), timeout=60)

@@ -61,7 +61,7 @@ def test_only_detached_actors_are_for_others(programs: Programs) -> None:
     trainkit.remote(type("Other", (), {})).options(name="solo").remote()
     """
     ).splitlines()
-    assert f"(pid {owner.pid}), whose actor of that name is its own, not detached" in told[0]
+    assert f"(pid {owner.pid}), whose actor of that name is not detached" in told[0]
     assert "Did you mean 'counter'?" in told[1]
     owner.communicate("\n", timeout=60)
     programs.command("stop", "--all", "--yes")
