@@ -47,7 +47,7 @@ def test_all_ways_to_run_out_of_memory_are_known():
         ),
         ActorDiedError("a (pid 1) was ended: memory limit exceeded: it used 1 GiB of the 512 MiB"),
         ActorDiedError(
-            "a was killed by SIGKILL; the kernel ran out of memory then, so probably the OOM killer"
+            "a was killed by SIGKILL; it was probably the OOM killer, as the kernel ran out of memory"
         ),
     ]
     assert [is_out_of_memory(error) for error in enough] == [True] * len(enough)

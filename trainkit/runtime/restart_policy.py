@@ -102,9 +102,9 @@ def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
     if exit_.requested:
         text = f"{who} was ended: {exit_.reason}"
     elif exit_.pid is None:
-        text = f"{who} could not be started: {exit_.reason or 'its process is gone'}"
+        text = f"{who} could not be started: {exit_.reason or 'its process has ended'}"
     elif exit_.code is None:
-        text = f"{who} is gone: {exit_.reason or 'its connection closed'}"
+        text = f"{who} was lost: {exit_.reason or 'its connection closed'}"
     elif exit_.code < 0:
         text = f"{who} was killed by {signal_name(-exit_.code)}"
     else:
