@@ -175,7 +175,7 @@ def test_a_paused_experiment_starts_nothing_and_goes_on_where_it_was():
     play.started(1)
     play.reported(0, {}, CHECKPOINT)
     play.order("pause")
-    assert "of 2 trials that run" in outcome(play)
+    assert "of 2 running trials" in outcome(play)
     play.order("pause", "bob")
     assert refusal(play) == "the experiment was paused already by ann"
     assert kinds(play.reported(1, {})) == ["Advance"], "it has nothing to go on from"
@@ -224,7 +224,7 @@ def test_who_is_put_first_runs_before_the_others():
     play.order("prioritise", trial="test_00003")
     assert refusal(play) == "trial test_00003 is already running"
     play.order("prioritise")
-    assert "give its id" in refusal(play)
+    assert "needs the id of a trial" in refusal(play)
     play.order("prioritise", trial="test_00002")
     assert "once it is resumed" in outcome(play)
     for index in (0, 1, 2):
