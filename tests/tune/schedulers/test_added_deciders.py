@@ -54,5 +54,5 @@ def quadratic(config):
 def test_a_class_of_a_script_does_not_stand_for_one_of_a_package_by_its_name(limit, fit, tmp_path):
     mine = type("LimitScheduler", (tune.schedulers.FIFOScheduler,), {})
     fit(objective, {"x": 1}, scheduler=mine())
-    with pytest.raises(ConfigError, match=r"was started with scheduler=.*LimitScheduler.*give it again"):
+    with pytest.raises(ConfigError, match=r"was started with scheduler=.*LimitScheduler.*pass it again"):
         tune.Tuner.restore(tmp_path / "e", objective)
