@@ -378,7 +378,7 @@ class RunSuite(FunctionTrainerSuite):
         with pytest.raises(TrainingFailedError):
             fit(0.2, raise_lookup)
         second = fit(0.2)  # goes on with the one that failed, and says what has changed
-        assert "is resumed with a different configuration: fault: " in caplog.text
+        assert "resumes with a different configuration: fault: " in caplog.text
         folders = [Path(result.path).parent.name for result in (first, second, fit(0.3), fit(0.2), fit(0.1))]
         assert folders == ["taken", "taken_2", "taken_3", "taken_4", "taken"]
         assert (second.metrics["count"], second.metrics["start"]) == (STEPS, 2)

@@ -315,7 +315,7 @@ def test_all_mistakes_are_named_at_once() -> None:
             scheduler_step_freq="often",
         )
     for text in (
-        "must be a subclass of TrainingOperator or from_ptl(LightningModule), not",
+        "must be a TrainingOperator class or from_ptl(LightningModule), not",
         "num_workers must be a positive integer, not 0",
         "backend must be one of ('auto', 'gloo', 'nccl'), not 'mpi'",
         "scheduler_step_freq must be one of ('batch', 'epoch', 'manual') or None, not 'often'",

@@ -56,10 +56,7 @@ def _only(name: str) -> Any:
     def get(operator: Any) -> Any:
         several = getattr(operator._registered, f"{name}s")
         if len(several) != 1:
-            raise AttributeError(
-                f"{type(operator).__name__} has no attribute {name!r}, because {len(several)} {name}s are "
-                "registered"
-            )
+            raise AttributeError(f"{type(operator).__name__} has no {name!r}, but {len(several)} {name}s")
         return several[0]
 
     return _Default(get)
@@ -513,7 +510,7 @@ class TrainingOperator:
             )
         if self.criterion is None:
             raise ConfigError(
-                f"the default {step} needs a loss: call register(criterion=...), or override {step}"
+                f"the default {step} needs a loss: call register(criterion=...), or override it"
             )
         return held.models[0], self.criterion
 

@@ -70,10 +70,7 @@ _OF_OTHERS: Mapping[str, str] = {
     ),
     "serialize_data_creation": "pass it to TrainingOperator.from_creators",
     "num_replicas": "pass num_workers",
-    "batch_size": (
-        'set it in config: "batch_size" is the size for each worker, the key BATCH_SIZE the sum over all '
-        "workers"
-    ),
+    "batch_size": 'set it in config: "batch_size" is the size per worker, BATCH_SIZE the total size',
     "data_loader_args": "pass them to the DataLoader that you register",
     "apex_args": "Apex is not used: pass precision='fp16' or 'bf16'",
 }
@@ -133,10 +130,7 @@ _FLAG: _Rule = (lambda value: isinstance(value, bool), "must be True or False")
 _COUNT: _Rule = (is_count, "must be a positive integer")
 _POSITIVE: _Rule = (is_positive, "must be a positive number")
 _RULES: Mapping[str, _Rule] = {
-    "training_operator_cls": (
-        _is_operator,
-        "must be a subclass of TrainingOperator or from_ptl(LightningModule)",
-    ),
+    "training_operator_cls": (_is_operator, "must be a TrainingOperator class or from_ptl(LightningModule)"),
     "initialization_hook": _or_none((callable, "must be a function without arguments")),
     "config": (lambda value: isinstance(value, Mapping), "must be a dictionary"),
     "num_workers": _COUNT,
@@ -150,9 +144,7 @@ _RULES: Mapping[str, _Rule] = {
     "precision": _one_of("32", "bf16", "fp16"),
     "grad_accumulation_steps": _COUNT,
     "max_grad_norm": _or_none(_POSITIVE),
-    "ema_decay": _or_none(
-        (lambda value: is_positive(value) and value < 1, "must be a number between 0 and 1")
-    ),
+    "ema_decay": _or_none((lambda value: is_positive(value) and value < 1, "must be between 0 and 1")),
     **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
     **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
 }
@@ -219,11 +211,8 @@ class TrainerOptions:
 
     def _mistakes(self) -> list[str]:
         given, operator = self.arguments(), self.training_operator_cls
-        found = [
-            f"{name} {rule}, not {given[name]!r}"
-            for name, (right, rule) in _RULES.items()
-            if not right(given[name])
-        ]
+        checked = ((name, given[name], *rule) for name, rule in _RULES.items())
+        found = [f"{name} {rule}, not {value!r}" for name, value, right, rule in checked if not right(value)]
         if self.backend == "nccl" and not self.use_gpu:
             found.append("backend='nccl' needs GPUs: pass use_gpu=True, or backend='gloo'")
         if _is_operator(operator) and (fix := wrong_signature(operator)) is not None:
@@ -236,9 +225,7 @@ class TrainerOptions:
         if self.min_workers is not None and self.min_workers > workers:
             found.append(f"min_workers must be at most num_workers={workers}, not {self.min_workers}")
         if self.gpus_per_worker is not None and self.use_gpu is False:
-            found.append(
-                f"gpus_per_worker={self.gpus_per_worker} conflicts with use_gpu=False: leave one out"
-            )
+            found.append(f"gpus_per_worker={self.gpus_per_worker} needs GPUs: leave it or use_gpu=False out")
         spec = named_strategy(self.strategy, num_workers=workers)
         if workers % spec.model_ways:
             found.append(f"num_workers must be a multiple of {spec.model_ways} with {spec!r}, not {workers}")
@@ -299,15 +286,10 @@ class TrainerOptions:
             backend = "nccl" if use_gpu and dist.is_nccl_available() else "gloo"
         if backend == "nccl" and not (use_gpu and dist.is_nccl_available()):
             missing = "this build of PyTorch has no NCCL" if use_gpu else "no GPU is used"
-            raise ConfigError(
-                f"TorchTrainer: backend='nccl' is not available, because {missing}: pass backend='gloo' or "
-                "'auto'"
-            )
+            raise ConfigError(f"TorchTrainer: backend='nccl' can't run ({missing}): pass 'gloo' or 'auto'")
         if self.use_local and use_gpu:
             if not torch.cuda.is_available():
-                raise ConfigError(
-                    "TorchTrainer: use_local=True with use_gpu=True needs a GPU, but this process sees no GPU"
-                )
+                raise ConfigError("TorchTrainer: use_local=True, use_gpu=True, but this process sees no GPU")
             if self.num_workers > 1:
                 raise ConfigError(
                     "TorchTrainer: use_local=True does not support several GPU workers, because this "

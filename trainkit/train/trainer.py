@@ -164,9 +164,7 @@ class OperatorTrainer:
             Exception: the module's exception in a worker.
         """
         if not issubclass(self._options.training_operator_cls, LightningMethods):
-            raise ConfigError(
-                "predict() needs an operator made by from_ptl(): call get_model()(batch) instead"
-            )
+            raise ConfigError("predict() needs an operator made by from_ptl(): call get_model()(batch)")
         self._check_counts("predict", num_steps, max_retries)
         call = Call("predict", (dataset, num_steps), Effect.SMALL, in_step=True)
         workers = self._workers.run(call, max_retries)
@@ -221,8 +219,7 @@ class OperatorTrainer:
         worker = self._workers.local_worker
         if worker is None:
             raise ConfigError(
-                "get_local_operator() needs use_local=True; use apply_all_operators() for workers in other "
-                "processes"
+                "get_local_operator() needs use_local=True; use apply_all_operators() for other processes"
             )
         return worker.operator
 

@@ -278,7 +278,7 @@ def test_with_accumulation_and_clipping_it_is_as_without_placement() -> None:
         (Layers(["0"], devices=["cpu"] * 3), {}, "split must be a list of 2 names"),
         (Layers("0", devices=["cpu"] * 2), {}, "split must be a list of 1 names"),
         (Layers({"0": 2}, devices=["cpu"] * 2), {}, "the index of one of the 2 devices, 0 to 1"),
-        ("layers", {"gpus_per_worker": 2}, "gpus_per_worker=2 conflicts with use_gpu=False"),
+        ("layers", {"gpus_per_worker": 2}, "gpus_per_worker=2 needs GPUs: leave it or use_gpu=False out"),
     ],
 )
 def test_what_cannot_be_placed(strategy: Any, options: dict[str, Any], text: str) -> None:

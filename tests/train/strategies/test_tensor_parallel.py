@@ -338,7 +338,7 @@ def test_a_plan_may_be_patterns_or_a_function() -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"fc*": ColwiseParallel()}, r"no module matches 'fc\*'; the model has the modules 0, 1, 2"),
+        ({"fc*": ColwiseParallel()}, r"no module matches 'fc\*'; the modules are 0, 1, 2"),
         (
             {"2": ColwiseParallel(output_layouts=None)},
             "10 units, which can't be split evenly among 3 workers",

@@ -186,7 +186,7 @@ def test_one_class_takes_a_function_or_an_operator(tmp_path: Path) -> None:
             {"num_workers": 2},
             r"has no argument num_workers\. Set the number of workers .*=ScalingConfig",
         ),
-        (one, {"datasets": [1]}, "must be a dictionary of data sets by name"),
+        (one, {"datasets": [1]}, "must be a dictionary of data sets, not"),
         (
             one,
             {"datasets": {"train": []}, "dataset_config": train.DataConfig(datasets_to_split=["trian"])},

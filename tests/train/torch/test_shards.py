@@ -206,7 +206,7 @@ def test_batches_are_collated_and_converted() -> None:
     [
         (3, "is a int: pass an indexable data set with a length"),
         (iter([1, 2]), "an iterable that can restart"),
-        ([1], "has only 1 samples for 2 workers"),
+        ([1], r"has fewer samples \(1\) than workers \(2\)"),
         ({"a": 1, "b": 2}, "is a dict, which does not define its samples: pass a list"),
         ("text", "is a str, which"),
         (b"bytes", "is a bytes, which"),

@@ -181,7 +181,7 @@ def test_a_search_without_evaluations_has_one_at_the_end(tmp_path: Path) -> None
             {"hp_space": lambda _: {"learning_rat": 1}},
             "has no attribute 'learning_rat'.* 'learning_rate'",
         ),
-        ({}, {"hp_space": lambda _: {}, "direction": ["minimize"]}, "must be 'minimize' or 'maximize'"),
+        ({}, {"hp_space": lambda _: {}, "direction": ["minimize"]}, "pass 'minimize' or 'maximize'"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(more: Any, options: Any, message: str, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ LOST = LostOthersError(3, "[gloo/transport/tcp/pair.cc:5] Connection closed by p
         ({0: died(-6, WATCHDOG), 1: LookupError("cursed")}, [], [], "cursed"),
         ({0: LOST}, [1], [1], "worker 1 of 2 did not enter step 3 within timeout_s=5, where worker 0 waited"),
         ({0: LOST, 1: died(-9, "")}, [], [1], "worker 1 of 2 died"),
-        ({}, [1], [1], "worker 1 of 2 did not finish train() within timeout_s=5 after the other workers"),
+        ({}, [1], [1], "worker 1 of 2 did not finish train() within timeout_s=5 after the others"),
     ],
 )
 def test_the_cause_is_told_from_symptoms(

@@ -95,7 +95,7 @@ def read(folder: Path) -> dict[str, Spread]:
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
             raise CheckpointError(
-                f"{folder} contains {name}, which is not a tensor: another program wrote the folder"
+                f"{folder} contains {name}, which is not a tensor: another program wrote it"
             )
         found[name] = Stored(tuple(entry.size), entry.properties.dtype, (), name, entry, reader)
     return found

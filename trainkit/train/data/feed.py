@@ -194,10 +194,7 @@ class Feed:
         advice: advice about streams of unequal length, for messages.
     """
 
-    advice = (
-        "give each worker equally many batches, or pass register_data(uneven_inputs='join') to train on all "
-        "batches"
-    )
+    advice = "give workers equally many batches, or train on all with register_data(uneven_inputs='join')"
 
     def __init__(
         self,
@@ -369,9 +366,8 @@ class Feed:
                 last = batch
             elif last is _END:
                 raise ConfigError(
-                    f"the {_name(self._training)} of worker {self._group.rank} has no batches, but other "
-                    "workers have some. All workers run each step together: give each worker at least one "
-                    "batch"
+                    f"the {_name(self._training)} of worker {self._group.rank} has no batches, but all "
+                    "workers run each step together: give each worker at least one batch"
                 )
             now = len(more) / sum(more) if batch is not _END else 0.0
             if now != share or (self._fetched == first and self._shares):

@@ -283,9 +283,8 @@ class LightningFit:
         self._check_alive()
         if 0 <= (trainer.max_epochs if trainer.max_epochs is not None else -1) <= trainer.current_epoch:
             raise ConfigError(
-                f"Lightning has already trained the {trainer.max_epochs} epochs of "
-                "trainer_args['max_epochs']: raise max_epochs, or leave it out, because each call of "
-                "train() trains one epoch"
+                f"Lightning has trained all {trainer.max_epochs} epochs of trainer_args['max_epochs']: raise "
+                "max_epochs, or leave it out, because each call of train() trains one epoch"
             )
         trainer.should_stop = False  # The result reports the stop, and the caller may continue.
         resize(trainer, self._limit if num_steps is None else num_steps)
@@ -297,9 +296,7 @@ class LightningFit:
             set_epoch(loader, trainer.current_epoch)
         self._switch(self._go_on)
         if not self.alive:
-            raise TrainingError(
-                "Lightning ended the fit without an epoch, because the training data has no batches"
-            )
+            raise TrainingError("Lightning ended without an epoch: the training data has no batches")
         last_one = trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs
         asks = {SHOULD_STOP: float(trainer.should_stop or last_one)}
         counts, logged = self._training.result(), self._logged.metrics()

@@ -95,8 +95,7 @@ def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
     if missing:
         raise ConfigError(
             f"{cls.__name__}{inspect.signature(cls)} needs {', '.join(missing)}, but config has "
-            f"{sorted(map(str, config))}: add the keys, or let the class take the whole configuration as "
-            "`config`"
+            f"{sorted(map(str, config))}: add the keys, or let the class take all keys as `config`"
         )
     return cls(**given)
 
@@ -435,10 +434,7 @@ class LightningMethods:
         if strategy.group.world_size > 1 and not strategy.averages:
             wrong.append("wrap_ddp=False: leave it out, because Lightning wraps the module itself")
         if context.scheduler_step_freq is not None:
-            wrong.append(
-                "scheduler_step_freq: leave it out, because configure_optimizers sets when Lightning steps "
-                "schedulers"
-            )
+            wrong.append("scheduler_step_freq: leave it out, because configure_optimizers sets it")
         wrong += [
             f"{name}: set it in the module, or with Lightning's own argument in trainer_args"
             for name in ("compile", "channels_last", "detect_nan")

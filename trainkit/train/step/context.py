@@ -99,9 +99,7 @@ def check_schedulers(schedulers: Sequence[Any], frequency: str | None) -> None:
     """Raise ConfigError if `schedulers` can't be stepped with this `scheduler_step_freq`."""
     wrong = [item for item in schedulers if not callable(getattr(item, "step", None))]
     if wrong:
-        raise ConfigError(
-            f"register(schedulers=...): {wrong[0]!r} has no step(); pass learning rate schedulers"
-        )
+        raise ConfigError(f"register(schedulers=): {wrong[0]!r} has no step(); pass learning rate schedulers")
     if schedulers and frequency is None:
         raise ConfigError(
             "schedulers are registered, but scheduler_step_freq is missing: pass "

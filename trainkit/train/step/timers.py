@@ -31,9 +31,7 @@ class TimerStat:
 
     def __enter__(self) -> None:
         if self._started is not None:
-            raise ConfigError(
-                "this timer is already running: use a different name for a block inside a timed block"
-            )
+            raise ConfigError("this timer is already running: use a different name for the inner block")
         self._started = self._now()
 
     def __exit__(

@@ -38,15 +38,11 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
         found = [(name, module) for name, module in named if isinstance(module, classes)]
     if not found:
         raise ConfigError(
-            f"shard_blocks={chosen!r} matches no module of {type(model).__name__}: pass the class of its "
-            "blocks"
+            f"shard_blocks={chosen!r} matches no module of {type(model).__name__}: pass its blocks' class"
         )
     for name, block in found:
         if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
-            raise ConfigError(
-                f"shard_blocks matches {name}, which is a list of modules: select the modules in the list "
-                "instead"
-            )
+            raise ConfigError(f"shard_blocks matches {name}, which is a list of modules: select its items")
         if shared := _shared_outside(model, block):
             raise ConfigError(
                 f"shard_blocks matches {name}, which shares the parameter {shared} with other parts of the "

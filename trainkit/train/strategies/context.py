@@ -78,7 +78,7 @@ class ContextParallel(ModelDegree):
         super().__post_init__()
         if not _is_dim(self.seq_dim):
             raise ConfigError(
-                f"ContextParallel: seq_dim must be the number of a dimension, 0 or more, not {self.seq_dim!r}"
+                f"ContextParallel: seq_dim must be a dimension, 0 or more, not {self.seq_dim!r}"
             )
         if not isinstance(self.buffers, Mapping) or not all(map(_is_dim, self.buffers.values())):
             raise ConfigError(
@@ -111,7 +111,7 @@ class ContextParallelStrategy(Strategy):
             if unknown := [name for name in self._spec.buffers if name not in known]:
                 raise ConfigError(
                     f"ContextParallel(buffers=): {type(model).__name__} has no buffer {', '.join(unknown)}; "
-                    f"its buffers are {', '.join(known) or 'none'}"
+                    f"it has {', '.join(known) or 'none'}"
                 )
         placed = super().place(models, optimizers, ddp_args)
         world = dist.group.WORLD

@@ -74,10 +74,7 @@ class FSDP(StrategySpec):
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
         if devices_per_worker > 1:
-            yield (
-                f"FSDP uses one GPU per worker, but each worker has {devices_per_worker}: use more workers "
-                "instead"
-            )
+            yield f"FSDP uses one GPU per worker, not {devices_per_worker}: use more workers instead"
         if step.channels_last:
             yield "FSDP shards only contiguous parameters: leave out channels_last=True"
         if any(degree_mistakes(self.replicas, self.replicas or 1)):

@@ -137,13 +137,9 @@ def _check_names(model: nn.Module, plan: Mapping[str, Any]) -> None:
     names = [name for name, _ in model.named_modules() if name]
     for pattern, style in plan.items():
         if not isinstance(pattern, str) or not isinstance(style, ParallelStyle):
-            raise ConfigError(
-                f"plan must map names of modules to torch's parallel styles, not {pattern!r} to {style!r}"
-            )
+            raise ConfigError(f"plan must map module names to torch's styles, not {pattern!r} to {style!r}")
         if not any(_matches(name, pattern) for name in names):
-            raise ConfigError(
-                f"plan: no module matches {pattern!r}; the model has the modules {', '.join(names[:39])}"
-            )
+            raise ConfigError(f"plan: no module matches {pattern!r}; the modules are {', '.join(names[:39])}")
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -299,9 +299,7 @@ def keep_returned(trial_dir: str, value: Any) -> None:
     try:
         write_dictionary(str(folder), {_RETURNED: value})
     except CheckpointError as error:
-        log.warning(
-            "Result.return_value will be None, because the function's return value can't be stored: %s", error
-        )
+        log.warning("Result.return_value will be None: the function's result can't be stored: %s", error)
 
 
 def returned_value(trial_dir: str) -> Any:

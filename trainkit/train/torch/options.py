@@ -47,10 +47,7 @@ class TorchConfig:
         require_one_of("backend", self.backend, (None, "gloo", "nccl"))
         require_one_of("init_method", self.init_method, ("env", "tcp"))
         positive = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
-        require(
-            positive and self.timeout_s > 0,
-            f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}",
-        )
+        require(positive and self.timeout_s > 0, f"timeout_s must be positive, not {self.timeout_s!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -241,8 +241,7 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
     if table or isinstance(data, Mapping | str | bytes | bytearray):
         raise ConfigError(
             f"datasets[{name!r}] is a {type(data).__name__}, which does not define its samples: pass a list "
-            "of samples. For a table, pass its rows, from to_dict('records') of pandas or to_dicts() of "
-            "polars"
+            "of samples; for a table, its rows, from to_dict('records') of pandas or to_dicts() of polars"
         )
     if not _indexable(data) and (not isinstance(data, Iterable) or isinstance(data, Iterator)):
         raise ConfigError(
@@ -251,10 +250,7 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
         )
     ways = workers if shared else 1
     if _indexable(data) and len(data) < ways:
-        raise ConfigError(
-            f"datasets[{name!r}] has only {len(data)} samples for {workers} workers: each worker needs at "
-            "least one sample"
-        )
+        raise ConfigError(f"datasets[{name!r}] has fewer samples ({len(data)}) than workers ({workers})")
     return [DatasetShard(data, rank if shared else 0, ways, config.seed) for rank in range(workers)]
 
 

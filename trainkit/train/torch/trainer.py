@@ -104,9 +104,7 @@ class DataParallelTrainer:
         given = {name: value for name, value in arguments.items() if value is not None}
         self._loop = LoopOptions(train_loop_per_worker=train_loop_per_worker, **given)
         if not isinstance(datasets or {}, Mapping):
-            raise ConfigError(
-                f"TorchTrainer: datasets must be a dictionary of data sets by name, not {datasets!r}"
-            )
+            raise ConfigError(f"TorchTrainer: datasets must be a dictionary of data sets, not {datasets!r}")
         self._datasets = dict(datasets or {})
         shared = self._loop.dataset_config.datasets_to_split
         for name in () if shared == "all" else shared:
@@ -239,7 +237,7 @@ class DataParallelTrainer:
             raise _FinishedError
         if changed:
             log.warning(
-                "TorchTrainer: the run at %s is resumed with a different configuration: %s", path, changed
+                "TorchTrainer: the run at %s resumes with a different configuration: %s", path, changed
             )
         if self._restored_from is None:
             start = "its start" if latest is None else latest.path

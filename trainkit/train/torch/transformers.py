@@ -197,9 +197,7 @@ def search(
             "tune.loguniform(...)}"
         )
     if direction not in ("minimize", "maximize"):
-        raise ConfigError(
-            f"hyperparameter_search: direction must be 'minimize' or 'maximize', not {direction!r}"
-        )
+        raise ConfigError(f"hyperparameter_search: direction={direction!r}: pass 'minimize' or 'maximize'")
     space = dict(hp_space(None))
     for name in space:
         if not hasattr(trainer.args, name):

@@ -168,10 +168,7 @@ class GatheredResults:
         many = len(self.late) > 1
         late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self.world_size}"
         if error is None:
-            return (
-                f"{late} did not finish {self.what}() within timeout_s={self.timeout_s:g} after the other "
-                "workers"
-            )
+            return f"{late} did not finish {self.what}() within timeout_s={self.timeout_s:g} after the others"
         those = f"worker{'s' if len(waited) > 1 else ''} {', '.join(map(str, waited))}"
         if not self.late and self.results:
             other = f"its {self.what}() had ended or reported"

@@ -213,8 +213,7 @@ class Worker(GroupMember):
         if averaged:
             if average is None:
                 raise ConfigError(
-                    "get_model(ema=True): the trainer keeps no averaged weights; pass ema_decay=0.999 to "
-                    "TorchTrainer"
+                    "get_model(ema=True): no averaged weights exist; pass ema_decay=0.999 to TorchTrainer"
                 )
             for state, averages in zip(states, average.models(), strict=True):
                 state.update(detached(averages))
@@ -394,9 +393,7 @@ class Worker(GroupMember):
             self._load_registered(state)
         except MISFITS as error:
             self._load_registered(before)
-            raise CheckpointError(
-                f"{what} does not fit the registered models, optimizers and schedulers: {error}"
-            ) from error
+            raise CheckpointError(f"{what} does not fit the registered objects: {error}") from error
         try:
             operator.load_state_dict(whole(state["operator"]))
         except BaseException:
