@@ -8,13 +8,14 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,16 @@ def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     return True
 
 
+def run_python(
+    *arguments: object, code: int = 0, timeout: float = 300, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments, which has to end with this exit code; return what it printed."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-5000:]
+    return done
+
+
 def children() -> set[int]:
     """Direct children of the test process that are not already dead."""
     found = set()
@@ -296,6 +307,23 @@ def session_processes() -> list[int]:
 
 def _of_this_run(environment: dict[str, str]) -> bool:
     return SESSION_MARK in environment and environment.get(RUN) == os.environ[RUN]
+
+
+def session_fixture(
+    scope: Any = "module", *, autouse: bool = True, engines: Sequence[str] | None = None, **settings: Any
+) -> Any:
+    """Return a fixture: a session with these settings, on each of `engines`, of which no process stays."""
+
+    @pytest.fixture(scope=scope, autouse=autouse, params=engines)
+    def session(request: pytest.FixtureRequest) -> Iterator[str | None]:
+        before = set(session_processes())
+        engine = getattr(request, "param", None)
+        trainkit.init(**settings, **({"engine": engine} if engine else {}))
+        yield engine
+        trainkit.shutdown()
+        assert eventually(lambda: not set(session_processes()) - before)
+
+    return session
 
 
 def folder_of(request: pytest.FixtureRequest) -> str:
@@ -404,6 +432,16 @@ def ray_cluster() -> Iterator[Any]:
 
     with clean_ray(start):
         yield nodes
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Any]:
+    """Programs in a folder of their own, which are ended with the test."""
+    from tests.runtime.local.programs import Programs
+
+    several = Programs(tmp_path)
+    yield several
+    several.end()
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import trainkit
+from tests.conftest import run_python
 from tests.packages import install_from_page
 from tests.pages import EXPECTED, ROOT
 from trainkit.errors import ConfigError
@@ -29,18 +28,14 @@ def test_the_engine_of_the_page_runs_by_its_name(counting: dict[str, str], tmp_p
     use, _ = SNIPPET.findall((ROOT / PAGE).read_text())
     script = tmp_path / "use.py"
     script.write_text(use)
-    done = subprocess.run(
-        [sys.executable, script], env=counting, capture_output=True, text=True, check=True, timeout=60
-    )
+    done = run_python(script, env=counting)
     assert done.stdout.splitlines() == EXPECTED.findall(use)
 
 
 def test_the_engine_of_the_page_passes_the_suite(counting: dict[str, str], tmp_path: Path) -> None:
     _, suite = SNIPPET.findall((ROOT / PAGE).read_text())
     (tmp_path / "test_counting.py").write_text(suite)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "test_counting.py"]
-    done = subprocess.run(command, env=counting, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stdout[-3000:]
+    run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "test_counting.py", env=counting)
 
 
 def test_an_unknown_engine_lists_those_that_there_are(counting: dict[str, str]) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import functools
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainkit
+from tests.conftest import session_fixture
 from tests.runtime.local.performers import Stepper
 from tests.suites.parts import await_file
 from trainkit.errors import ObjectLostError
@@ -46,11 +46,7 @@ def test_a_stream_that_outlives_its_session_is_dropped_without_a_word(
     assert capsys.readouterr().err == ""
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    trainkit.init(num_cpus=2)
-    yield
-    trainkit.shutdown()
+session = session_fixture(autouse=False, num_cpus=2)
 
 
 def test_a_few_threads_run_all_callbacks(session: None, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import eventually, run_python
 from trainkit.runtime.local.system import devices
 from trainkit.runtime.local.worker.bootstrap import THREAD_VARIABLES
 
@@ -78,15 +76,7 @@ def test_the_drivers_list_is_read_as_cuda_reads_it(
 @pytest.mark.parametrize("preload", [[], ["torch"]], ids=["imported there", "forked with it"])
 def test_a_fraction_caps_the_memory_of_torch_when_cuda_is_first_used(preload: list[str]) -> None:
     # A program of its own: this one may have imported torch, and then its workers are forked with it.
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.local.fractions", *preload],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", "tests.runtime.local.fractions", *preload, cwd=Path(__file__).parents[2])
     there = bool(preload)
     expected = [[[[0.25, 0]], there, False], [[], there, False], [[], there, False]]
     assert json.loads(done.stdout.splitlines()[-1]) == expected

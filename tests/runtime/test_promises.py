@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import trainkit
-from tests.conftest import eventually, examples
+from tests.conftest import eventually, examples, run_python
 from tests.runtime.local.victims import Victim
 from trainkit.errors import ActorDiedError, InfeasibleError, SerializationError, TaskError, WorkerDiedError
 from trainkit.runtime.local.system import process
@@ -45,12 +45,8 @@ def alive(pids: list[int]) -> list[int]:
 def run_script(source: str, *arguments: str, folder: Path, module: bool = False) -> str:
     script = folder / "program.py"
     script.write_text(source)
-    command = [sys.executable, "-m", "program"] if module else [sys.executable, str(script)]
-    done = subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=120, cwd=folder, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    program = ["-m", "program"] if module else [script]
+    return run_python(*program, *arguments, cwd=folder).stdout.strip()
 
 
 def test_1_3_descendants_end_with_their_worker() -> None:
@@ -263,10 +259,8 @@ def test_1_19_a_script_and_a_module_run_as_a_program(module: bool, tmp_path: Pat
 
 @pytest.mark.external
 def test_1_19_a_cell_without_a_file(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable], input=MAIN, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False
-    )
-    assert (done.stdout.strip(), done.returncode) == ("4", 0), done.stderr
+    done = run_python(input=MAIN, cwd=tmp_path)
+    assert done.stdout.strip() == "4", done.stderr
 
 
 def test_1_19_what_cannot_be_sent_is_named_before_anything_starts() -> None:

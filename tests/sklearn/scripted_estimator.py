@@ -11,6 +11,8 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 
+from trainkit.tune import Stopper
+
 
 class ScriptedEstimator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Predicts the first class.
@@ -65,6 +67,22 @@ class Table(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def transform(self, X: Any) -> Any:
         self.table_[0] += 1
         return X
+
+
+class EndsAfter(Stopper):
+    """Ends a search with the report of this number, and with `ends_trials` whatever reports."""
+
+    def __init__(self, reports: float, *, ends_trials: bool = False) -> None:
+        self.reports = reports
+        self.ends_trials = ends_trials
+        self.seen = 0
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.seen += 1
+        return self.ends_trials
+
+    def stop_all(self) -> bool:
+        return self.seen >= self.reports
 
 
 def data(rows: int = 30) -> tuple[Any, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from scipy import stats
 from sklearn.datasets import load_iris
 from sklearn.svm import SVC
 
-import trainkit
+from tests.conftest import session_fixture
 from trainkit.sklearn import TuneSearchCV
 
 X, Y = load_iris(return_X_y=True)
@@ -18,12 +16,7 @@ LEARNING = ["bayesian", "bohb", "hyperopt", "optuna"]
 C = {"C": stats.loguniform(1e-2, 1e2)}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def session() -> Iterator[None]:
-    """One for all tests of a module, as each would begin its own."""
-    trainkit.init(engine="inline", num_cpus=2)
-    yield
-    trainkit.shutdown()
+session = session_fixture(engine="inline", num_cpus=2)
 
 
 def search(space: Any = C, **given: Any) -> TuneSearchCV:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -24,9 +25,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from tests.sklearn.by_hand import ALPHAS, FOLDS, SGD, X, Y, by_hand, scores_by_hand, split_scores
+from tests.sklearn.scripted_estimator import EndsAfter
 from trainkit.sklearn import TuneGridSearchCV
 from trainkit.tune.schedulers import ASHAScheduler, MedianStoppingRule
-from trainkit.tune.stopper import Stopper
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -96,22 +97,13 @@ def test_a_candidate_that_was_stopped_has_the_scores_of_its_last_report() -> Non
 
 # row 1.38
 def test_reports_come_where_something_is_decided_unless_somebody_watches() -> None:
-    class Watches(Stopper):
-        """Ends nothing."""
-
-        def __call__(self, trial_id: str, result: Any) -> bool:
-            return False
-
-        def stop_all(self) -> bool:
-            return False
-
     def reports(how: Any, **arguments: Any) -> list[int]:
         one = TuneGridSearchCV(SGD, {"alpha": [1e-3]}, early_stopping=how, max_iters=6, cv=FOLDS, **arguments)
         (curve,) = one.fit(X, Y).analysis_.trial_dataframes.values()
         return [int(count) for count in curve["training_iteration"]]
 
     assert reports(True) == [1, 4, 6]
-    assert reports(True, stopper=Watches()) == [1, 2, 3, 4, 5, 6]
+    assert reports(True, stopper=EndsAfter(math.inf)) == [1, 2, 3, 4, 5, 6]
     assert reports("ASHAScheduler") == [1, 2, 3, 4, 5, 6]
 
 

@@ -9,19 +9,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.exceptions import FitFailedWarning
 from sklearn.model_selection import GridSearchCV
 
-from tests.runtime.local.programs import Programs
-from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
+from tests.sklearn.scripted_estimator import EndsAfter, ScriptedEstimator, data, done
 from trainkit.errors import ConfigError, WorkerDiedError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.sklearn.trials import REPORT_EVERY_S
-from trainkit.tune.stopper import Stopper
 
 X, Y = data()
 
@@ -34,13 +31,6 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
     assert not list(folder.iterdir())
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    programs = Programs(tmp_path)
-    yield programs
-    programs.end()
 
 
 def search(how: list[str], **arguments: object) -> TuneGridSearchCV:
@@ -153,7 +143,7 @@ class TestAllCandidates:
         assert failing.fit(X, Y).best_score_ == 0.5
 
     def test_that_were_not_begun_are_left_out_too_and_counted(self) -> None:
-        ended = search(["fine", "sleep", "fine", "raise"], n_jobs=1, stopper=FirstScore())
+        ended = search(["fine", "sleep", "fine", "raise"], n_jobs=1, stopper=EndsAfter(1))
         with pytest.warns(UserWarning, match=r"3 candidates .* incomplete .* a second fit .* evaluates only"):
             ended.fit(X, Y)
         assert ended.cv_results_["params"] == [{"how": "fine"}]
@@ -169,19 +159,6 @@ class TestAllCandidates:
     def test_cut_off_is_an_error_that_says_so(self) -> None:
         with pytest.raises(ConfigError, match=r"no candidate was evaluated on all folds .*time budget"):
             search(["sleep"], time_budget_s=0.3).fit(X, Y)
-
-
-class FirstScore(Stopper):
-    """Ends the search once a candidate has all its folds."""
-
-    seen = False
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        self.seen = True
-        return False
-
-    def stop_all(self) -> bool:
-        return self.seen
 
 
 class FailsOnAll(ScriptedEstimator):

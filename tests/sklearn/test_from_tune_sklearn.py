@@ -5,7 +5,6 @@ Row 1.8: of their scripts only the import changes. README of https://github.com/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
 
-import trainkit
+from tests.conftest import session_fixture
 from trainkit import tune
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.tune.schedulers import MedianStoppingRule
@@ -31,11 +30,7 @@ X, Y = make_classification(n_samples=300, n_features=20, n_informative=10, n_cla
 TRAIN, TEST, Y_TRAIN, Y_TEST = train_test_split(X, Y, test_size=60, random_state=0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def session() -> Iterator[None]:
-    trainkit.init(engine="inline", num_cpus=2)
-    yield
-    trainkit.shutdown()
+session = session_fixture(engine="inline", num_cpus=2)
 
 
 def accuracy(search: Any) -> float:

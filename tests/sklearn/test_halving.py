@@ -25,7 +25,7 @@ from sklearn.model_selection import (
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.svm import SVC
 
-from trainkit import tune
+from tests.sklearn.scripted_estimator import EndsAfter
 from trainkit.errors import ConfigError
 from trainkit.sklearn import (
     TuneGridSearchCV,
@@ -121,24 +121,11 @@ def test_a_budget_is_of_all_rounds(budget: Any) -> None:
             assert search.n_iterations_ == 1
 
 
-class SecondScore(tune.Stopper):
-    """Ends the experiment that a second candidate is complete in."""
-
-    seen = 0
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        self.seen += 1
-        return False
-
-    def stop_all(self) -> bool:
-        return self.seen > 1
-
-
 def test_a_search_that_ends_early_says_only_what_it_knows() -> None:
     last = ("n_remaining_candidates_", "n_required_iterations_", "n_possible_iterations_")
     search = TuneHalvingGridSearchCV(SVC(), {"C": [1, 2, 3]}, cv=2, random_state=0, n_jobs=1).fit(X, Y)
     assert search.n_iterations_ == 2 and all(hasattr(search, name) for name in last)
-    search.stopper = SecondScore()
+    search.stopper = EndsAfter(2)  # complete candidates
     with pytest.warns(UserWarning, match="a second fit evaluates the previous rounds again"):
         search.fit(X, Y)
     assert search.n_iterations_ == len(search.n_resources_) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -38,6 +36,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
+from tests.conftest import run_python
 from trainkit.errors import ConfigError
 from trainkit.sklearn.incremental import (
     IncrementalMethod,
@@ -129,7 +128,7 @@ def test_detection_loads_no_booster() -> None:
         "from trainkit.sklearn.incremental import way_of; way_of(SGDClassifier());"
         "print(*{'xgboost', 'lightgbm', 'catboost', 'sklearn.ensemble'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_python("-c", script)
     assert done.stdout.strip() == ""
 
 

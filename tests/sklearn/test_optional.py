@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.conftest import run_python
 
 CODE = """
 import sys
@@ -18,7 +17,5 @@ except MissingDependencyError as error:
 
 
 def test_what_is_missing_is_named_with_what_installs_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300, check=True
-    )
+    done = run_python("-c", CODE)
     assert "searches over estimators need sklearn: pip install 'trainkit-ml[sklearn]'" in done.stdout

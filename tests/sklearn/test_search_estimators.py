@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.utils import get_tags
 
+from tests.conftest import run_python
 from tests.sklearn.recorder import OddError, Recorder
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
@@ -248,8 +247,8 @@ if __name__ == "__main__":
 def test_a_class_and_a_scorer_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=300)
-    assert (done.stdout, done.stderr, done.returncode) == ("6.0 __main__\n", "", 0)
+    done = run_python(script)
+    assert (done.stdout, done.stderr) == ("6.0 __main__\n", "")
 
 
 def test_classes_and_scorers_of_a_function() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,33 +15,20 @@ import pytest
 from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import KFold
 
-from tests.sklearn.scripted_estimator import ScriptedEstimator, data
+from tests.conftest import run_python
+from tests.sklearn.scripted_estimator import EndsAfter, ScriptedEstimator, data
 from tests.sklearn.searches import C, X, Y, candidates, search, session  # noqa: F401 - the fixture
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 from trainkit.sklearn import trials as evaluation
 from trainkit.tune.callbacks import Callback
-from trainkit.tune.core.stoppers import Stopper
 
 # --- how it ends ----------------------------------------------------------------------------------
 
 
-class EndsAll(Stopper):
-    """After the first report that it is asked about."""
-
-    asked = False
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        self.asked = True
-        return True
-
-    def stop_all(self) -> bool:
-        return self.asked
-
-
 def test_a_stopper_ends_the_search_with_a_whole_candidate() -> None:
-    found = search(n_trials=50, n_jobs=1, stopper=EndsAll()).fit(X, Y)
+    found = search(n_trials=50, n_jobs=1, stopper=EndsAfter(1, ends_trials=True)).fit(X, Y)
     assert len(candidates(found)) < 50
     assert not np.isnan(found.cv_results_["split2_test_score"]).any()
 
@@ -152,13 +137,7 @@ def test_files_lie_in_one_place_or_nowhere(tmp_path: Path, named: bool) -> None:
     environment = {**os.environ, "HOME": str(places["home"]), "TMPDIR": str(places["tmp"])}
     environment.pop("TRAINKIT_RESULTS_DIR", None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    subprocess.run(
-        [sys.executable, "-c", FRESH, json.dumps(where)],
-        cwd=places["work"],
-        env=environment,
-        check=True,
-        timeout=300,
-    )
+    run_python("-c", FRESH, json.dumps(where), cwd=places["work"], env=environment)
     left = {each for place in places.values() for each in place.rglob("*") if each.is_file()}
     inside = {each for each in left if each.is_relative_to(places["results"] / "mine")}
     assert left == inside
@@ -174,14 +153,7 @@ def test_without_abandoned_packages_every_search_runs() -> None:
         "    search({'C': (0.1, 1.0)}, search_optimization=optimization).fit(X, Y)\n"
         "print(*{'ConfigSpace', 'hpbandster', 'GPy', 'skopt'} & sys.modules.keys())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.stdout.strip() == ""
+    assert run_python("-c", script, cwd=Path(__file__).parents[2]).stdout.strip() == ""
 
 
 @pytest.mark.parametrize("kept", [True, False])

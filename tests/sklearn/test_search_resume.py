@@ -7,17 +7,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.conftest import eventually
+from tests.conftest import eventually, run_python
 from tests.runtime.local.programs import Programs
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
 from trainkit.errors import StoreError
@@ -26,13 +24,6 @@ from trainkit.sklearn.outcomes import candidate_key, claim_folder, digest, known
 from trainkit.tune import ResultGrid
 
 X, Y = data()
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    programs = Programs(tmp_path)
-    yield programs
-    programs.end()
 
 
 SEARCH = """
@@ -314,9 +305,7 @@ print(digest({"estimator": Slow(max_depth=3)}, "it"))
 @pytest.mark.external
 def test_a_class_of_the_program_itself_is_known_again() -> None:
     def told(program: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        ).stdout
+        return run_python("-c", program).stdout
 
     assert told(_OWN_CLASS) == told(_OWN_CLASS) != told(_OWN_CLASS.replace("OFFSET = 2", "OFFSET = 3"))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.rows import rows_of
 from benchmarks.sklearn_searches import ROWS
+from tests.conftest import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,14 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a busy machine may take long for it
 def test_every_section_has_its_lines_and_its_figures() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.sklearn_searches", "--small"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", "benchmarks.sklearn_searches", "--small", cwd=ROOT, timeout=1000)
     rows = rows_of(done.stdout)
     assert list(rows) == [row.name for row in ROWS.values()]
     for name, row in rows.items():

@@ -15,8 +15,8 @@ from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import SGDClassifier
 
 from tests.sklearn.by_hand import X, Y
+from tests.sklearn.scripted_estimator import EndsAfter
 from trainkit.sklearn import TuneGridSearchCV
-from trainkit.tune import Stopper
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -62,27 +62,17 @@ class CountedScorer:
         return 0.5
 
 
-class EndsAll(Stopper):
-    """After the first report."""
-
-    asked = False
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        self.asked = True
-        return False
-
-    def stop_all(self) -> bool:
-        return self.asked
+def stopping(estimator: Any, bad: list[bool], how: Any = "fifo", **arguments: Any) -> TuneGridSearchCV:
+    arguments = {"early_stopping": how, "max_iters": 5, "cv": 2, **arguments}
+    return TuneGridSearchCV(estimator, {"bad": bad}, **arguments)
 
 
 def test_a_search_that_cannot_be_gone_on_with_is_not_read_for_it(tmp_path: Path) -> None:
     counts = []
-    for stopper in (None, EndsAll()):
+    for stopper in (None, EndsAfter(1)):
         log = tmp_path / f"log_{len(counts)}"
-        search = TuneGridSearchCV(
-            Passes(), {"bad": [False]}, early_stopping=True, max_iters=3, cv=2, scoring=CountedScorer(log)
-        )
-        search.set_params(stopper=stopper, refit=False).fit(X, Y)
+        search = stopping(Passes(), [False], True, max_iters=3, scoring=CountedScorer(log), stopper=stopper)
+        search.set_params(refit=False).fit(X, Y)
         counts.append(log.read_text().splitlines().count(str(os.getpid())))
     assert counts[0] == counts[1] > 0
 
@@ -104,9 +94,7 @@ class Lingers(Passes):
 
 # row 1.38
 def test_a_candidate_that_fails_on_the_way_gets_the_error_score() -> None:
-    search = TuneGridSearchCV(
-        Passes(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score=-1.0
-    )
+    search = stopping(Passes(), [True, False], error_score=-1.0)
     with pytest.warns(FitFailedWarning, match="overflow in the third portion"):
         search.fit(X, Y)
     assert list(search.cv_results_["mean_test_score"]) == [-1.0, pytest.approx(0.1, abs=0.05)]
@@ -115,47 +103,22 @@ def test_a_candidate_that_fails_on_the_way_gets_the_error_score() -> None:
 
 
 def test_the_error_itself_leaves_fit_where_it_is_to() -> None:
-    search = TuneGridSearchCV(
-        Passes(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score="raise"
-    )
+    search = stopping(Passes(), [True, False], error_score="raise")
     with pytest.raises(FloatingPointError, match="third portion"):
         search.fit(X, Y)
 
 
 def test_a_candidate_whose_process_dies_has_failed_with_all_that_it_had_reached() -> None:
-    search = TuneGridSearchCV(
-        Dies(), {"bad": [True, False]}, early_stopping="fifo", max_iters=5, cv=2, error_score=2.0
-    )
+    search = stopping(Dies(), [True, False], error_score=2.0)
     with pytest.warns(FitFailedWarning, match="SIGKILL"):
         search.fit(X, Y)
     assert search.cv_results_["mean_test_score"][0] == 2.0
     assert list(search.cv_results_["training_iteration"]) == [2, 5]
 
 
-class ThirdReport(Stopper):
-    """Ends the search with the third report of all."""
-
-    def __init__(self) -> None:
-        self.reports = 0
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        self.reports += 1
-        return False
-
-    def stop_all(self) -> bool:
-        return self.reports >= 3
-
-
 def test_when_the_search_ends_what_was_reported_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "0.5")
-    search = TuneGridSearchCV(
-        Lingers(),
-        {"bad": [False, True]},
-        early_stopping="fifo",
-        max_iters=10_000,
-        cv=2,
-        stopper=ThirdReport(),
-    )
+    search = stopping(Lingers(), [False, True], max_iters=10_000, stopper=EndsAfter(3))
     with pytest.warns(
         UserWarning, match=r"1 candidate is incomplete .* a second fit starts from the beginning"
     ):
@@ -167,14 +130,9 @@ def test_when_the_search_ends_what_was_reported_counts(monkeypatch: pytest.Monke
 
 
 def test_a_parameter_that_is_out_of_range_fails_its_candidate_alone() -> None:
-    search = TuneGridSearchCV(
-        SGDClassifier(penalty="elasticnet", random_state=0),
-        {"l1_ratio": [0.9, 1.2]},
-        early_stopping=True,
-        max_iters=2,
-        cv=2,
-        error_score=np.nan,
-    )
+    model = SGDClassifier(penalty="elasticnet", random_state=0)
+    settings: dict[str, Any] = {"early_stopping": True, "max_iters": 2, "cv": 2, "error_score": np.nan}
+    search = TuneGridSearchCV(model, {"l1_ratio": [0.9, 1.2]}, **settings)
     with pytest.warns(FitFailedWarning, match="l1_ratio"):
         search.fit(X, Y)
     assert np.isnan(search.cv_results_["mean_test_score"][1])

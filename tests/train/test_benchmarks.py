@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import run_python
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str) -> dict[str, Any]:
     """The figures in a benchmark's last line."""
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", *arguments, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=500)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 import trainkit
+from tests.conftest import session_fixture
 from tests.train.operators import Digits, plain_losses
 from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.train import TorchTrainer
 
-
-@pytest.fixture
-def inline() -> Iterator[None]:
-    trainkit.init(engine="inline", num_cpus=4)
-    yield
-    trainkit.shutdown()
+inline = session_fixture("function", autouse=False, engine="inline", num_cpus=4)
 
 
 def test_one_worker_runs_in_this_process(inline: None) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import subprocess
-import sys
 import typing
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 import trainkit
+from tests.conftest import run_python
 from tests.train.operators import Digits
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
@@ -157,7 +156,7 @@ def test_row_1_40_imports_are_where_scripts_look(module: str, names: str) -> Non
 
 def test_row_1_40_the_package_alone_has_its_torch() -> None:
     program = "import trainkit.util.sgd as sgd; print(sgd.torch.TrainingOperator.__name__)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    found = run_python("-c", program)
     assert found.stdout == "TrainingOperator\n", found.stderr
 
 
@@ -175,7 +174,7 @@ try:
 except TypeError:
     print("refused")
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    found = run_python("-c", program)
     means = {"batch_count": 2, "num_samples": 3, "1": 4.0, "last_1": 5.0}
     assert found.stdout.splitlines() == [str(means), "refused"], found.stderr
 

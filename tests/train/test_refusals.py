@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
+from tests.conftest import run_python
 from tests.train.operators import Digits
 from trainkit.errors import CheckpointError, ConfigError, GangError, InfeasibleError
 from trainkit.train import TorchTrainer, TrainingOperator
@@ -226,7 +225,7 @@ def test_an_interrupted_trainer_waits_for_no_place_that_its_own_program_holds(tm
     """In a program of its own: beside a thread of an earlier test, which might free them, it waits."""
     name = save_while_another_trainer_holds_all.__name__
     code = f"import pathlib, sys; from tests.train.test_refusals import *; {name}(pathlib.Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=Path(__file__).parents[2], check=True)
+    run_python("-c", code, tmp_path, cwd=Path(__file__).parents[2])
     assert (tmp_path / "checkpoint").exists()
 
 
@@ -286,5 +285,5 @@ def test_only_a_request_that_can_be_met_closes_a_trainer_and_one_of_an_ended_ses
 ) -> None:
     script = tmp_path / "held.py"
     script.write_text(HELD)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
+    done = run_python(script)
     assert done.stdout.splitlines() == ["REFUSED True", "GOES ON 1"], done.stderr

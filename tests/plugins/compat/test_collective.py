@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import pytest
 
 import trainkit
+from tests.conftest import session_fixture
 from trainkit.errors import ConfigError
 from trainkit.util import collective
 
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    trainkit.init(num_cpus=3)
-    yield
-    trainkit.shutdown()
+session = session_fixture(num_cpus=3)
 
 
 @trainkit.remote(num_cpus=1)

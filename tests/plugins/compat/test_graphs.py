@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import trainkit
+from tests.conftest import session_fixture
 from trainkit.dag import InputNode, MultiOutputNode
 from trainkit.errors import ActorDiedError, ArgumentTypeError, ConfigError, TaskError
 
-
-@pytest.fixture(scope="module", params=["local", "inline"])
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    trainkit.shutdown()
-    trainkit.init(engine=request.param, num_cpus=2)
-    yield request.param
-    trainkit.shutdown()
+engine = session_fixture(autouse=False, engines=["local", "inline"], num_cpus=2)
 
 
 @trainkit.remote

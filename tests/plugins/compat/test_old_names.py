@@ -7,7 +7,6 @@ import inspect
 import pickle
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,20 +14,13 @@ from pathlib import Path
 import pytest
 
 import trainkit
+from tests.conftest import run_python
 from trainkit import tune
 from trainkit.plugins.compat import finder
 
 ROOT = Path(__file__).parents[3]
 
 # What a served module can do
-
-
-def run(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_all_names_are_imported_by_a_star() -> None:
@@ -90,7 +82,7 @@ with ThreadPoolExecutor(len(paths)) as pool:
 import trainkit.util
 assert trainkit.util.placement_group is trainkit.placement_group
 """
-    run("-c", script)
+    run_python("-c", script)
 
 
 @pytest.mark.external
@@ -101,7 +93,7 @@ def test_modules_are_there_without_an_import_of_each() -> None:
         "trainkit.util.scheduling_strategies.PlacementGroupSchedulingStrategy, trainkit.actor.exit_actor, "
         "trainkit.tune.stopper.Stopper, trainkit.tune.registry.register_trainable"
     )
-    run("-c", script)
+    run_python("-c", script)
 
 
 @pytest.mark.external
@@ -118,7 +110,7 @@ empty, uniform = trainkit.get(look.remote())
 from trainkit import tune
 assert uniform is tune.uniform
 """
-    run("-c", script)
+    run_python("-c", script)
 
 
 STUBS = sorted(

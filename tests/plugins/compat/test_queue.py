@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 
 import pytest
 
 import trainkit
-from tests.conftest import eventually, session_processes
+from tests.conftest import session_fixture
 from tests.runtime.pooled import is_full, put_all, take
 from tests.suites.parts import BUILT_IN, promising
 from trainkit.errors import ActorDiedError, ConfigError
@@ -83,13 +82,7 @@ class TestItsActor:
         asyncio.run(script())
 
 
-@pytest.fixture(scope="module", params=BUILT_IN)
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = set(session_processes())
-    trainkit.init(engine=request.param, num_cpus=4)
-    yield request.param
-    trainkit.shutdown()
-    assert eventually(lambda: not set(session_processes()) - before)
+engine = session_fixture(autouse=False, engines=BUILT_IN, num_cpus=4)
 
 
 late = pytest.mark.parametrize("engine", promising("background"), indirect=True)

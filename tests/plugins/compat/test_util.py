@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import trainkit
-from tests.conftest import eventually, session_processes
+from tests.conftest import session_fixture
 from tests.runtime.pooled import Doubler, Gate
 from tests.suites.parts import BUILT_IN, promising
 from trainkit import cloudpickle
@@ -31,13 +30,7 @@ RemoteDoubler = trainkit.remote(Doubler)
 RemoteGate = trainkit.remote(Gate)
 
 
-@pytest.fixture(scope="module", params=BUILT_IN)
-def engine(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = set(session_processes())
-    trainkit.init(engine=request.param, num_cpus=4)
-    yield request.param
-    trainkit.shutdown()
-    assert eventually(lambda: not set(session_processes()) - before)
+engine = session_fixture(autouse=False, engines=BUILT_IN, num_cpus=4)
 
 
 late = pytest.mark.parametrize("engine", promising("background"), indirect=True)

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from playwright.sync_api import Browser
 
-import trainkit
+from tests.conftest import session_fixture
 from tests.plugins.dashboard.browser import chromium
 from trainkit import tune
 from trainkit.plugins.dashboard.openapi import description
@@ -100,11 +100,7 @@ def served(root: Path, **settings: Any) -> Iterator[Asker]:
             thread.join()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    trainkit.init(num_cpus=2)
-    yield
-    trainkit.shutdown()
+session = session_fixture(num_cpus=2)
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainkit
-from tests.runtime.local.programs import Programs
 from trainkit import tune
 from trainkit.client import Experiment
 from trainkit.tune.schedulers import ASHAScheduler
@@ -202,10 +201,3 @@ def test_steering_an_experiment_that_nobody_runs_is_refused(root: Path):
 
     talk(root, "--allow-steering", to=to)
     assert Experiment(root / "judged").commands() == []
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    several = Programs(tmp_path)
-    yield several
-    several.end()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import run_python
 from trainkit.errors import ConfigError
 from trainkit.plugins.dashboard.charts.notebook import PLOTLY, LiveChart, widget_of
 
@@ -210,10 +209,7 @@ async ([script, first, second]) => {
 def test_a_notebook_needs_no_server():
     """Its extra brings none."""
     names = "sys.modules['starlette'] = sys.modules['uvicorn'] = None"
-    subprocess.run(
-        [sys.executable, "-c", f"import sys; {names}; import trainkit.plugins.dashboard.charts.notebook"],
-        check=True,
-    )
+    run_python("-c", f"import sys; {names}; import trainkit.plugins.dashboard.charts.notebook")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")

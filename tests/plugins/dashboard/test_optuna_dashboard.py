@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import run_python
 from trainkit import tune
 
 pytest.importorskip("optuna_dashboard")
@@ -200,10 +201,7 @@ def test_optunas_pages_need_no_package_of_the_other_dashboard(tmp_path: Path):
     """Each server needs its own packages alone, and says which where they are missing."""
 
     def said(*options: str) -> str:
-        command = [sys.executable, "-c", WITHOUT_STARLETTE, str(tmp_path), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SOON_S, check=False)
-        assert done.returncode == 1
-        return done.stderr
+        return run_python("-c", WITHOUT_STARLETTE, tmp_path, *options, code=1, timeout=SOON_S).stderr
 
     assert "trainkit-ml[dashboard]" in said()
     assert "port 70000 cannot be used" in said("--optuna", "--port", "70000")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import math
-import subprocess
-import sys
 import textwrap
-from collections.abc import Iterator
 
 import pytest
 
-import trainkit
+from tests.conftest import run_python, session_fixture
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.plugins.dashboard.charts import KINDS
@@ -37,11 +34,7 @@ SPACE = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    trainkit.init(engine="inline", num_cpus=2)
-    yield
-    trainkit.shutdown()
+session = session_fixture(engine="inline", num_cpus=2)
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +243,7 @@ def test_drawing_leaves_pyplot_alone_and_lack_of_matplotlib_is_explained(grid):
                 print(error)
         """
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", code)
     lines = done.stdout.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "plots need matplotlib",

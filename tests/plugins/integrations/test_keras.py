@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 
 import keras
 
+from tests.conftest import run_python
 from trainkit import tune
 from trainkit.air.integrations import keras as for_keras
 from trainkit.errors import ConfigError
@@ -78,12 +77,8 @@ def test_a_report_may_come_with_each_batch_and_a_checkpoint_at_the_end(fit):
 
 
 def test_a_backend_that_is_not_there_is_named():
-    done = subprocess.run(
-        [sys.executable, "-c", "from trainkit.tune.integration.keras import TuneReportCallback"],
-        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
-        capture_output=True,
-        text=True,
-    )
+    script = "from trainkit.tune.integration.keras import TuneReportCallback"
+    done = run_python("-c", script, code=1, env={**os.environ, "KERAS_BACKEND": "tensorflow"})
     assert "MissingDependencyError: Keras cannot be imported" in done.stderr
     assert "KERAS_BACKEND=torch" in done.stderr
     assert for_keras.ReportCheckpointCallback is ReportCheckpointCallback

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.conftest import run_python
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.schedulers import ASHAScheduler
@@ -211,11 +210,4 @@ def test_the_users_package_counts_whichever_is_imported_first(first, tmp_path): 
     (package,) = set(INSTALLED) - {first}  # both are, in the environment that tests run in
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(script), first, package, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python(str(script), first, package, str(tmp_path))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import run_python
 from tests.train.torch import library_loops
 from tests.train.torch.launched import column, trainer, under_torchrun
 from trainkit.errors import ConfigError, WorkerGroupError
@@ -142,4 +141,4 @@ def test_a_subclass_of_a_strategy_extends_the_trainers_package() -> None:
                 assert mine._ddp_kwargs == {"find_unused_parameters": True}, mine._ddp_kwargs
         assert Mine.__bases__ == (RayDDPStrategy,) and Further.__bases__ == (Mine,)
     """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)

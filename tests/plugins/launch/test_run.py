@@ -8,8 +8,6 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from subprocess import Popen
 
 import pytest
@@ -129,13 +127,6 @@ RANKS = ("-m", "trainkit", "run", "--workers", "2")
 def whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks write to one pipe: without a buffer the parts of their lines would mix."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    several = Programs(tmp_path)
-    yield several
-    several.end()
 
 
 def run(

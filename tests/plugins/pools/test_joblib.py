@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
 import pytest
 
 import trainkit
+from tests.conftest import session_fixture
 from trainkit.plugins.pools import register_trainkit
 
 joblib = pytest.importorskip("joblib")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    trainkit.init(num_cpus=2)
-    yield
-    trainkit.shutdown()
+session = session_fixture(num_cpus=2)
 
 
 def double(x):

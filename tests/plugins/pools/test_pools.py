@@ -6,11 +6,9 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -22,18 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainkit
+from tests.conftest import run_python, session_fixture
 from trainkit.errors import ConfigError
 from trainkit.plugins.pools import Executor, Pool
 from trainkit.plugins.pools.executor import AHEAD_S, ahead, share
 from trainkit.plugins.pools.worker import BrokenWorkerError, InitializerError
 from trainkit.resources import QUANTUM
 
-
-@pytest.fixture(scope="module", autouse=True)
-def session() -> Iterator[None]:
-    trainkit.init(num_cpus=2)
-    yield
-    trainkit.shutdown()
+session = session_fixture(num_cpus=2)
 
 
 def double(x):
@@ -257,7 +251,7 @@ def test_calls_fail_with_their_session(engine: str, tmp_path: Path) -> None:
         "try:\n    executor.submit(abs, 1)\nexcept Exception as error:\n    print(error)\n"
         "executor.shutdown()\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    done = run_python(script)
     lines = done.stdout.splitlines()
     assert lines[1:5] == ["NotInitializedError"] * 4, done.stdout + done.stderr
     assert lines[5] == "None"
@@ -272,7 +266,7 @@ def test_an_executor_on_the_inline_engine(tmp_path: Path) -> None:
         "    print(list(executor.map(abs, [-1, -2])))\n"
         "with Pool() as pool:\n    print(pool.map(abs, [-3]), list(pool.imap_unordered(abs, [-4])))\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    done = run_python(script)
     assert done.stdout.split("\n")[:2] == ["[1, 2]", "[3] [4]"]
 
 
@@ -297,7 +291,7 @@ def test_a_program_ends_when_its_calls_have(tmp_path: Path) -> None:
         "def note(path):\n    time.sleep(0.5)\n    open(path, 'w').close()\n"
         f"Executor(1).submit(note, {str(tmp_path / 'done')!r})\n"
     )
-    subprocess.run([sys.executable, script], check=True, timeout=120)
+    run_python(script)
     assert (tmp_path / "done").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import trainkit
+from tests.conftest import run_python, session_fixture
 from tests.suites.parts import Keeper, endless, gpus
 from trainkit.errors import (
     ActorDiedError,
@@ -25,28 +25,14 @@ from trainkit.errors import (
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def inline() -> Iterator[None]:
-    trainkit.init(engine="inline", num_cpus=4, num_gpus=2)
-    yield
-    trainkit.shutdown()
+inline = session_fixture("function", autouse=False, engine="inline", num_cpus=4, num_gpus=2)
 
 
 def run_script(script: str, typed: str = "") -> str:
     """What a program prints that is given `typed` at its terminal."""
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        # Tests that run side by side have it switched off.
-        env={name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    # Tests that run side by side have it switched off.
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
+    return run_python("-c", script, input=typed, cwd=ROOT, env=own).stdout
 
 
 class Doctor:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.conftest import eventually
+from tests.conftest import eventually, run_python
 from trainkit.runtime.local.system import process
 from trainkit.settings import SESSION_MARK
 
@@ -92,18 +92,24 @@ class Programs:
         assert not err, err
         return out.strip()
 
+    def make(self, script: str = "", *, again: bool = False, flags: tuple[str, ...] = ()) -> str:
+        """What a program prints that makes the detached `counter`, or takes it if it is there `again`."""
+        taking = MAKER.replace('lifetime="detached"', 'lifetime="detached", get_if_exists=True')
+        return self.run((taking if again else MAKER) + script, flags=flags)
+
+    def find(self, script: str) -> str:
+        """What a program prints that finds the `counter`."""
+        return self.run(FINDER + script)
+
+    def stop(self) -> None:
+        """End all sessions, of which nothing stays."""
+        assert "ended" in self.command("stop", "--all", "--yes")
+        assert self.nothing_is_left()
+
     def command(self, *arguments: str, code: int = 0) -> str:
         """What `trainkit` with these arguments prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "trainkit", *arguments],
-            capture_output=True,
-            text=True,
-            env={**self.environment(), "COLUMNS": "200"},
-            cwd=self.folder,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
+        wide = {**self.environment(), "COLUMNS": "200"}
+        done = run_python("-m", "trainkit", *arguments, code=code, env=wide, cwd=self.folder)
         return done.stdout + done.stderr
 
     def processes(self) -> list[int]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import run_python
+
 ROOT = Path(__file__).parents[3]
 TASKS = """
 import trainkit
@@ -115,16 +117,6 @@ def test_a_breakpoint_of_the_debugger_has_the_terminal_again(commands: list[str]
 
 
 def test_without_a_terminal_the_error_says_what_to_do() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TASKS],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
+    done = run_python("-c", TASKS, code=1, stdin=subprocess.DEVNULL, cwd=ROOT, env=environment())
     assert "breakpoint() in a worker needs the program's terminal, which is missing" in done.stderr
     assert "trainkit.init(engine='inline')" in done.stderr

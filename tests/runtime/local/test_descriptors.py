@@ -7,8 +7,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS, eventually
+from tests.conftest import SESSION_CPUS, eventually, run_python
 from tests.runtime.local.crowded import Crowded, exhaust, limit_for
 from tests.runtime.local.victims import Victim
 from trainkit.errors import ActorDiedError, ObjectLostError
@@ -209,5 +207,5 @@ def test_a_session_that_has_ended_keeps_none() -> None:
         "    trainkit.init(num_cpus=1); trainkit.shutdown(); return len(os.listdir('/proc/self/fd'))\n"
         "print(session() == session())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SOON_S)
+    done = run_python("-c", script, timeout=SOON_S)
     assert (done.stdout, done.stderr) == ("True\n", "")

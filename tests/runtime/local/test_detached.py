@@ -6,29 +6,18 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.conftest import eventually
 from tests.runtime.local.programs import FINDER, MAKER, Programs
 from trainkit.runtime.local.system import process
 
 
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    several = Programs(tmp_path)
-    yield several
-    several.end()
-
-
 def test_another_program_finds_it_and_calls_it(programs: Programs) -> None:
-    pid = int(programs.run(MAKER + "    print(trainkit.get(counter.pid.remote()))"))
+    pid = int(programs.make("    print(trainkit.get(counter.pid.remote()))"))
     assert process.exists(pid)
-    told = programs.run(
-        FINDER
-        + """
+    told = programs.find(
+        """
     @trainkit.remote
     def add_in_a_task(handle):
         return trainkit.get(handle.add.remote(10))
@@ -43,9 +32,8 @@ def test_another_program_finds_it_and_calls_it(programs: Programs) -> None:
     """
     )
     assert json.loads(told) == [2, 12, 112, pid]
-    killed = programs.run(
-        FINDER
-        + """
+    killed = programs.find(
+        """
     trainkit.kill(counter)
     for _ in range(2):
         try:
@@ -65,9 +53,8 @@ def test_another_program_finds_it_and_calls_it(programs: Programs) -> None:
 
 def test_everything_else_ends_with_the_program(programs: Programs) -> None:
     """`run` returns, so nobody holds the program's output open."""
-    others = programs.run(
-        MAKER
-        + """
+    others = programs.make(
+        """
     plain, named = make(num_cpus=0).remote(), make(name="named", num_cpus=0).remote()
     @trainkit.remote
     def task():
@@ -77,14 +64,12 @@ def test_everything_else_ends_with_the_program(programs: Programs) -> None:
     )
     assert eventually(lambda: not any(map(process.exists, json.loads(others))))
     assert len(programs.processes()) == 3, "the node, its template, the actor"
-    assert "ended" in programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    programs.stop()
 
 
 def test_shutdown_returns_and_the_same_program_finds_it_again(programs: Programs) -> None:
-    told = programs.run(
-        MAKER
-        + """
+    told = programs.make(
+        """
     kept = counter
     trainkit.shutdown()
     trainkit.init(num_cpus=1)
@@ -113,13 +98,12 @@ def test_a_killed_program_leaves_only_what_is_detached(programs: Programs) -> No
     program.kill()
     assert eventually(lambda: not process.exists(plain))
     assert process.exists(detached)
-    assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    assert programs.find("    print(trainkit.get(counter.add.remote()))") == "2"
+    programs.stop()
 
 
 def test_all_ends_with_the_node(programs: Programs) -> None:
-    pid = int(programs.run(MAKER + "    print(trainkit.get(counter.pid.remote()))"))
+    pid = int(programs.make("    print(trainkit.get(counter.pid.remote()))"))
     (session,) = json.loads(programs.command("status", "--json"))
     program = programs.begin(
         FINDER
@@ -144,10 +128,9 @@ def test_all_ends_with_the_node(programs: Programs) -> None:
 
 
 def test_a_lost_node_takes_its_own_detached_actors_along_and_no_others(programs: Programs) -> None:
-    programs.run(MAKER)
-    told = programs.run(
-        FINDER
-        + """
+    programs.make()
+    told = programs.find(
+        """
     import os, signal
     from trainkit.errors import ConfigError, NodeDiedError
 
@@ -182,26 +165,25 @@ def test_a_lost_node_takes_its_own_detached_actors_along_and_no_others(programs:
 
 
 def test_what_it_starts_is_its_own(programs: Programs) -> None:
-    child = int(programs.run(MAKER + "    print(trainkit.get(counter.child.remote()))"))
+    child = int(programs.make("    print(trainkit.get(counter.child.remote()))"))
     time.sleep(0.2)
     assert process.exists(child)
-    second = int(programs.run(FINDER + "    print(trainkit.get(counter.child.remote()))"))
+    second = int(programs.find("    print(trainkit.get(counter.child.remote()))"))
     assert process.exists(child)
     assert process.exists(second)
-    programs.run(FINDER + "    trainkit.kill(counter)")
+    programs.find("    trainkit.kill(counter)")
     assert eventually(lambda: not process.exists(child) and not process.exists(second))
     assert programs.nothing_is_left()
 
 
 def test_what_it_holds_stays_held_and_it_sees_its_own_folder(programs: Programs) -> None:
-    programs.run(MAKER)
+    programs.make()
     cwd, free = json.loads(
-        programs.run(FINDER + "    import json; print(json.dumps(trainkit.get(counter.place.remote())))")
+        programs.find("    import json; print(json.dumps(trainkit.get(counter.place.remote())))")
     )
     assert cwd == str(programs.folder)
     assert free["CPU"] == 1
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    programs.stop()
 
 
 def test_one_that_waits_starts_when_its_program_has_gone(programs: Programs) -> None:
@@ -219,13 +201,12 @@ def test_one_that_waits_starts_when_its_program_has_gone(programs: Programs) -> 
     Holder.options(name="counter", lifetime="detached").remote()
     """
     )
-    assert programs.run(FINDER + "    print(trainkit.get(counter.ping.remote(), timeout=60))") == "1"
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    assert programs.find("    print(trainkit.get(counter.ping.remote(), timeout=60))") == "1"
+    programs.stop()
 
 
 def test_the_node_ends_when_the_last_one_ends_by_itself(programs: Programs) -> None:
-    pid = int(programs.run(MAKER + "    print(trainkit.get(counter.pid.remote()))"))
+    pid = int(programs.make("    print(trainkit.get(counter.pid.remote()))"))
     os.kill(pid, signal.SIGTERM)
     assert programs.nothing_is_left()
 
@@ -236,25 +217,22 @@ def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
     deep.mkdir(parents=True)
     programs = Programs(deep)
     try:
-        programs.run(MAKER)
-        assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-        programs.command("stop", "--all", "--yes")
-        assert programs.nothing_is_left()
+        programs.make()
+        assert programs.find("    print(trainkit.get(counter.add.remote()))") == "2"
+        programs.stop()
     finally:
         programs.end()
 
 
 def test_a_handle_of_another_program_follows_one_that_is_made_anew(programs: Programs) -> None:
-    programs.run(
-        MAKER
-        + """
+    programs.make(
+        """
     again = make(name="phoenix", lifetime="detached", num_cpus=0, max_restarts=-1).remote()
     trainkit.get(again.add.remote())
     """
     )
-    told = programs.run(
-        FINDER
-        + """
+    told = programs.find(
+        """
     import os, signal, time
     phoenix = trainkit.get_actor("phoenix")
     def pid():
@@ -290,8 +268,7 @@ def test_a_handle_of_another_program_follows_one_that_is_made_anew(programs: Pro
     """
     )
     assert told == "done"
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    programs.stop()
 
 
 def test_a_card_that_cannot_be_read_is_in_nobodys_way(programs: Programs) -> None:

@@ -11,7 +11,6 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,12 @@ import psutil
 import pytest
 
 import trainkit
-from tests.conftest import eventually, session_processes
+from tests.conftest import eventually, run_python, session_fixture
 from tests.runtime.local.crowded import Crowded, occupy
 from tests.runtime.local.victims import AwaitingVictim, ForkedVictim, Victim, fork, yield_forks
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TaskError, WorkerDiedError
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    before = set(session_processes())
-    trainkit.init(num_cpus=4)
-    yield
-    trainkit.shutdown()
-    assert eventually(lambda: not set(session_processes()) - before)
+session = session_fixture("function", num_cpus=4)
 
 
 def gone(pids: list[int]) -> bool:
@@ -324,7 +316,7 @@ def test_an_interrupted_end_leaves_nothing() -> None:
         "timer.join()\n"
         "print(threading.active_count())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", script)
     assert (done.stdout.strip(), done.stderr) == ("1", "")
 
 
@@ -371,8 +363,7 @@ def test_a_closed_stdout_stops_the_echo_and_nothing_else() -> None:
         "[trainkit.get(loud.remote()) for _ in range(5)]; time.sleep(0.2); "
         "a = trainkit.remote(lambda x: x); os._exit(trainkit.get(a.remote(a.remote(a.remote(7)))))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (7, "")
+    assert not run_python("-c", script, code=7).stderr
 
 
 DRIVER = """
@@ -431,8 +422,7 @@ def test_sockets_of_a_killed_worker_s_processes_go_with_the_session(sessions: st
         environment = {**os.environ, "TMPDIR": folder}
         if sessions:
             environment["TRAINKIT_RUNTIME_DIR"] = f"{folder}/{sessions}"
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        done = run_python("-c", script, env=environment)
         assert done.stdout == "[]\n", done.stderr
         assert "too long" not in done.stderr, done.stderr
         assert not [*Path(folder).glob("**/*pymp*"), *Path(folder).glob("**/listener*")]

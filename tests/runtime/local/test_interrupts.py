@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS, eventually, every
+from tests.conftest import SESSION_CPUS, eventually, every, run_python
 from tests.runtime.local.victims import Victim
 from trainkit.runtime import signals
 from trainkit.runtime.local.wire import sessions
@@ -121,7 +120,7 @@ print(step > 50)
 @pytest.mark.external
 def test_other_processes_go_on_though_a_put_is_interrupted() -> None:
     """In a program of its own: what is interrupted in a `__del__` keeps its memory until the program ends."""
-    done = subprocess.run([sys.executable, "-c", PUTS], capture_output=True, text=True, timeout=120)
+    done = run_python("-c", PUTS)
     assert done.stdout.strip() == "True", done.stderr
 
 

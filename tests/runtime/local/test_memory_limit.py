@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,14 @@ import psutil
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import eventually, session_fixture
 from tests.runtime.local.memory_holders import MIB, Eater, block
 from trainkit.runtime.local.node.memory_monitor import MemorySample, excess, needs_a_look
 
 LIMIT = 200 * MIB
 
 
-@pytest.fixture(scope="module", autouse=True)
-def machine() -> Iterator[None]:
-    trainkit.init(num_cpus=8, memory=4 << 30, object_store_memory=1 << 30)
-    yield
-    trainkit.shutdown()
+machine = session_fixture(num_cpus=8, memory=4 << 30, object_store_memory=1 << 30)
 
 
 def eater(**options: Any) -> Any:

@@ -6,28 +6,18 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.runtime.local.programs import FINDER, MAKER, Programs
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    several = Programs(tmp_path)
-    yield several
-    several.end()
+from tests.conftest import run_python
+from tests.runtime.local.programs import MAKER, Programs
 
 
 def test_a_name_is_one_for_all_programs_of_a_user(programs: Programs) -> None:
-    programs.run(MAKER)
-    told = programs.run(
-        MAKER.replace('lifetime="detached"', 'lifetime="detached", get_if_exists=True')
-        + """
+    programs.make()
+    told = programs.make(
+        again=True,
+        script="""
     print(trainkit.get(counter.add.remote()))
     try:
         make(name="counter", lifetime="detached").remote()
@@ -35,13 +25,12 @@ def test_a_name_is_one_for_all_programs_of_a_user(programs: Programs) -> None:
         print(error)
     mine = make(name="counter").remote()
     print(trainkit.get(trainkit.get_actor("counter").add.remote()))
-    """
+    """,
     )
     assert told.splitlines()[0] == "3"
     assert "'counter' is taken in the namespace 'default' by a detached actor of session" in told
     assert told.splitlines()[-1] == "1", "its own comes first"
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    programs.stop()
 
 
 def test_only_detached_actors_are_for_others(programs: Programs) -> None:
@@ -50,9 +39,8 @@ def test_only_detached_actors_are_for_others(programs: Programs) -> None:
     )
     assert owner.stdout is not None
     owner.stdout.readline()
-    told = programs.run(
-        FINDER
-        + """
+    told = programs.find(
+        """
     for name in ("solo", "kounter"):
         try:
             trainkit.get_actor(name)
@@ -64,12 +52,11 @@ def test_only_detached_actors_are_for_others(programs: Programs) -> None:
     assert f"(pid {owner.pid}), whose actor of that name is not detached" in told[0]
     assert "Did you mean 'counter'?" in told[1]
     owner.communicate("\n", timeout=60)
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    programs.stop()
 
 
 def test_a_session_that_is_stopped_does_not_hold_others_up(programs: Programs) -> None:
-    programs.run(MAKER)
+    programs.make()
     (session,) = json.loads(programs.command("status", "--json"))
     os.kill(session["node_pid"], signal.SIGSTOP)
     told = programs.run(
@@ -85,9 +72,8 @@ def test_a_session_that_is_stopped_does_not_hold_others_up(programs: Programs) -
     assert "which did not answer" in told
     assert "is it stopped?" in told
     os.kill(session["node_pid"], signal.SIGCONT)
-    assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    assert programs.find("    print(trainkit.get(counter.add.remote()))") == "2"
+    programs.stop()
 
 
 def test_programs_that_start_at_once_agree_on_one(programs: Programs) -> None:
@@ -95,14 +81,13 @@ def test_programs_that_start_at_once_agree_on_one(programs: Programs) -> None:
     running = [programs.begin(script + "    print(trainkit.get(counter.pid.remote()))") for _ in range(3)]
     told = [program.communicate(timeout=60) for program in running]
     assert len({out for out, _ in told}) == 1, told
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    programs.stop()
 
 
 def test_visitors_that_may_not_come_in_do_no_harm(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs.run(MAKER)
+    programs.make()
     (folder,) = programs.folders()
     assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.chdir(folder)
@@ -117,15 +102,7 @@ def test_visitors_that_may_not_come_in_do_no_harm(
             "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
             "s.settimeout(10); s.connect('node.sock'); print(s.recv(1))"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", knock],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_python("-c", knock, cwd=folder)
         assert done.stdout == "b''\n", done.stderr
-    assert programs.run(FINDER + "    print(trainkit.get(counter.add.remote()))") == "2"
-    programs.command("stop", "--all", "--yes")
-    assert programs.nothing_is_left()
+    assert programs.find("    print(trainkit.get(counter.add.remote()))") == "2"
+    programs.stop()

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import eventually, session_fixture
 from tests.suites.parts import await_file
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_cpu() -> Iterator[None]:
-    trainkit.init(num_cpus=1)
-    yield
-    trainkit.shutdown()
+one_cpu = session_fixture(num_cpus=1)
 
 
 @trainkit.remote(num_cpus=0)

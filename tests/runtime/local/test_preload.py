@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import run_python
 from trainkit.runtime.local.node.workers import choose
 
 
 def run_beside(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run a program that can import the modules in `folder`."""
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
+    return run_python(
+        "-c", script, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     )
 
 
@@ -29,7 +26,7 @@ def test_modules_can_be_imported_beforehand() -> None:
         "import trainkit; trainkit.init(num_cpus=1, preload=['colorsys']);"
         "print(trainkit.get(trainkit.remote(lambda: 'colorsys' in __import__('sys').modules).remote()))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = run_python("-c", script)
     assert done.stdout == "True\n", done.stderr
 
 
@@ -123,7 +120,7 @@ def test_what_a_worker_imports_by_itself_the_next_of_its_kind_is_forked_with() -
         "first = reader.remote(); before = first.had.remote(); trainkit.get(first.read.remote())\n"
         "print(trainkit.get([before, reader.remote().had.remote(), other.remote().had.remote()]))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = run_python("-c", script)
     assert done.stdout == "[False, True, False]\n", done.stderr
 
 
@@ -141,9 +138,7 @@ def test_a_program_with_pandas_and_pyarrow_has_them_forked_with_its_workers() ->
         "print(trainkit.get(trainkit.remote(look).remote()))"
     )
     own = {**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:true"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=own
-    )
+    done = run_python("-c", script, env=own)
     assert done.stdout == "(True, 'ab', 'background_thread:true')\n", done.stderr
     assert not done.stderr
 

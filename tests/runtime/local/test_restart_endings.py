@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import trainkit
-from tests.conftest import eventually, session_processes
+from tests.conftest import eventually, session_fixture
 from tests.runtime.local.restartable import Borrower, Doomed, Leaver, Restartable, born
 from tests.runtime.local.restarting import alive, kill, pid_of, restartable, stable_pid_after
 from trainkit.errors import ActorDiedError
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    before = set(session_processes())
-    trainkit.init(num_cpus=4)
-    yield
-    trainkit.shutdown()
-    assert eventually(lambda: not set(session_processes()) - before)
+session = session_fixture("function", num_cpus=4)
 
 
 def test_kill_ends_it_for_good_unless_told_otherwise() -> None:

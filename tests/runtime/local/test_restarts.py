@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,12 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import eventually, session_processes
+from tests.conftest import eventually, session_fixture
 from tests.runtime.local.restartable import Borrower, Raising, Restartable, born
 from tests.runtime.local.restarting import alive, kill, pid_of, restartable, stable_pid_after
 from trainkit.errors import ActorDiedError, TaskError
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    before = set(session_processes())
-    trainkit.init(num_cpus=4)
-    yield
-    trainkit.shutdown()
-    assert eventually(lambda: not set(session_processes()) - before)
+session = session_fixture("function", num_cpus=4)
 
 
 def test_it_is_made_anew_with_the_same_arguments_and_fresh_state() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,12 @@ import psutil
 import pytest
 
 import trainkit
-from tests.conftest import eventually, session_processes
+from tests.conftest import eventually, session_fixture
 from tests.runtime.local.restartable import born
 from tests.runtime.local.restarting import kill, pid_of, restartable
 from trainkit.errors import ActorDiedError
 
-
-@pytest.fixture(autouse=True)
-def session() -> Iterator[None]:
-    before = set(session_processes())
-    trainkit.init(num_cpus=4)
-    yield
-    trainkit.shutdown()
-    assert eventually(lambda: not set(session_processes()) - before)
+session = session_fixture("function", num_cpus=4)
 
 
 def test_calls_in_flight_fail_and_say_that_it_is_made_anew() -> None:

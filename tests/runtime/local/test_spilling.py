@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import eventually, shared_memory
+from tests.conftest import eventually, run_python, shared_memory
 from tests.runtime.local.memory_holders import MIB, MemoryHolder, block
 from trainkit.errors import ConfigError, ObjectStoreFullError, OutOfDiskError
 from trainkit.runtime.local.memory import spilling, usage
@@ -75,9 +75,7 @@ def test_as_many_as_there_are(disk: Path) -> None:
     }
     assert on_disk(disk)
     assert list(disk.iterdir()) == []
-    shown = subprocess.run(
-        [sys.executable, "-m", "trainkit", "status"], capture_output=True, text=True, timeout=60, check=True
-    )
+    shown = run_python("-m", "trainkit", "status")
     assert "30 MiB of 32 MiB memory, 90 MiB on disk (9 spilled so far, 90 MiB)" in shown.stdout
     del refs, values
     assert eventually(lambda: not on_disk(disk))

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
-import sys
 import textwrap
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import eventually, run_python, session_fixture
 from tests.runtime.local.programs import Programs
 from trainkit.errors import TaskError
 
@@ -64,11 +61,7 @@ class Failing:
         threading.Event().wait()
 
 
-@pytest.fixture
-def session() -> Iterator[None]:
-    trainkit.init(num_cpus=4)
-    yield
-    trainkit.shutdown()
+session = session_fixture("function", autouse=False, num_cpus=4)
 
 
 def shown(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -81,9 +74,7 @@ def test_they_are_printed_unless_a_variable_turns_it_off(tmp_path: Path, variabl
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(PROGRAM))
     environment = Programs(tmp_path).environment() | ({variable: "1"} if variable else {})
-    done = subprocess.run(
-        [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
+    done = run_python(str(path), env=environment)
     assert done.stdout == ""
     if variable:
         assert done.stderr == ""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import run_python
 from tests.pages import ROOT
 from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchTrainer
@@ -26,16 +25,7 @@ def under_torchrun(folder: Path, *names: str) -> dict[str, list[dict[str, Any]]]
     """Return the reports of these loops, run by torchrun on two processes."""
     command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m tests.train.torch.library_loops"
     own = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [sys.executable, *command.split(), str(folder), *names],
-        cwd=ROOT,
-        env=os.environ | own,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_python(*command.split(), str(folder), *names, cwd=ROOT, env=os.environ | own)
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
 
 

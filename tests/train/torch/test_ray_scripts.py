@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import run_python
 from tests.plugins.compat.peers.base import with_our_imports
 from tests.runtime.ray.ray_session import clean_ray
 
@@ -25,17 +24,9 @@ SLOWLY = {
 def printed(script: Path, folder: Path) -> list[str]:
     """Run a script; return the lines that it prints for this test."""
     folder.mkdir()
-    more = SLOWLY | {"RAY_TRAIN_V2_ENABLED": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | more,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    own = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    own |= SLOWLY | {"RAY_TRAIN_V2_ENABLED": "1", "HF_HUB_OFFLINE": "1"}
+    done = run_python(script, cwd=folder, timeout=900, env=own)
     return re.findall(r"^LINE (.+)$", done.stdout, re.MULTILINE)
 
 

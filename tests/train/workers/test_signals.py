@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -215,13 +214,6 @@ def send_to_all(programs: Programs, program: subprocess.Popen[str], drawn: rando
     drawn.shuffle(pids)
     for pid in pids:
         process.kill(pid, signal.SIGTERM)
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    several = Programs(tmp_path)
-    yield several
-    several.end()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

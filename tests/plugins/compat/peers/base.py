@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +64,11 @@ class Example:
         return f"| `{self.name}` | {words} | {self.gap or self.needs or self.note} |"
 
 
+def quietly(names: str, *arguments: str) -> list[Example]:
+    """Return the examples of these names that run, without a word about them."""
+    return [Example(f"{name}.py", arguments) for name in names.split()]
+
+
 @dataclass(frozen=True)
 class System:
     """Other system, with its examples.
@@ -100,7 +105,7 @@ class System:
 
     def section(self) -> str:
         """Return its part of the page."""
-        rows = "\n".join(each.row() for each in self.examples)
+        rows = "\n".join(each.row() for each in sorted(self.examples, key=lambda each: each.name))
         words = self.words
         if self.files is None:
             words += " No package has them: they were run by hand, from {commit} of {committed}, on {date}."
@@ -159,6 +164,20 @@ def write_alone(example: Example, theirs: Path, folder: Path) -> Path:
     program = folder / Path(example.name).name
     program.write_text(with_our_imports(changed(example, (theirs / example.name).read_text())))
     return program
+
+
+def write_all(
+    example: Example, theirs: Path, files: Iterable[Path], folder: Path, moved: Callable[[str], str]
+) -> Path:
+    """Write all examples into a package of their own, as they import one another; return the one to run."""
+    for file in files:
+        name = file.relative_to(theirs)
+        text = moved(file.read_text())
+        if name == Path(example.name):
+            text = changed(example, text)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(with_our_imports(text))
+    return folder / example.name
 
 
 def failed_trials(folder: Path) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.plugins.compat.peers.base import Example, System, write_alone
+from tests.plugins.compat.peers.base import Example, System, quietly, write_alone
 from tests.plugins.compat.peers.ray_tune import DIGITS, TENSORFLOW, digits
 
 GPUS = "needs GPUs"
@@ -19,49 +19,39 @@ nested-tasks obj_capture obj_ref obj_val object_ref_serialization original_resou
 owners pattern_async_actor pattern_generators pattern_nested_tasks pattern_pipelining
 placement_group_capture_child_tasks_example placement_group_example ray-dag
 resources scheduling streaming_generator task_exceptions tasks tasks_fault_tolerance tqdm
-""".split()
-"""Scripts of Ray core that run, without a word about them."""
-
+"""
 
 CORE = System(
     title="Ray core's walkthroughs",
     words="The scripts of `doc/source/ray-core/doc_code` in Ray's repository.",
     write=write_alone,
     folder="doc/source/ray-core/doc_code",
-    examples=tuple(
-        sorted(
-            (
-                *(Example(f"{name}.py") for name in QUIETLY),
-                Example(
-                    "pattern_tree_of_actors.py",
-                    changes={"import ray\n": "import ray\nray.init(num_cpus=8)\n"},
-                    note="`init(num_cpus=8)` before it, as its actors hold 8 CPUs at a time",
-                ),
-                Example("cgraph_nccl.py", needs=GPUS),
-                Example(
-                    "cgraph_visualize.py",
-                    needs="needs the program `dot` of Graphviz",
-                ),
-                Example("cgraph_overlap.py", needs=GPUS),
-                Example("cgraph_profiling.py", needs=f"{GPUS}, and installs a package"),
-                Example("cross_language.py", needs="needs Java, and a cluster of Ray's that runs its code"),
-                Example(
-                    "direct_transport_gloo.py",
-                    gap="gives a method's `tensor_transport`, and waits until Ray has let go of a tensor: "
-                    "here tensors travel by shared memory, and there is no transport to choose",
-                    error="keyword argument 'tensor_tr",
-                ),
-                Example("direct_transport_nccl.py", needs=GPUS),
-                Example("direct_transport_nixl.py", needs="needs NIXL, and a network that it knows"),
-                Example(
-                    "namespaces.py",
-                    needs="starts a cluster by `ray start`, and connects by `ray://`, for `ray[client]`",
-                ),
-                Example("ray_oom_prevention.py", needs="fills the memory of the machine"),
-                Example("runtime_env_example.py", needs="installs packages by pip"),
-            ),
-            key=lambda example: example.name,
-        )
+    examples=(
+        *quietly(QUIETLY),
+        Example(
+            "pattern_tree_of_actors.py",
+            changes={"import ray\n": "import ray\nray.init(num_cpus=8)\n"},
+            note="`init(num_cpus=8)` before it, as its actors hold 8 CPUs at a time",
+        ),
+        Example("cgraph_nccl.py", needs=GPUS),
+        Example("cgraph_visualize.py", needs="needs the program `dot` of Graphviz"),
+        Example("cgraph_overlap.py", needs=GPUS),
+        Example("cgraph_profiling.py", needs=f"{GPUS}, and installs a package"),
+        Example("cross_language.py", needs="needs Java, and a cluster of Ray's that runs its code"),
+        Example(
+            "direct_transport_gloo.py",
+            gap="gives a method's `tensor_transport`, and waits until Ray has let go of a tensor: "
+            "here tensors travel by shared memory, and there is no transport to choose",
+            error="keyword argument 'tensor_tr",
+        ),
+        Example("direct_transport_nccl.py", needs=GPUS),
+        Example("direct_transport_nixl.py", needs="needs NIXL, and a network that it knows"),
+        Example(
+            "namespaces.py",
+            needs="starts a cluster by `ray start`, and connects by `ray://`, for `ray[client]`",
+        ),
+        Example("ray_oom_prevention.py", needs="fills the memory of the machine"),
+        Example("runtime_env_example.py", needs="installs packages by pip"),
     ),
 )
 
@@ -79,10 +69,6 @@ TUNE = System(
         Example("stopping.py", failed_trials=1, note="one trial fails on purpose"),
         Example("trainable.py"),
         Example("trial_checkpoint.py"),
-        Example(
-            "tune.py",
-            gap="reports `...`, which is no metric: its trials fail",
-            error="other_data",
-        ),
+        Example("tune.py", gap="reports `...`, which is no metric: its trials fail", error="other_data"),
     ),
 )

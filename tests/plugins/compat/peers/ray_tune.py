@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.plugins.compat.peers.base import Example, System, changed, with_our_imports
+from tests.plugins.compat.peers.base import Example, System, quietly, write_all
 from tests.recipes.idx import write_mnist
 
 QUICK = ("--smoke-test",)
@@ -53,20 +53,13 @@ def files() -> Path:
 def write(example: Example, theirs: Path, folder: Path) -> Path:
     """Write all examples into a package of their own, as they import one another; return the one to run."""
     examples = theirs / "tune" / "examples"
-    for file in examples.rglob("*.py"):
-        name = file.relative_to(examples)
-        text = re.sub(
-            r"^(\s*)from ray\.tune\.examples",
-            r"\1import tune_examples; from tune_examples",
-            file.read_text(),
-            flags=re.MULTILINE,
-        )
-        if name == Path(example.name):
-            text = changed(example, text)
-        moved = folder / "tune_examples" / name
-        moved.parent.mkdir(parents=True, exist_ok=True)
-        moved.write_text(with_our_imports(text.replace("ray.tune.examples", "tune_examples")))
-    return folder / "tune_examples" / example.name
+
+    def moved(text: str) -> str:
+        loaded = r"\1import tune_examples; from tune_examples"
+        text = re.sub(r"^(\s*)from ray\.tune\.examples", loaded, text, flags=re.MULTILINE)
+        return text.replace("ray.tune.examples", "tune_examples")
+
+    return write_all(example, examples, examples.rglob("*.py"), folder / "tune_examples", moved)
 
 
 def quick(name: str, **more: object) -> Example:
@@ -78,6 +71,14 @@ TENSORFLOW = {
 }
 RLLIB = "trainkit has no RLlib"
 
+QUIETLY = """
+async_hyperband_example ax_example bayesopt_example bohb_example cifar10_pytorch
+custom_checkpointing_with_callback custom_func_checkpointing hyperband_example hyperband_function_example
+hyperopt_conditional_search_space_example lightgbm_example logging_example nevergrad_example
+optuna_define_by_run_example optuna_example optuna_multiobjective_example pb2_example pbt_example
+pbt_function tune_basic_example xgboost_example
+"""
+
 SYSTEM = System(
     title="Ray Tune",
     version=VERSION,
@@ -87,31 +88,12 @@ SYSTEM = System(
     files=files,
     write=write,
     examples=(
-        quick("async_hyperband_example.py"),
-        quick("ax_example.py"),
-        quick("bayesopt_example.py"),
-        quick("bohb_example.py"),
-        quick("cifar10_pytorch.py"),
-        quick("custom_checkpointing_with_callback.py"),
-        quick("custom_func_checkpointing.py"),
-        quick("hyperband_example.py"),
-        quick("hyperband_function_example.py"),
-        quick("hyperopt_conditional_search_space_example.py"),
-        quick("lightgbm_example.py"),
-        quick("logging_example.py"),
-        quick(
-            "mlflow_example.py",
-            environment={"MLFLOW_ALLOW_FILE_STORE": "true"},
-        ),
+        *quietly(QUIETLY, *QUICK),
+        quick("mlflow_example.py", environment={"MLFLOW_ALLOW_FILE_STORE": "true"}),
         quick("mlflow_ptl.py", needs="downloads MNIST by `datasets`"),
         quick("mnist_ptl_mini.py", needs="downloads MNIST by `datasets`"),
         quick("mnist_pytorch.py", prepare=digits, note=DIGITS),
         quick("mnist_pytorch_trainable.py", prepare=digits, note=DIGITS),
-        quick("nevergrad_example.py"),
-        quick("optuna_define_by_run_example.py"),
-        quick("optuna_example.py"),
-        quick("optuna_multiobjective_example.py"),
-        quick("pb2_example.py"),
         Example("pb2_ppo_example.py", gap=RLLIB, error="PPO"),
         quick("pbt_convnet_example.py", prepare=digits, note=DIGITS),
         quick(
@@ -132,8 +114,6 @@ SYSTEM = System(
             changes={"num_samples=8": "num_samples=2"},
             note=f"{DIGITS}; 2 trials in place of 8",
         ),
-        quick("pbt_example.py"),
-        quick("pbt_function.py"),
         quick("pbt_memnn_example.py", **TENSORFLOW),
         Example("pbt_ppo_example.py", gap=RLLIB, error="No module named 'trainkit.rllib'"),
         quick(
@@ -142,13 +122,11 @@ SYSTEM = System(
         ),
         quick("pbt_tune_cifar10_with_keras.py", **TENSORFLOW),
         quick("tf_mnist_example.py", **TENSORFLOW),
-        quick("tune_basic_example.py"),
         quick("tune_mnist_keras.py", **TENSORFLOW),
         quick(
             "xgboost_dynamic_resources_example.py",
             changes={'"num_parallel_tree": 2000': '"num_parallel_tree": 20'},
             note="forests of 20 trees in place of 2,000",
         ),
-        quick("xgboost_example.py"),
     ),
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recipes import cifar
 from tests.plugins.compat.peers.archives import Archive
-from tests.plugins.compat.peers.base import Example, System, changed, with_our_imports
+from tests.plugins.compat.peers.base import Example, System, write_all
 from tests.plugins.compat.peers.ray_tune import digits_and_judge
 
 RAY = Archive(
@@ -21,15 +21,11 @@ RAY = Archive(
 def write(example: Example, theirs: Path, folder: Path) -> Path:
     """Write all examples into a package of their own, as they import one another; return the one to run."""
     sgd = theirs / "ray-1.8.0.data" / "purelib" / "ray" / "util" / "sgd"
-    for file in sgd.glob("*/examples/**/*.py"):
-        name = file.relative_to(sgd)
-        text = re.sub(r"\bray\.util\.sgd\.(\w+)\.examples", r"sgd_examples.\1.examples", file.read_text())
-        if name == Path(example.name):
-            text = changed(example, text)
-        moved = folder / "sgd_examples" / name
-        moved.parent.mkdir(parents=True, exist_ok=True)
-        moved.write_text(with_our_imports(text))
-    return folder / "sgd_examples" / example.name
+
+    def moved(text: str) -> str:
+        return re.sub(r"\bray\.util\.sgd\.(\w+)\.examples", r"sgd_examples.\1.examples", text)
+
+    return write_all(example, sgd, sgd.glob("*/examples/**/*.py"), folder / "sgd_examples", moved)
 
 
 SMOKE = ("--smoke-test",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.plugins.compat.peers.archives import Archive
-from tests.plugins.compat.peers.base import Example, System, write_alone
+from tests.plugins.compat.peers.base import Example, System, quietly, write_alone
 
 SKLEARN = Archive(
     "scikit-learn",
@@ -25,6 +25,19 @@ def download(name: str, data: str) -> Example:
     return Example(name, needs=f"downloads {data}")
 
 
+QUIETLY = """
+callbacks/plot_scoring_monitor cluster/plot_feature_agglomeration_vs_univariate_selection
+compose/plot_compare_reduction compose/plot_digits_pipe compose/plot_feature_union
+covariance/plot_covariance_estimation decomposition/plot_pca_vs_fa_model_selection
+ensemble/plot_gradient_boosting_quantile gaussian_process/plot_compare_gpr_krr
+miscellaneous/plot_kernel_ridge_regression miscellaneous/plot_pipeline_display mixture/plot_gmm_selection
+model_selection/plot_grid_search_digits model_selection/plot_grid_search_refit_callable
+model_selection/plot_grid_search_stats model_selection/plot_multi_metric_evaluation
+model_selection/plot_successive_halving_heatmap model_selection/plot_successive_halving_iterations
+neighbors/plot_caching_nearest_neighbors neighbors/plot_digits_kde_sampling
+preprocessing/plot_discretization_classification svm/plot_rbf_parameters
+"""
+
 SYSTEM = System(
     title="scikit-learn's searches",
     version=SKLEARN.version,
@@ -35,27 +48,12 @@ SYSTEM = System(
     files=files,
     write=write_alone,
     examples=(
+        *quietly(QUIETLY),
         download("applications/plot_face_recognition.py", "faces"),
-        Example("callbacks/plot_scoring_monitor.py"),
-        Example("cluster/plot_feature_agglomeration_vs_univariate_selection.py"),
         download("compose/plot_column_transformer_mixed_types.py", "the passengers of the Titanic"),
-        Example("compose/plot_compare_reduction.py"),
-        Example("compose/plot_digits_pipe.py"),
-        Example("compose/plot_feature_union.py"),
-        Example("covariance/plot_covariance_estimation.py"),
-        Example("decomposition/plot_pca_vs_fa_model_selection.py"),
         download("ensemble/plot_forest_hist_grad_boosting_comparison.py", "prices of houses"),
-        Example("ensemble/plot_gradient_boosting_quantile.py"),
-        Example("gaussian_process/plot_compare_gpr_krr.py"),
-        Example("miscellaneous/plot_kernel_ridge_regression.py"),
-        Example("miscellaneous/plot_pipeline_display.py"),
-        Example("mixture/plot_gmm_selection.py"),
         download("model_selection/plot_cost_sensitive_learning.py", "credits and card payments"),
-        Example("model_selection/plot_grid_search_digits.py"),
-        Example("model_selection/plot_grid_search_refit_callable.py"),
-        Example("model_selection/plot_grid_search_stats.py"),
         download("model_selection/plot_grid_search_text_feature_extraction.py", "20 newsgroups"),
-        Example("model_selection/plot_multi_metric_evaluation.py"),
         Example(
             "model_selection/plot_nested_cross_validation_iris.py",
             changes={"NUM_TRIALS = 30": "NUM_TRIALS = 3"},
@@ -66,14 +64,8 @@ SYSTEM = System(
             changes={"num=10": "num=3", "n_iter_search = 30": "n_iter_search = 6"},
             note="a grid of 9 in place of 30, and 6 draws in place of 30",
         ),
-        Example("model_selection/plot_successive_halving_heatmap.py"),
-        Example("model_selection/plot_successive_halving_iterations.py"),
         download("multiclass/plot_multiclass_overview.py", "yeasts"),
-        Example("neighbors/plot_caching_nearest_neighbors.py"),
-        Example("neighbors/plot_digits_kde_sampling.py"),
-        Example("preprocessing/plot_discretization_classification.py"),
         download("release_highlights/plot_release_highlights_0_24_0.py", "types of forests"),
         download("release_highlights/plot_release_highlights_1_4_0.py", "wages"),
-        Example("svm/plot_rbf_parameters.py"),
     ),
 )
