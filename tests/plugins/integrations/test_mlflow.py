@@ -101,23 +101,8 @@ def test_parameters_at_the_end_and_artifacts(fit, logged, client, runs, request,
     assert "progress.csv" in {each.path for each in client.list_artifacts(run.info.run_id)}
 
 
-def test_a_trial_that_goes_on_keeps_its_run(fit, logged, client, runs, tmp_path):  # row 1.30
+def test_a_trial_that_goes_on_keeps_its_run(fit, logged, client, runs, fails_twice, tmp_path):  # row 1.30
     """Retried in its experiment, then failed, then gone on with by a restore."""
-
-    def fails_twice(config):
-        checkpoint = tune.get_checkpoint()
-        first = checkpoint.get_metadata()["step"] + 1 if checkpoint else 1
-        for step in range(first, 5):
-            folder = Path(tune.get_context().get_trial_dir(), "scratch")
-            folder.mkdir(exist_ok=True)
-            saved = tune.Checkpoint(folder)
-            saved.set_metadata({"step": step})
-            tune.report({"loss": float(step)}, checkpoint=saved)
-            marker = Path(tmp_path, f"{config['lr']}_{step}")
-            if config["lr"] == 1.0 and step in (2, 3) and not marker.exists():
-                marker.touch()
-                raise ValueError
-
     space = {"lr": tune.grid_search([1.0, 2.0])}
     failures = {"failure_config": tune.FailureConfig(max_failures=1)}
     fit(fails_twice, space, run={"callbacks": [logged()], **failures})

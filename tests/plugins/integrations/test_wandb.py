@@ -136,21 +136,7 @@ def test_a_run_per_trial(fit, tmp_path):  # row 1.30
     assert not values(second, "text")
 
 
-def test_a_trial_that_goes_on_keeps_its_run(fit, tmp_path):  # row 1.30
-    def fails_twice(config):
-        checkpoint = tune.get_checkpoint()
-        first = checkpoint.get_metadata()["step"] + 1 if checkpoint else 1
-        for step in range(first, 5):
-            folder = Path(tune.get_context().get_trial_dir(), "scratch")
-            folder.mkdir(exist_ok=True)
-            saved = tune.Checkpoint(folder)
-            saved.set_metadata({"step": step})
-            tune.report({"loss": float(step)}, checkpoint=saved)
-            marker = Path(tmp_path, f"{config['lr']}_{step}")
-            if config["lr"] == 1.0 and step in (2, 3) and not marker.exists():
-                marker.touch()
-                raise ValueError
-
+def test_a_trial_that_goes_on_keeps_its_run(fit, fails_twice, tmp_path):  # row 1.30
     space = {"lr": tune.grid_search([1.0, 2.0])}
     callback = WandbLoggerCallback(project="p", upload_checkpoints=True)
     failures = {"failure_config": tune.FailureConfig(max_failures=1)}

@@ -5,7 +5,6 @@ The suite of strategies has no sequences, so these are its promises for one that
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.strategies.transformers import Block
+from tests.train.operators import gang_losses
+from tests.train.strategies.transformers import Block, loss_of
 from tests.train.workers.test_recovery import identical
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
@@ -41,10 +41,6 @@ class Tagger(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
-
-
-def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 class Tagging(TrainingOperator):
@@ -88,14 +84,6 @@ def tagging(workers: int, strategy: Any, config: Any = None, **options: Any) -> 
     )
 
 
-def losses_of(gang: TorchTrainer) -> list[float]:
-    held = gang.apply_all_operators(lambda operator: operator.steps)  # type: ignore[attr-defined]
-    return [
-        math.fsum(loss * count for loss, count in step) / sum(count for _, count in step)
-        for step in zip(*held, strict=True)
-    ]
-
-
 SPEC = ContextParallel(buffers={"positions": 0})
 
 
@@ -111,7 +99,7 @@ def test_the_numbers_are_those_of_one_worker(workers: int, strategy: ContextPara
         for _ in range(2):
             expected, found = alone.train(num_steps=5), gang.train(num_steps=5)
             assert found["num_samples"] == expected["num_samples"]
-        assert losses_of(gang) == pytest.approx(losses_of(alone), abs=1e-9)
+        assert gang_losses(gang) == pytest.approx(gang_losses(alone), abs=1e-9)
         expected, found = alone.validate(), gang.validate()
         for name in ("val_loss", "right", "num_samples"):
             assert found[name] == pytest.approx(expected[name], abs=1e-9)

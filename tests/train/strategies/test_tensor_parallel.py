@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.operators import Digits
-from tests.train.strategies.transformers import PLAN, Decoder
+from tests.train.operators import Digits, gang_losses
+from tests.train.strategies.transformers import PLAN, Decoder, loss_of, losses_alone
 from tests.train.workers.killed_operator import KilledOperator
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
@@ -25,10 +25,6 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 BATCH = 6
 SAMPLES = 20
-
-
-def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def make_parts(foreach: bool | None = None) -> tuple[nn.Module, Any, DataLoader[Any]]:
@@ -70,22 +66,7 @@ class Translator(TrainingOperator):
 
 def plain(steps: int, *, every: int = 1, max_norm: float | None = None) -> list[float]:
     """Losses of a plain loop."""
-    model, optimizer, loader = make_parts()
-    losses: list[float] = []
-    while len(losses) < steps:
-        batches = [batch for _, batch in zip(range(steps - len(losses)), loader, strict=False)]
-        for start in range(0, len(batches), every):
-            group = batches[start : start + every]
-            count = sum(len(tokens) for tokens, _ in group)
-            for tokens, target in group:
-                loss = loss_of(model(tokens), target)
-                (loss * len(tokens) / count).backward()
-                losses.append(loss.item())
-            if max_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-    return losses
+    return losses_alone(*make_parts(), steps, every, max_norm)
 
 
 def translator(workers: int, strategy: Any, copies: int, **options: Any) -> TorchTrainer:
@@ -99,14 +80,6 @@ def translator(workers: int, strategy: Any, copies: int, **options: Any) -> Torc
         use_gpu=False,
         **options,
     )
-
-
-def losses_of(trainer: TorchTrainer) -> list[float]:
-    held = trainer.apply_all_operators(lambda operator: operator.steps)
-    return [
-        math.fsum(loss * count for loss, count in step) / sum(count for _, count in step)
-        for step in zip(*held, strict=True)
-    ]
 
 
 # -- equal to a plain loop ---------------------------------------------------------------------
@@ -125,7 +98,7 @@ def test_a_transformer_over_a_mesh_clips_and_accumulates(tmp_path: Path) -> None
         max_grad_norm=0.5,
     ) as gang:
         gang.train(num_steps=12)
-        assert losses_of(gang) == pytest.approx(expected, abs=1e-9)
+        assert gang_losses(gang) == pytest.approx(expected, abs=1e-9)
         of_a_worker = gang.apply_all_operators(projected)
         assert of_a_worker == [4] * 4
         whole = gang.get_model()
@@ -156,7 +129,7 @@ def test_a_step_of_the_users_own(tmp_path: Path) -> None:
                 assert torch.equal(value, ours["models"][0][name]), name
             # The 8 steps ended two batches into a pass.
             gang.train(num_steps=4)
-            assert losses_of(gang)[:8] == pytest.approx(expected[:8], abs=1e-9)
+            assert gang_losses(gang)[:8] == pytest.approx(expected[:8], abs=1e-9)
 
 
 def partly_used(operator: Any) -> list[float | None]:

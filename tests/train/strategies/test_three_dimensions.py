@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.plugins.pipeline.test_pipeline import Toy
 from tests.train.strategies.test_cutting import Skips
-from tests.train.strategies.transformers import PLAN, Decoder
+from tests.train.strategies.transformers import PLAN, Decoder, loss_of, losses_alone
 from tests.train.workers.test_recovery import identical
 from trainkit.errors import ConfigError
 from trainkit.plugins.pipeline.pipeline import Pipeline
@@ -30,10 +30,6 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 SAMPLES = 28
 BATCH = 8
-
-
-def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def make_parts(size: int) -> tuple[nn.Module, Any, DataLoader[Any]]:
@@ -80,20 +76,7 @@ def translator(workers: int, strategy: Any, **options: Any) -> TorchTrainer:
 def plain(steps: int, *, every: int, max_norm: float) -> tuple[list[float], nn.Module]:
     """Losses of a plain loop, and its model."""
     model, optimizer, loader = make_parts(BATCH)
-    losses: list[float] = []
-    while len(losses) < steps:
-        batches = [batch for _, batch in zip(range(steps - len(losses)), loader, strict=False)]
-        for start in range(0, len(batches), every):
-            group = batches[start : start + every]
-            count = sum(len(tokens) for tokens, _ in group)
-            for tokens, target in group:
-                loss = loss_of(model(tokens), target)
-                (loss * len(tokens) / count).backward()
-                losses.append(loss.item())
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-    return losses, model
+    return losses_alone(model, optimizer, loader, steps, every, max_norm), model
 
 
 def losses_of(trainer: TorchTrainer) -> list[float]:
