@@ -271,6 +271,11 @@ def run_python(
     return done
 
 
+def all_is_free() -> bool:
+    """Whether nobody holds any of the session's resources."""
+    return trainkit.available_resources() == trainkit.cluster_resources()
+
+
 def children() -> set[int]:
     """Direct children of the test process that are not already dead."""
     found = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 import trainkit
 from trainkit import tune
 from trainkit.tune.results.result_grid import ResultGrid
+
+PARAMETERS = inspect.signature(tune.Tuner.restore).parameters
+"""What a restore is given beside settings of a TuneConfig."""
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +48,22 @@ def fit(tmp_path) -> Callable[..., ResultGrid]:
         ).fit()
 
     return fit
+
+
+@pytest.fixture
+def restore(tmp_path) -> Callable[..., ResultGrid]:
+    """Goes on with an experiment of `fit` to its end; `run` and settings as there, for what is given anew.
+
+    It is found by its name, its folder or its address.
+    """
+
+    def restore(trainable: Any, name: str | Path = "e", *, run=None, **settings):
+        given = {key: settings.pop(key) for key in (*settings,) if key in PARAMETERS}
+        if settings:
+            given["tune_config"] = tune.TuneConfig(**settings)
+        if run is not None:
+            given["run_config"] = tune.RunConfig(**run)
+        place = name if "://" in str(name) else tmp_path / name
+        return tune.Tuner.restore(place, trainable, **given).fit()
+
+    return restore

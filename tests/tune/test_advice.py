@@ -75,7 +75,7 @@ def test_more_reports_are_named_only_where_they_have_a_number(fit, scope):
     assert "scope='all', or" not in str(caught.value)
 
 
-def test_what_ended_by_failures_goes_on_as_its_error_says(fit, tmp_path):
+def test_what_ended_by_failures_goes_on_as_its_error_says(fit, restore):
     broken = [True]
 
     def trial(config):
@@ -86,5 +86,5 @@ def test_what_ended_by_failures_goes_on_as_its_error_says(fit, tmp_path):
     with pytest.raises(TrainkitError, match="restart_errored=True"):
         fit(trial, num_samples=3, run={"failure_config": tune.FailureConfig(max_failed_trials=1)})
     broken.clear()
-    grid = tune.Tuner.restore(tmp_path / "e", trial, restart_errored=True).fit()
+    grid = restore(trial, restart_errored=True)
     assert (len(grid), grid.num_errors) == (3, 0)

@@ -84,6 +84,7 @@ def test_schedulers_and_searchers_by_name_take_what_they_know(caplog):  # as Ray
         (lambda: tune.TuneConfig(num_samples=1.5), "num_samples=1.5"),
         (lambda: tune.TuneConfig(max_concurrent_trials=-1), "max_concurrent_trials=-1"),
         (lambda: tune.TuneConfig(time_budget_s=0), "time_budget_s=0"),
+        (lambda: tune.TuneConfig(trial_timeout_s=0), "trial_timeout_s=0"),
         (lambda: tune.TuneConfig(time_budget_s=float("nan")), "time_budget_s=nan"),
         (lambda: tune.TuneConfig(seed=-1), "seed=-1"),
         (lambda: tune.TuneConfig(seed="a"), "seed='a'"),

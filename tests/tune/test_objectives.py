@@ -26,7 +26,6 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 BOTH = {"metric": ["accuracy", "latency"], "mode": ["max", "min"]}
 SPACE = {"x": tune.uniform(0, 2), "y": tune.uniform(0, 2)}
-QUIET = tune.RunConfig(verbose=0)
 numbers = st.floats(-10, 10) | st.just(-math.inf)
 clouds = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=25)
 
@@ -262,12 +261,11 @@ def test_an_optuna_study_of_all(fit, inline):
 
 # row 1.5
 @pytest.mark.parametrize("own", [True, False])
-def test_an_interrupted_search_goes_on(fit, inline, tmp_path, own):
+def test_an_interrupted_search_goes_on(fit, inline, restore, own):
     search = OptunaSearch(**BOTH) if own else OptunaSearch()
     settings = {"seed": 2, "max_concurrent_trials": 1, **({} if own else BOTH)}
     whole = fit(trade_off, SPACE, num_samples=16, search_alg=search, run={"name": "w"}, **settings)
     fit(trade_off, SPACE, num_samples=12, search_alg=search, **settings)
-    more = tune.TuneConfig(num_samples=16)
-    restored = tune.Tuner.restore(tmp_path / "e", trade_off, tune_config=more, run_config=QUIET).fit()
+    restored = restore(trade_off, num_samples=16)
     assert [result.config for result in restored] == [result.config for result in whole]
     assert [each.trial_id for each in restored.pareto_front()]

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from tests.tune.controller.harness import Play
+from tests.tune.controller.harness import Play, kinds
 from trainkit import tune
 from trainkit.errors import ActorDiedError, ConfigError, TuneError
 from trainkit.tune.controller import events as ev
@@ -19,10 +19,6 @@ from trainkit.tune.core.trial import Failure, Trial
 from trainkit.tune.store.reader import ExperimentReader
 
 OOM = Failure("OutOfMemoryError", "CUDA out of memory", out_of_memory=True)
-
-
-def kinds(actions):
-    return [type(action).__name__ for action in actions]
 
 
 # --- what counts as that --------------------------------------------------------------------------
@@ -119,9 +115,7 @@ def test_a_function_that_leads_nowhere_ends_the_trial(change, words):
 
 
 def test_a_trial_that_runs_alone_shares_with_nobody():  # row 2.3
-    play = Play(num_samples=5, cpus=3, failure=FailureConfig(out_of_memory="retry_alone"))
-    for index in range(3):
-        play.started(index)
+    play = Play(num_samples=5, cpus=3, failure=FailureConfig(out_of_memory="retry_alone"), started=3)
     assert [action.trial.index for action in oom(play, 1) if isinstance(action, ev.Start)] == [3]
     play.started(3)
     play.reported(0, {}, done=True)
@@ -142,9 +136,7 @@ def oom(play: Play, index: int) -> list[ev.Action]:
 
 
 def test_in_an_endless_search_it_is_alone_as_soon_as_may_be():
-    play = Play(num_samples=-1, cpus=2, failure=FailureConfig(out_of_memory="retry_alone"))
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=-1, cpus=2, failure=FailureConfig(out_of_memory="retry_alone"), started=2)
     assert kinds(oom(play, 0)) == ["Release"], "nothing else starts"
     assert kinds(play.reported(1, {}, done=True)) == ["Release", "Start"]
     play.started(0)
@@ -160,8 +152,8 @@ def test_what_a_changed_configuration_needs_is_asked_anew():
         failure=FailureConfig(
             out_of_memory=lambda config: {"cpu": {1: 4, 4: 5}[config.get("cpu", 1)]}, max_failures=9
         ),
+        started=1,
     )
-    play.started(0)
     oom(play, 0)
     assert play.trial(0).request.required_resources == {"CPU": 4}
     play.started(0)
@@ -216,7 +208,7 @@ class Crash(Exception):
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_restore_knows_who_runs_alone(fit, tmp_path, monkeypatch):
+def test_a_restore_knows_who_runs_alone(fit, restore, tmp_path, monkeypatch):
     from trainkit.tune.executor.actors import ActorExecutor
 
     def trainable(config):
@@ -236,13 +228,13 @@ def test_a_restore_knows_who_runs_alone(fit, tmp_path, monkeypatch):
     monkeypatch.undo()
     with ExperimentReader(tmp_path / "e") as reader:
         assert [trial.alone for trial in reader.trials()] == [True, False]
-    grid = tune.Tuner.restore(tmp_path / "e", trainable).fit()
+    grid = restore(trainable)
     assert [result.status for result in grid] == ["ERROR", "TERMINATED"]
     assert len(grid[0].attempts) == 2, "once more, and not again"
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_restore_knows_the_changed_configuration(fit, tmp_path, monkeypatch):
+def test_a_restore_knows_the_changed_configuration(fit, restore, tmp_path, monkeypatch):
     from trainkit.tune.executor.actors import ActorExecutor
 
     started = []
@@ -266,9 +258,7 @@ def test_a_restore_knows_the_changed_configuration(fit, tmp_path, monkeypatch):
     with ExperimentReader(tmp_path / "e") as reader:
         (between,) = reader.trials()
     assert (between.config, between.tried) == ({"batch": 16}, [{"batch": 64}, {"batch": 32}])
-    (result,) = tune.Tuner.restore(
-        tmp_path / "e", fits_at_16, run_config=tune.RunConfig(failure_config=policy)
-    ).fit()
+    (result,) = restore(fits_at_16, run={"failure_config": policy})
     assert started == [64, 32, 16]
     assert (result.status, result.config) == ("TERMINATED", {"batch": 16})
     assert [report["config"]["batch"] for report in result.history] == [16, 16]

@@ -21,20 +21,7 @@ from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.schedulers.base import Verdict
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-Tuning = Callable[..., tune.Tuner]
-
-
-@pytest.fixture
-def tuner(tmp_path: Path) -> Tuning:
-    def make(trainable: Any, param_space: Any = None, *, run: Any = None, **settings: Any) -> tune.Tuner:
-        return tune.Tuner(
-            trainable,
-            param_space=param_space,
-            tune_config=tune.TuneConfig(**settings),
-            run_config=tune.RunConfig(storage_path=tmp_path, name="e", verbose=0, **(run or {})),
-        )
-
-    return make
+Fit = Callable[..., tune.ResultGrid]
 
 
 def falling(config: dict[str, Any]) -> None:
@@ -42,8 +29,8 @@ def falling(config: dict[str, Any]) -> None:
         tune.report({"loss": config["x"] + 1 / step, "node": trainkit.get_runtime_context().get_node_id()})
 
 
-def test_trials_on_both_nodes(tuner: Tuning) -> None:
-    grid = tuner(falling, {"x": tune.grid_search([1, 2, 3, 4])}).fit()
+def test_trials_on_both_nodes(fit: Fit) -> None:
+    grid = fit(falling, {"x": tune.grid_search([1, 2, 3, 4])})
     assert grid.num_terminated == 4
     assert len({result.metrics["node"] for result in grid}) == 2
     for result in grid:
@@ -51,17 +38,16 @@ def test_trials_on_both_nodes(tuner: Tuning) -> None:
         assert iterations == list(range(1, 10))
 
 
-def test_asha_decides_as_its_rule_says(tuner: Tuning) -> None:
-    grid = tuner(
+def test_asha_decides_as_its_rule_says(fit: Fit) -> None:
+    grid = fit(
         falling,
         {"x": tune.uniform(0, 1)},
         metric="loss",
-        mode="min",
         num_samples=3,  # a Ray worker each
         max_concurrent_trials=1,
         scheduler=ASHAScheduler(max_t=9, reduction_factor=3),
         seed=3,
-    ).fit()
+    )
     rule = ASHAScheduler(max_t=9, reduction_factor=3)
     rule.set_search_properties("loss", "min", scheduler_generator(3))
     lengths = []
@@ -97,54 +83,54 @@ class Counter(tune.Trainable):
         self.count = int(Path(checkpoint_dir, "count").read_text())
 
 
-def test_a_killed_trial_goes_on_from_its_checkpoint(tuner: Tuning, tmp_path: Path) -> None:
+def test_a_killed_trial_goes_on_from_its_checkpoint(fit: Fit, tmp_path: Path) -> None:
     run = {
         "failure_config": tune.FailureConfig(max_failures=1),
         "checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=1),
     }
-    grid = tuner(Counter, {"once": str(tmp_path / "once")}, run=run).fit()
+    grid = fit(Counter, {"once": str(tmp_path / "once")}, run=run)
     assert [report["count"] for report in grid[0].history] == [1, 2, 3, 4]
     pids = [report["worker"] for report in grid[0].history]
     assert pids[0] == pids[1] != pids[2] == pids[3]
     assert eventually(lambda: not any(map(process.exists, pids)), 60)
 
 
-def test_large_parameters_reach_every_node(tuner: Tuning) -> None:
+def test_large_parameters_reach_every_node(fit: Fit) -> None:
     def total(config: dict[str, Any], data: np.ndarray) -> dict[str, Any]:
         return {"total": float(data.sum()) * config["x"]}
 
     data = np.ones(300_000)
-    grid = tuner(tune.with_parameters(total, data=data), {"x": tune.grid_search([1, 2, 3])}).fit()
+    grid = fit(tune.with_parameters(total, data=data), {"x": tune.grid_search([1, 2, 3])})
     assert [result.metrics["total"] for result in grid] == [3e5, 6e5, 9e5]
 
 
-def test_processes_are_taken_over(tuner: Tuning) -> None:
+def test_processes_are_taken_over(fit: Fit) -> None:
     def pid(config: dict[str, Any]) -> dict[str, Any]:
         return {"worker": os.getpid()}
 
-    grid = tuner(pid, {"x": tune.grid_search(list(range(6)))}, reuse_actors=True).fit()
+    grid = fit(pid, {"x": tune.grid_search(list(range(6)))}, reuse_actors=True)
     pids = {result.metrics["worker"] for result in grid}
     assert grid.num_terminated == 6
     assert len(pids) <= 2
     assert eventually(lambda: not any(map(process.exists, pids)), 60)
 
 
-def test_what_never_fits_is_refused(tuner: Tuning) -> None:
+def test_what_never_fits_is_refused(fit: Fit) -> None:
     with pytest.raises(InfeasibleError, match=r"gpu|GPU"):
-        tuner(tune.with_resources(falling, {"gpu": 1}), {"x": 1}).fit()
+        fit(tune.with_resources(falling, {"gpu": 1}), {"x": 1})
 
 
-def test_what_a_trial_starts_runs_in_its_bundles(tuner: Tuning) -> None:
+def test_what_a_trial_starts_runs_in_its_bundles(fit: Fit) -> None:
     def parent(config: dict[str, Any]) -> dict[str, Any]:
         where = trainkit.remote(trainkit.get_current_placement_group)
         return {"bundles": trainkit.get(where.remote()).bundle_specs}
 
     bundles = [{"CPU": 1}, {"CPU": 1}]  # all that there is: outside of them nothing would ever run
-    grid = tuner(tune.with_resources(parent, tune.PlacementGroupFactory(bundles)), num_samples=2).fit()
+    grid = fit(tune.with_resources(parent, tune.PlacementGroupFactory(bundles)), num_samples=2)
     assert [result.metrics["bundles"] for result in grid] == [bundles] * 2
 
 
-def test_trials_of_two_workers_with_asha(tuner: Tuning) -> None:
+def test_trials_of_two_workers_with_asha(fit: Fit) -> None:
     """Each takes both nodes: one at a time, without a deadlock."""
     # Not above: the workers of the other tests would import torch as well.
     from tests.train.operators import Digits
@@ -153,13 +139,13 @@ def test_trials_of_two_workers_with_asha(tuner: Tuning) -> None:
     trainable = TorchTrainer.as_trainable(
         training_operator_cls=Digits, config={"samples": 40, BATCH_SIZE: 20}, num_workers=2, use_gpu=False
     )
-    grid = tuner(
+    grid = fit(
         trainable,
         {"lr": tune.grid_search([0.5, 1e-6])},
         metric="val_loss",
         mode="min",
         scheduler=ASHAScheduler(max_t=3, grace_period=1, reduction_factor=2),
-    ).fit()
+    )
     assert grid.num_errors == 0, grid.errors
     assert [len(result.history) for result in grid] == [3, 1]
     assert [result.metrics["epoch"] for result in grid] == [3, 1]

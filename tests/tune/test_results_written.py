@@ -104,8 +104,7 @@ def test_a_search_without_end_ends_where_all_fail_at_once(fit):
 
 
 def test_a_search_without_end_goes_on_beside_a_trial_that_is_slow_to_report():
-    play = Play(num_samples=-1, cpus=2)
-    play.started(0)
+    play = Play(num_samples=-1, cpus=2, started=1)
     for index in range(1, 30):
         play.started(index)
         play.failed(index)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rows import rows_of
+from tests.tune import programs
 from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Trial, TrialStatus
@@ -137,16 +136,7 @@ def test_a_write_of_the_state_does_not_grow_with_the_trials(tmp_path):
 
 def test_the_benchmark_runs():
     only = [word for name in ("fresh", "large", "start", "huge") for word in ("--only", name)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.tuning", "--small", *only],
-        cwd=ROOT,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = programs.run("-m", "benchmarks.tuning", "--small", *only, cwd=programs.ROOT)
     rows = rows_of(done.stdout)
     assert rows["files on the disk, of a trial"].value > 3
     for name in ("10,000 trials: restore of them all", "100,000 trials: trainkit ls", "trainkit --help"):

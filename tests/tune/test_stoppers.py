@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tune.controller.harness import Play
+from tests.tune.controller.harness import Play, kinds
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
@@ -127,8 +127,7 @@ def test_a_class_that_only_looks_like_a_stopper_is_refused():
 
 def test_a_list_takes_all_forms_and_the_reason_names_who_it_was():
     rules = [{"acc": 0.9}, lambda trial_id, result: False, tune.MaximumIterationStopper(2)]
-    play = Play(num_samples=1, stop=rules)
-    play.started(0)
+    play = Play(num_samples=1, stop=rules, started=1)
     play.reported(0, {"acc": 0.1})
     play.reported(0, {"acc": 0.2})
     play.finished(0)
@@ -143,12 +142,10 @@ def test_a_list_takes_all_forms_and_the_reason_names_who_it_was():
 
 
 def test_stop_all_ends_the_experiment_at_that_very_report():
-    play = Play(num_samples=9, cpus=2, stop=tune.ExperimentPlateauStopper("loss", top=2))
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=9, cpus=2, stop=tune.ExperimentPlateauStopper("loss", top=2), started=2)
     play.reported(0, {"loss": 1.0})
-    assert [type(action).__name__ for action in play.reported(1, {"loss": 1.0})] == ["Stop"]
-    assert [type(action).__name__ for action in play.reported(0, {"loss": 1.0})] == ["Stop"]
+    assert kinds(play.reported(1, {"loss": 1.0})) == ["Stop"]
+    assert kinds(play.reported(0, {"loss": 1.0})) == ["Stop"]
     play.finished(0)
     play.finished(1)
     assert play.controller.done
@@ -158,8 +155,7 @@ def test_stop_all_ends_the_experiment_at_that_very_report():
 
 
 def test_a_timeout_ends_trials_that_do_not_report():
-    play = Play(num_samples=9, cpus=1, stop=tune.TimeoutStopper(10))
-    play.started(0)
+    play = Play(num_samples=9, cpus=1, stop=tune.TimeoutStopper(10), started=1)
     assert play.controller.deadline == pytest.approx(10)
     play.tick(10)
     assert play.controller.ending == "stopped by TimeoutStopper: timeout 10"
@@ -196,17 +192,16 @@ def test_the_users_stopper_stays_as_it_was_and_every_fit_starts_afresh(fit):
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_restore_tells_stoppers_the_reports_of_before(fit, tmp_path):
+def test_a_restore_tells_stoppers_the_reports_of_before(fit, restore):
     rules = [{"loss": 99}, tune.ExperimentPlateauStopper("loss", top=8)]
     fit(lambda config: {"loss": 1.0}, {"x": 1}, num_samples=5, max_concurrent_trials=1, run={"stop": rules})
-    more = tune.TuneConfig(num_samples=20)
-    grid = tune.Tuner.restore(tmp_path / "e", lambda config: {"loss": 1.0}, tune_config=more).fit()
+    grid = restore(lambda config: {"loss": 1.0}, num_samples=20)
     assert len(grid) == 8, "made again from the file, and told of the five"
     assert grid[7].reason.startswith("stopped by ExperimentPlateauStopper: metric loss, std 0")
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_timeout_counts_over_restores_but_not_between(fit, tmp_path):
+def test_a_timeout_counts_over_restores_but_not_between(fit, restore, tmp_path):
     import time
 
     def trainable(config):
@@ -219,12 +214,10 @@ def test_a_timeout_counts_over_restores_but_not_between(fit, tmp_path):
         first = reader.spent_s()
     assert 0.1 <= first < 60
     time.sleep(0.2)
-    tune.Tuner.restore(tmp_path / "e", trainable, tune_config=tune.TuneConfig(num_samples=6)).fit()
+    restore(trainable, num_samples=6)
     with ExperimentReader(tmp_path / "e") as reader:
         assert first + 0.02 <= reader.spent_s()
-    more = tune.TuneConfig(num_samples=9)
-    spent = tune.RunConfig(stop=tune.TimeoutStopper(first / 2))
-    grid = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=more, run_config=spent).fit()
+    grid = restore(trainable, num_samples=9, run={"stop": tune.TimeoutStopper(first / 2)})
     assert len(grid) == 6, "its time was over before it began"
 
 

@@ -44,15 +44,9 @@ def test_ours_are_given_by_name_and_written_once(fit, tmp_path):
     assert len(list((tmp_path / "e").rglob("result.json"))) == 1
 
 
-def test_one_given_by_its_name_is_made_again_by_a_restore(notes, fit, tmp_path):
+def test_one_given_by_its_name_is_made_again_by_a_restore(notes, fit, restore, tmp_path):
     fit(trainable, {"x": 1}, run={"callbacks": ["notes"]})
-    more = tune.TuneConfig(num_samples=2)
-    tune.Tuner.restore(tmp_path / "e", trainable, tune_config=more).fit()
+    restore(trainable, num_samples=2)
     assert len((tmp_path / "e" / "notes.jsonl").read_text().splitlines()) == 2
-    tune.Tuner.restore(  # it stays, as all that is not given anew
-        tmp_path / "e",
-        trainable,
-        tune_config=tune.TuneConfig(num_samples=3),
-        run_config=tune.RunConfig(verbose=0),
-    ).fit()
+    restore(trainable, num_samples=3, run={"verbose": 0})  # it stays, as all that is not given anew
     assert len((tmp_path / "e" / "notes.jsonl").read_text().splitlines()) == 3

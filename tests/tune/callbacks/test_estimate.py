@@ -110,8 +110,7 @@ def test_the_experiment_knows_its_trials():
             assert told == pytest.approx((7 - index) / 2 * 10, rel=0.02)
     endless = Play(num_samples=-1, cpus=1)
     for index in range(5):
-        endless.started(index)
-        endless.reported(index, {}, done=True)
+        endless.ends(index)
     assert endless.controller.remaining_s(endless.time) is None
 
 

@@ -165,7 +165,7 @@ def test_modules_are_found_from_a_trials_folder(fit, tmp_path, monkeypatch):
     assert (metrics["here"], metrics["there"], metrics["hooked"]) == (3, 3, True)
 
 
-def test_a_restored_experiment_keeps_both(fit, tmp_path):
+def test_a_restored_experiment_keeps_both(fit, restore):
     def trainable(config):
         print("attempt")
         marker = Path("marker")
@@ -175,7 +175,7 @@ def test_a_restored_experiment_keeps_both(fit, tmp_path):
         return {"cwd": os.getcwd()}
 
     fit(trainable, run={"log_to_file": ("out", "err")})
-    (result,) = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
+    (result,) = restore(trainable, resume_errored=True)
     assert result.metrics["cwd"] == result.path
     assert text(result, "out") == "attempt\nattempt\n"
 

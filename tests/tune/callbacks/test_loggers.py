@@ -154,7 +154,7 @@ def test_files_are_whole_though_the_loop_raised(fit, tmp_path):
         assert [row["loss"] for row in csv.DictReader(file)] == ["0", "1"]
 
 
-def test_a_row_that_a_kill_cut_off_is_written_again_beside_texts_of_several_lines(fit, tmp_path):
+def test_a_row_that_a_kill_cut_off_is_written_again_beside_texts_of_several_lines(fit, restore):
     def trainable(config):
         for text in ('a\nb "c"', "d", "e"):
             tune.report({"text": text})
@@ -164,7 +164,7 @@ def test_a_row_that_a_kill_cut_off_is_written_again_beside_texts_of_several_line
     whole = path.read_bytes()
     for lost in (1, 4, len(whole) // 2):
         path.write_bytes(whole[: whole.rindex(b"\r\n", 0, -lost) + 2] if lost < 4 else whole[:-lost])
-        tune.Tuner.restore(str(tmp_path / "e"), trainable).fit()
+        restore(trainable)
         assert path.read_bytes() == whole
 
 

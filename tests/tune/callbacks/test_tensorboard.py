@@ -178,7 +178,7 @@ def test_a_trial_that_goes_on_has_no_step_twice(fit, tmp_path):  # row 1.30
     assert hyperparameters_in(events)["_hparams_/session_end_info"].session_end_info.status == 1
 
 
-def test_what_a_kill_cut_off_is_written_again(fit, tmp_path):  # row 1.30
+def test_what_a_kill_cut_off_is_written_again(fit, restore):  # row 1.30
     (result,) = fit(trainable, {"lr": 0.1})
     (path,) = Path(result.path).glob("*tfevents*")
     whole = path.read_bytes()
@@ -186,7 +186,7 @@ def test_what_a_kill_cut_off_is_written_again(fit, tmp_path):  # row 1.30
     others.write_bytes(b"")
     for kept in (len(whole) - 5, len(whole) // 2, 0):
         path.write_bytes(whole[:kept])
-        tune.Tuner.restore(str(tmp_path / "e"), trainable, run_config=tune.RunConfig(verbose=0)).fit()
+        restore(trainable)
         (path,) = (each for each in Path(result.path).glob("*tfevents*") if each != others)
         events = events_of(result.path)
         assert [step for step, _ in scalars_in(events)["eval/acc"]] == [1, 2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from trainkit import tune
@@ -28,6 +29,7 @@ class Play:
     Args:
         store: where the records go, and from which the experiment is restored; None: nowhere.
         first_total: how many trials there were to be at first, where that is known; 0: as many as there are.
+        started: of how many trials, from the first on, the processes have come up.
 
     Attributes:
         records: everything it had recorded, in order.
@@ -48,6 +50,7 @@ class Play:
         space: dict[str, Any] | None = None,
         store: ExperimentStore | None = None,
         first_total: int | None = 0,
+        started: int = 0,
         **plan: Any,
     ) -> None:
         self.plan = Plan(**plan)
@@ -90,6 +93,8 @@ class Play:
         self.time = 0.0 if not restored.trials else 1e6
         self.iterations: dict[str, int] = {}
         self.begun = self._take(self.controller.begin(self.time))
+        for index in range(started):
+            self.started(index)
 
     def _take(self, step: ev.Step) -> list[ev.Action]:
         self.records += step.records
@@ -143,6 +148,17 @@ class Play:
         return self.send(
             ev.Started(*self._who(index), pid=1000 + index, hostname="here", node_ip="127.0.0.1")
         )
+
+    def ends(self, index: int, metrics: Mapping[str, Any] = MappingProxyType({})) -> list[ev.Action]:
+        """It comes up, and its only report is its last."""
+        self.started(index)
+        return self.reported(index, metrics, done=True)
+
+    def pauses(self, index: int, metrics: Mapping[str, Any]) -> list[ev.Action]:
+        """It comes up, reports, and leaves a checkpoint as it is told to stop."""
+        self.started(index)
+        self.reported(index, metrics)
+        return self.finished(index, f"checkpoint_{self.trial(index).next_checkpoint:06d}")
 
     def reported(
         self, index: int, metrics: Mapping[str, Any], checkpoint: str | None = None, done: bool = False

@@ -15,28 +15,24 @@ CHECKPOINT = "checkpoint_000000"
 
 
 def test_an_added_configuration_is_tried_next_and_is_one_of_the_samples():
-    play = Play(num_samples=3, cpus=1)
-    play.started(0)
+    play = Play(num_samples=3, cpus=1, started=1)
     play.order("add", config={"x": 0.25})
     assert outcome(play) == '{"x":0.25} is tried next'
     play.reported(0, {}, done=True)
     assert configs(play)[1] == {"x": 0.25}
-    play.started(1)
-    play.reported(1, {}, done=True)
+    play.ends(1)
     play.started(2)
     play.order("add", config={"x": 0.75})
     assert play.controller.total_samples == 4, "all were suggested, so it is one more"
     assert play.recorded(ev.SettingsChanged)[-1].total_samples == 4
     play.reported(2, {}, done=True)
-    play.started(3)
-    play.reported(3, {}, done=True)
+    play.ends(3)
     assert configs(play)[3] == {"x": 0.75}
     assert play.controller.done
 
 
 def test_a_configuration_beside_a_grid_takes_no_place_of_it():
-    play = Play(num_samples=1, cpus=1, space={"x": tune.grid_search([1, 2]), "y": 5})
-    play.started(0)
+    play = Play(num_samples=1, cpus=1, space={"x": tune.grid_search([1, 2]), "y": 5}, started=1)
     play.order("add", config={"x": 2})
     for index in (0, 1):
         play.reported(index, {}, done=True)
@@ -88,8 +84,7 @@ class Endless(Listed):
 
 
 def test_more_and_fewer_samples():
-    play = Play(num_samples=2, cpus=1)
-    play.started(0)
+    play = Play(num_samples=2, cpus=1, started=1)
     play.reported(0, {}, done=True)
     play.started(1)
     play.order("set", num_samples=4)
@@ -116,15 +111,13 @@ def test_samples_that_a_searcher_does_not_count_are_refused(searcher, words):
     assert play.recorded(ev.SettingsChanged) == []
     play.order("add", config={"x": 0.75})
     for index in range(3):
-        play.started(index)
-        play.reported(index, {}, done=True)
+        play.ends(index)
     assert [config["x"] for config in configs(play)] == [0.5, 0.75, 0.25]
     assert play.controller.done
 
 
 def test_repetitions_are_counted_one_by_one_also_after_a_refusal():
-    play = Play(num_samples=4, cpus=1, searcher=Repeater(BasicVariantGenerator(), repeat=2))
-    play.started(0)
+    play = Play(num_samples=4, cpus=1, searcher=Repeater(BasicVariantGenerator(), repeat=2), started=1)
     for number, words in ((5, "makes 4 trials, as before"), (1, "makes 0 trials, but 1 are")):
         play.order("set", num_samples=number)
         assert words in refusal(play)
@@ -145,32 +138,24 @@ def test_a_fault_of_a_command_is_its_refusal(monkeypatch, caplog):
     assert "Traceback" in caplog.text
 
 
-def turn(play: Play, index: int, metrics: dict[str, float]) -> list[ev.Action]:
-    """A trial reports, and is paused with a checkpoint."""
-    play.started(index)
-    play.reported(index, metrics)
-    return play.finished(index, f"checkpoint_{play.trial(index).next_checkpoint:06d}")
-
-
 def starts(actions: list[ev.Action]) -> list[str]:
     return [each.trial.trial_id for each in actions if isinstance(each, ev.Start)]
 
 
 def test_a_population_of_fewer_waits_for_nobody_who_will_not_come():
     play = Play(num_samples=3, cpus=1, scheduler=population(synch=True), metric="m", saves=True)
-    turn(play, 0, {"m": 1.0})
-    turn(play, 1, {"m": 2.0})
+    play.pauses(0, {"m": 1.0})
+    play.pauses(1, {"m": 2.0})
     play.order("stop", trial="test_00002")
     assert play.statuses()[:2] == ["PAUSED", "PAUSED"], "they wait for the third to come to the barrier"
     play.order("set", num_samples=9)
     assert play.controller.total_samples == 9
-    play.started(2)
-    play.reported(2, {"m": 3.0}, done=True)
-    turn(play, 3, {"m": 4.0})
+    play.ends(2, {"m": 3.0})
+    play.pauses(3, {"m": 4.0})
     assert play.statuses()[:2] == ["PAUSED", "PAUSED"], "they wait for those that were added"
     assert play.statuses()[4] == "PENDING"
     play.order("set", num_samples=5)
-    actions = turn(play, 4, {"m": 5.0})
+    actions = play.pauses(4, {"m": 5.0})
     assert len(starts(actions)) == 1 or play.adoptions, "all there are have come, and are judged together"
     exploits = [each for each in play.recorded(ev.DecisionMade) if each.decision.donors]
     assert exploits and {each.trial.trial_id for each in exploits} <= {"test_00003", "test_00004"}
@@ -178,7 +163,7 @@ def test_a_population_of_fewer_waits_for_nobody_who_will_not_come():
 
 def test_a_population_takes_in_who_is_added():
     play = Play(num_samples=2, cpus=1, scheduler=population(synch=True), metric="m", saves=True)
-    turn(play, 0, {"m": 1.0})
+    play.pauses(0, {"m": 1.0})
     play.started(1)
     play.order("add", config={"x": 0.5})
     assert play.controller.total_samples == 3
@@ -191,8 +176,7 @@ def test_a_population_takes_in_who_is_added():
 def test_a_replay_keeps_to_its_one_trial():
     policy = {"initial": {"x": 0.5}, "changes": [[3, {"x": 0.25}]]}
     scheduler = PopulationBasedTrainingReplay(policy)
-    play = Play(num_samples=1, cpus=1, scheduler=scheduler, space={"x": 0.5}, saves=True)
-    play.started(0)
+    play = Play(num_samples=1, cpus=1, scheduler=scheduler, space={"x": 0.5}, saves=True, started=1)
     orders = ("set", {"num_samples": 2}), ("set", {"num_samples": -1}), ("add", {"config": {}})
     for verb, arguments in orders:
         play.order(verb, **arguments)
@@ -213,8 +197,7 @@ def test_an_addition_to_a_searcher_with_a_space_of_its_own_is_of_that_space():
         )
     play.order("add", config={"x": 0.5, "y": 0.25})
     for index in range(3):
-        play.started(index)
-        play.reported(index, {"loss": 1.0}, done=True)
+        play.ends(index, {"loss": 1.0})
     assert configs(play)[1] == {"x": 0.5, "y": 0.25, "z": 5}
     assert play.controller.done
 
@@ -225,8 +208,7 @@ def test_an_addition_beside_repetitions_is_run_once_and_breaks_no_unit():
     play.order("add", config={"x": 0.5})
     assert play.controller.total_samples == 5
     for index in range(5):
-        play.started(index)
-        play.reported(index, {"loss": 1.0}, done=True)
+        play.ends(index, {"loss": 1.0})
     assert play.controller.done
     first, added, *others = configs(play)
     assert added == {"x": 0.5}
@@ -247,8 +229,7 @@ def test_more_and_fewer_trials_at_once():
 
 
 def test_another_time_budget():
-    play = Play(num_samples=1, time_budget_s=10.0)
-    play.started(0)
+    play = Play(num_samples=1, time_budget_s=10.0, started=1)
     play.tick(5)
     play.order("set", time_budget_s=4)
     assert "has run for 5" in refusal(play)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tests.tune.controller.harness import Play
+from tests.tune.controller.harness import Play, kinds
 from trainkit.errors import ConfigError, NodeDiedError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.configs import CheckpointConfig, FailureConfig
@@ -14,10 +14,6 @@ from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Failure
 from trainkit.tune.schedulers import ASHAScheduler, Verdict
 from trainkit.tune.search import Searcher
-
-
-def kinds(actions: list[ev.Action]) -> list[str]:
-    return [type(action).__name__ for action in actions]
 
 
 def test_as_many_trials_start_as_fit_and_the_next_when_one_ends():
@@ -28,8 +24,7 @@ def test_as_many_trials_start_as_fit_and_the_next_when_one_ends():
     assert kinds(play.finished(0)) == ["Release", "Start"]
     assert play.statuses() == ["TERMINATED", "PENDING", "PENDING"]
     for index in (1, 2):
-        play.started(index)
-        play.reported(index, {"loss": 1.0}, done=True)
+        play.ends(index, {"loss": 1.0})
     assert play.statuses() == ["TERMINATED"] * 3
     assert play.controller.done
 
@@ -62,8 +57,7 @@ def test_a_request_that_never_fits_fails_that_trial_alone():
 
 
 def test_a_report_is_recorded_before_its_trial_is_advanced():
-    play = Play(num_samples=1, metric="loss")
-    play.started(0)
+    play = Play(num_samples=1, metric="loss", started=1)
     play.reported(0, {"loss": 0.5})
     (added,) = play.recorded(ev.ResultAdded)
     assert (added.iteration, added.metrics["loss"], added.result["trial_id"]) == (1, 0.5, "test_00000")
@@ -80,8 +74,7 @@ def test_a_report_is_recorded_before_its_trial_is_advanced():
     ],
 )
 def test_stop_rules_end_a_trial_at_that_very_report(stop, reports, reason):
-    play = Play(num_samples=1, stop=stop)
-    play.started(0)
+    play = Play(num_samples=1, stop=stop, started=1)
     assert kinds(play.reported(0, reports[0])) == ["Advance"]
     assert kinds(play.reported(0, reports[1])) == ["Stop"]
     assert kinds(play.finished(0)) == ["Release"]
@@ -91,8 +84,7 @@ def test_stop_rules_end_a_trial_at_that_very_report(stop, reports, reason):
 
 
 def test_a_stop_rule_on_a_value_that_is_not_reported_names_those_that_are():
-    play = Play(num_samples=1, stop={"acuracy": 0.9})
-    play.started(0)
+    play = Play(num_samples=1, stop={"acuracy": 0.9}, started=1)
     assert kinds(play.reported(0, {"accuracy": 0.5, "loss": 1.0})) == ["Stop"]  # its clean-up runs
     play.finished(0)
     assert play.trial(0).status == "ERROR"
@@ -103,9 +95,9 @@ def test_a_stop_rule_on_a_value_that_is_not_reported_names_those_that_are():
 
 
 def test_asha_stops_and_says_why():
-    play = Play(num_samples=2, cpus=2, metric="loss", scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
-    play.started(0)
-    play.started(1)
+    play = Play(
+        num_samples=2, cpus=2, metric="loss", scheduler=ASHAScheduler(max_t=4, reduction_factor=2), started=2
+    )
     assert kinds(play.reported(0, {"loss": 1.0})) == ["Advance"]
     assert kinds(play.reported(1, {"loss": 2.0})) == ["Stop"]
     play.finished(1)
@@ -118,8 +110,7 @@ def test_asha_stops_and_says_why():
 
 @pytest.mark.parametrize("how", ["finished", "done"])
 def test_a_trial_that_never_reports_the_metric_is_an_error_that_says_so(how):
-    play = Play(num_samples=1, metric="accuracy")
-    play.started(0)
+    play = Play(num_samples=1, metric="accuracy", started=1)
     if how == "done":
         play.reported(0, {"val_accuracy": 1.0, "eval": {"loss": 2}}, done=True)
     else:
@@ -132,8 +123,7 @@ def test_a_trial_that_never_reports_the_metric_is_an_error_that_says_so(how):
 
 
 def test_a_metric_may_come_late_and_a_trial_may_report_nothing():
-    play = Play(num_samples=2, metric="loss")
-    play.started(0)
+    play = Play(num_samples=2, metric="loss", started=1)
     play.reported(0, {"other": 1})
     play.reported(0, {"loss": 1}, done=True)
     play.started(1)
@@ -142,8 +132,7 @@ def test_a_metric_may_come_late_and_a_trial_may_report_nothing():
 
 
 def test_a_metric_that_is_no_number_fails_the_trial():
-    play = Play(num_samples=1, metric="loss")
-    play.started(0)
+    play = Play(num_samples=1, metric="loss", started=1)
     assert kinds(play.reported(0, {"loss": "low"})) == ["Stop"]
     play.finished(0)
     assert play.trial(0).status == "ERROR"
@@ -151,8 +140,7 @@ def test_a_metric_that_is_no_number_fails_the_trial():
 
 
 def test_a_failed_trial_is_run_again_from_its_last_checkpoint():
-    play = Play(num_samples=1, failure=FailureConfig(max_failures=2))
-    play.started(0)
+    play = Play(num_samples=1, failure=FailureConfig(max_failures=2), started=1)
     play.reported(0, {"a": 1}, "checkpoint_000000")
     play.reported(0, {"a": 1})
     actions = play.failed(0)
@@ -170,20 +158,15 @@ def test_a_failed_trial_is_run_again_from_its_last_checkpoint():
 
 
 def test_what_would_fail_again_is_not_retried():
-    play = Play(num_samples=1, failure=FailureConfig(max_failures=-1))
-    play.started(0)
+    play = Play(num_samples=1, failure=FailureConfig(max_failures=-1), started=1)
     play.failed(0, "MetricError", retry=False)
     assert play.trial(0).status == "ERROR"
 
 
 def test_one_failure_leaves_the_others_alone_unless_asked():
-    play = Play(num_samples=3, cpus=2)
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=3, cpus=2, started=2)
     assert kinds(play.failed(0)) == ["Release", "Start"]
-    fast = Play(num_samples=3, cpus=2, failure=FailureConfig(fail_fast=True))
-    fast.started(0)
-    fast.started(1)
+    fast = Play(num_samples=3, cpus=2, failure=FailureConfig(fail_fast=True), started=2)
     assert kinds(fast.failed(0)) == ["Release"]
     assert kinds(fast.reported(1, {"a": 1})) == ["Stop"]
     fast.finished(1)
@@ -193,9 +176,7 @@ def test_one_failure_leaves_the_others_alone_unless_asked():
 
 
 def test_the_time_budget_ends_trials_at_their_next_report():
-    play = Play(num_samples=-1, cpus=2, time_budget_s=10.0, grace_s=5.0)
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=-1, cpus=2, time_budget_s=10.0, grace_s=5.0, started=2)
     assert play.controller.deadline == 10.0
     play.tick(11)
     assert play.controller.ending == "time budget"
@@ -210,9 +191,7 @@ def test_the_time_budget_ends_trials_at_their_next_report():
 
 
 def test_a_trial_that_does_not_report_is_interrupted_in_the_middle_of_its_grace():
-    play = Play(num_samples=2, cpus=2, grace_s=5.0)
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=2, cpus=2, grace_s=5.0, started=2)
     play.interrupt()
     assert play.controller.deadline == play.time + 2.5
     assert play.tick(2) == []
@@ -225,17 +204,14 @@ def test_a_trial_that_does_not_report_is_interrupted_in_the_middle_of_its_grace(
 
 
 def test_what_sigterm_has_ended_in_a_trial_is_no_failure_of_it():
-    play = Play(num_samples=1)
-    play.started(0)
+    play = Play(num_samples=1, started=1)
     play.send(ev.Interrupted(play.time, True), ev.Failed(*play._who(0), Failure("OSError", "gone", "")))
     assert play.controller.done
     assert play.statuses() == ["PENDING"]
 
 
 def test_an_interrupted_trial_is_pending_again_with_its_state_saved():
-    play = Play(num_samples=3, cpus=2)
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=3, cpus=2, started=2)
     play.reported(1, {"a": 1})
     play.interrupt()
     (stop,) = play.reported(0, {"a": 1})
@@ -249,9 +225,9 @@ def test_an_interrupted_trial_is_pending_again_with_its_state_saved():
 
 
 def test_a_stop_decided_on_the_last_report_before_an_end_stays_decided():
-    play = Play(num_samples=2, cpus=2, metric="loss", scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
-    play.started(0)
-    play.started(1)
+    play = Play(
+        num_samples=2, cpus=2, metric="loss", scheduler=ASHAScheduler(max_t=4, reduction_factor=2), started=2
+    )
     play.reported(0, {"loss": 1.0})
     play.interrupt()
     assert kinds(play.reported(1, {"loss": 2.0})) == ["Stop"]
@@ -263,8 +239,7 @@ def test_a_stop_decided_on_the_last_report_before_an_end_stays_decided():
 
 
 def test_a_trial_that_hangs_in_its_cleanup_is_killed_in_time():
-    play = Play(num_samples=1, stop={"training_iteration": 1}, cleanup_s=60.0)
-    play.started(0)
+    play = Play(num_samples=1, stop={"training_iteration": 1}, cleanup_s=60.0, started=1)
     assert kinds(play.reported(0, {"a": 1})) == ["Stop"]
     assert play.controller.deadline == pytest.approx(60, abs=1)
     assert kinds(play.tick(61)) == ["Kill", "Release"]
@@ -272,8 +247,7 @@ def test_a_trial_that_hangs_in_its_cleanup_is_killed_in_time():
 
 
 def test_news_of_an_attempt_that_is_over_is_dropped():
-    play = Play(num_samples=1, failure=FailureConfig(max_failures=1))
-    play.started(0)
+    play = Play(num_samples=1, failure=FailureConfig(max_failures=1), started=1)
     old = play.report(0, {"a": 1})
     play.failed(0)
     before = len(play.records)
@@ -283,8 +257,7 @@ def test_news_of_an_attempt_that_is_over_is_dropped():
 
 def test_only_the_best_checkpoints_stay_and_the_latest_while_it_runs():
     policy = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="acc")
-    play = Play(num_samples=1, checkpoints=policy)
-    play.started(0)
+    play = Play(num_samples=1, checkpoints=policy, started=1)
     deleted = []
     for number, acc in enumerate([0.9, 0.1, 0.8, 0.2, math.nan]):
         actions = play.reported(0, {"acc": acc}, f"checkpoint_{number:06d}")
@@ -300,8 +273,7 @@ def test_only_the_best_checkpoints_stay_and_the_latest_while_it_runs():
 def test_a_trial_that_waits_for_a_retry_as_the_experiment_ends_keeps_no_more_than_the_best():
     policy = CheckpointConfig(num_to_keep=1, checkpoint_score_attribute="acc")
     retried = FailureConfig(max_failures=1)
-    play = Play(num_samples=1, checkpoints=policy, failure=retried, time_budget_s=10)
-    play.started(0)
+    play = Play(num_samples=1, checkpoints=policy, failure=retried, time_budget_s=10, started=1)
     for number, acc in enumerate([0.9, 0.1]):
         play.reported(0, {"acc": acc}, f"checkpoint_{number:06d}")
     play.time = 11
@@ -361,8 +333,7 @@ def test_a_searcher_hears_every_result_and_may_wait_for_it():
     play = Play(num_samples=3, cpus=4, searcher=searcher, metric="loss")
     assert len(play.begun) == 1
     for index in range(3):
-        play.started(index)
-        play.reported(index, {"loss": float(index)}, done=True)
+        play.ends(index, {"loss": float(index)})
     assert searcher.told == [(f"test_{n:05d}", float(n)) for n in range(3)]
     assert [trial.config["x"] for trial in play.controller.trials] == [0, 1, 2]
     assert play.controller.done
@@ -372,8 +343,7 @@ def test_a_searcher_hears_every_result_and_may_wait_for_it():
 
 
 def test_a_lost_session_is_no_trials_failure_and_draws_no_suggestion():
-    play = Play(num_samples=4, cpus=2, failure=FailureConfig(max_failures=1))
-    play.started(0)
+    play = Play(num_samples=4, cpus=2, failure=FailureConfig(max_failures=1), started=1)
     play.reported(0, {"loss": 1.0}, checkpoint="checkpoint_000000")
     actions = play.lost()
     assert kinds(actions) == ["Renew", "Start", "Start"]
@@ -385,9 +355,9 @@ def test_a_lost_session_is_no_trials_failure_and_draws_no_suggestion():
 
 
 def test_what_was_decided_before_a_loss_stands():
-    play = Play(num_samples=2, cpus=2, metric="loss", scheduler=ASHAScheduler(max_t=4, reduction_factor=2))
-    play.started(0)
-    play.started(1)
+    play = Play(
+        num_samples=2, cpus=2, metric="loss", scheduler=ASHAScheduler(max_t=4, reduction_factor=2), started=2
+    )
     play.reported(0, {"loss": 1.0})
     assert kinds(play.reported(1, {"loss": 2.0})) == ["Stop"]
     assert kinds(play.lost()) == ["Renew", "Start"]
@@ -396,8 +366,7 @@ def test_what_was_decided_before_a_loss_stands():
 
 
 def test_what_was_reported_in_the_same_batch_counts_and_no_process_is_told_more():
-    play = Play(num_samples=1)
-    play.started(0)
+    play = Play(num_samples=1, started=1)
     report = play.report(0, {"loss": 1.0}, "checkpoint_000000")
     play.calls.clear()
     actions = play.send(report, ev.SessionLost(play.time, "the node died"))
@@ -421,8 +390,7 @@ def test_a_session_that_is_lost_again_and_again_ends_the_experiment_unless_trial
 
 
 def test_a_session_that_somebody_ended_ends_the_experiment_as_a_wish_to_stop_does():
-    play = Play(num_samples=2, cpus=1)
-    play.started(0)
+    play = Play(num_samples=2, cpus=1, started=1)
     assert kinds(play.lost(by="root@vm (pid 1)")) == []
     assert play.controller.ending == "stopped by root@vm (pid 1)"
     assert play.statuses() == ["PENDING"]

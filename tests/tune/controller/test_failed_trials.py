@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.tune import programs
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import TuneError
@@ -35,21 +33,19 @@ def test_so_many_failed_trials_end_the_experiment(fit, tmp_path):  # row 2.14
     assert (len(grid), grid.num_errors) == (3, 3)
 
 
-def test_the_experiment_goes_on_once_the_cause_is_mended(fit, tmp_path):
+def test_the_experiment_goes_on_once_the_cause_is_mended(fit, restore):
     run = {"failure_config": FailureConfig(max_failed_trials=2)}
     with pytest.raises(TuneError):
         fit(broken, {"x": tune.uniform(0, 1)}, num_samples=6, run=run)
-    grid = tune.Tuner.restore(tmp_path / "e", lambda config: 1.0, restart_errored=True).fit()
+    grid = restore(lambda config: 1.0, restart_errored=True)
     assert (len(grid), grid.num_terminated) == (6, 6)
 
 
 def test_a_retry_that_succeeds_is_no_failed_trial():
-    play = Play(num_samples=4, cpus=1, failure=FailureConfig(max_failures=1, max_failed_trials=1))
-    play.started(0)
+    play = Play(num_samples=4, cpus=1, failure=FailureConfig(max_failures=1, max_failed_trials=1), started=1)
     play.failed(0)
     assert not play.controller.ending
-    play.started(0)
-    play.reported(0, {}, done=True)
+    play.ends(0)
     play.started(1)
     play.failed(1)
     play.started(1)
@@ -59,9 +55,7 @@ def test_a_retry_that_succeeds_is_no_failed_trial():
 
 
 def test_what_runs_beside_the_last_failure_is_gone_on_with_by_a_restore():
-    play = Play(num_samples=4, cpus=2, failure=FailureConfig(max_failed_trials=1))
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=4, cpus=2, failure=FailureConfig(max_failed_trials=1), started=2)
     play.failed(0)
     play.reported(1, {"loss": 1})
     play.finished(1)
@@ -81,7 +75,7 @@ def test_a_script_ends_with_an_exit_code(tmp_path):
         "    failure_config=tune.FailureConfig(max_failed_trials=3))\n"
         "tune.Tuner(broken, tune_config=tune.TuneConfig(num_samples=9), run_config=run).fit()\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
+    done = programs.run(script, check=False)
     assert done.returncode == 1
     assert done.stderr.count("x ValueError: no luck\n") == 1
     assert "`trainkit show" in done.stderr

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.tune.controller.harness import Play
+from tests.tune.pausing import CutShort
 from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.schedulers.base import NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
@@ -78,28 +79,20 @@ def play(size: int = 3, lets_go: bool = True, **arguments: Any) -> Play:
     return Play(scheduler=Half(size, lets_go), **arguments)
 
 
-def until_paused(game: Play, index: int, value: float) -> None:
-    game.started(index)
-    game.reported(index, {"m": value})
-    game.finished(index, checkpoint="checkpoint_000000")
-
-
 def test_a_pause_saves_ends_the_process_and_goes_on_from_the_checkpoint():
-    game = play()
-    game.started(0)
+    game = play(started=1)
     (stop,) = game.reported(0, {"m": 5.0})
     assert stop == ev.Stop(game.trial(0).trial_id, save=True)
     game.finished(0, checkpoint="checkpoint_000000")
     assert game.statuses() == ["PAUSED", "PENDING"]
-    until_paused(game, 1, 1.0)
-    until_paused(game, 2, 2.0)
+    game.pauses(1, {"m": 1.0})
+    game.pauses(2, {"m": 2.0})
     assert game.statuses() == ["PENDING", "TERMINATED", "TERMINATED"]
     winner = game.trial(0)
     assert (winner.attempt, winner.reason) == (1, "resumed by half: rule half, of 3")
     assert game.calls == {winner.trial_id: "setup"}
     assert game.iterations[winner.trial_id] == 1
-    game.started(0)
-    game.reported(0, {"m": 6.0}, done=True)
+    game.ends(0, {"m": 6.0})
     assert game.controller.done
     verdicts = [str(each.decision.verdict) for each in game.recorded(ev.DecisionMade)]
     assert verdicts == ["PAUSE", "PAUSE", "PAUSE", "STOP", "STOP", "RESUME"]
@@ -107,8 +100,8 @@ def test_a_pause_saves_ends_the_process_and_goes_on_from_the_checkpoint():
 
 def test_a_trial_that_would_go_on_at_once_keeps_its_process():
     game = play()
-    until_paused(game, 0, 1.0)
-    until_paused(game, 1, 2.0)
+    game.pauses(0, {"m": 1.0})
+    game.pauses(1, {"m": 2.0})
     game.started(2)
     (advance,) = game.reported(2, {"m": 3.0})
     assert advance == ev.Advance(game.trial(2).trial_id)
@@ -120,17 +113,15 @@ def test_a_trial_that_would_go_on_at_once_keeps_its_process():
         "RESUME",
     ]
     other = play(keeps_processes=False)
-    until_paused(other, 0, 1.0)
-    until_paused(other, 1, 2.0)
+    other.pauses(0, {"m": 1.0})
+    other.pauses(1, {"m": 2.0})
     other.started(2)
     (stop,) = other.reported(2, {"m": 3.0})
     assert isinstance(stop, ev.Stop)
 
 
 def test_a_verdict_on_a_trial_that_is_still_saving_ends_it():
-    game = play(cpus=3)
-    for index in range(3):
-        game.started(index)
+    game = play(cpus=3, started=3)
     game.reported(0, {"m": 1.0})
     game.reported(1, {"m": 3.0})
     game.reported(2, {"m": 2.0})
@@ -139,8 +130,7 @@ def test_a_verdict_on_a_trial_that_is_still_saving_ends_it():
 
 
 def test_without_a_checkpoint_a_pause_is_warned_of_and_the_trial_begins_anew(caplog):
-    game = play()
-    game.started(0)
+    game = play(started=1)
     game.reported(0, {"m": 5.0})
     game.finished(0)
     assert game.statuses()[0] == "PAUSED"
@@ -151,10 +141,9 @@ def test_without_a_checkpoint_a_pause_is_warned_of_and_the_trial_begins_anew(cap
 def test_what_nobody_chooses_is_let_go_and_said_to_be_not_promoted():
     game = play(lets_go=False)
     for index in range(3):
-        until_paused(game, index, -float(index))
+        game.pauses(index, {"m": -float(index)})
     assert game.statuses() == ["PENDING", "PAUSED", "PAUSED"]
-    game.started(0)
-    game.reported(0, {"m": 0.0}, done=True)
+    game.ends(0, {"m": 0.0})
     assert game.statuses() == ["TERMINATED"] * 3
     assert [game.trial(index).reason for index in (1, 2)] == ["not promoted"] * 2
     assert game.controller.done
@@ -162,8 +151,8 @@ def test_what_nobody_chooses_is_let_go_and_said_to_be_not_promoted():
 
 def test_the_scheduler_hears_that_no_trial_comes_before_paused_ones_are_let_go():
     game = play(size=10)
-    until_paused(game, 0, 0.0)
-    until_paused(game, 1, 1.0)
+    game.pauses(0, {"m": 0.0})
+    game.pauses(1, {"m": 1.0})
     game.started(2)
     game.reported(2, {"m": 2.0})
     assert game.statuses() == ["TERMINATED", "TERMINATED", "RUNNING"]
@@ -174,7 +163,7 @@ def test_a_limiter_counts_paused_trials_as_resting():
     game = play(searcher=limiter, cpus=4)
     for index in range(2):
         assert len(game.calls) == 1
-        until_paused(game, index, float(index))
+        game.pauses(index, {"m": float(index)})
     game.started(2)
     game.reported(2, {"m": 2.0})
     assert game.statuses() == ["TERMINATED", "TERMINATED", "RUNNING"]
@@ -197,21 +186,21 @@ class StallsAfterTwo(BasicVariantGenerator):
 
 def test_where_all_are_paused_and_the_searcher_waits_the_scheduler_goes_on():
     game = play(searcher=StallsAfterTwo(), size=3, cpus=2)
-    until_paused(game, 0, 0.0)
-    until_paused(game, 1, 1.0)
+    game.pauses(0, {"m": 0.0})
+    game.pauses(1, {"m": 1.0})
     assert game.statuses() == ["TERMINATED", "PENDING", "PENDING"]
 
 
 def test_stop_asked_of_a_paused_trial_ends_it():
     game = play()
-    until_paused(game, 0, 1.0)
+    game.pauses(0, {"m": 1.0})
     game.order("stop", "somebody", trial=game.trial(0).trial_id)
     assert (game.statuses()[0], game.trial(0).reason) == ("TERMINATED", "stopped by somebody")
 
 
 def test_an_interrupt_leaves_paused_trials_paused_and_a_budget_lets_them_go():
     game = play()
-    until_paused(game, 0, 1.0)
+    game.pauses(0, {"m": 1.0})
     game.interrupt()
     game.started(1)
     game.finished(1)
@@ -219,7 +208,7 @@ def test_an_interrupt_leaves_paused_trials_paused_and_a_budget_lets_them_go():
     game.controller.close(game.time)
     assert game.statuses() == ["PAUSED", "PENDING"]
     budget = play(time_budget_s=1.0)
-    until_paused(budget, 0, 1.0)
+    budget.pauses(0, {"m": 1.0})
     budget.tick(2.0)
     budget.started(1)
     budget.finished(1)
@@ -247,13 +236,12 @@ class Exchange(Half):
 
 
 def exchanging() -> Play:
-    return Play(scheduler=Exchange(), num_samples=3, cpus=3, metric="m", mode="max", saves=True)
+    """With three trials that run."""
+    return Play(scheduler=Exchange(), num_samples=3, cpus=3, metric="m", mode="max", saves=True, started=3)
 
 
 def test_a_trial_takes_over_the_checkpoint_and_the_configuration_of_a_donor():
     game = exchanging()
-    for index in range(3):
-        game.started(index)
     (save,) = game.reported(0, {"m": 1.0})
     assert save == ev.Save(game.trial(0).trial_id)
     assert game.saved(0, "checkpoint_000000") == [ev.Advance(game.trial(0).trial_id)]
@@ -276,8 +264,6 @@ def test_a_trial_takes_over_the_checkpoint_and_the_configuration_of_a_donor():
 
 def test_a_donor_that_is_saving_is_waited_for():
     game = exchanging()
-    for index in range(3):
-        game.started(index)
     game.reported(0, {"m": 1.0})
     for value in (1.0, 0.0):
         game.reported(2, {"m": value})
@@ -292,8 +278,6 @@ def test_a_donor_that_is_saving_is_waited_for():
 @pytest.mark.parametrize("there", [False, True])
 def test_without_a_donors_checkpoint_or_its_copy_the_trial_goes_on_as_it_is(there):
     game = exchanging()
-    for index in range(3):
-        game.started(index)
     if there:
         game.reported(1, {"m": 1.0})
         game.saved(1, "checkpoint_000000")
@@ -328,43 +312,28 @@ class Counting(tune.Trainable):
         self.state = json.loads(Path(path, "state").read_text())
 
 
-def counting(results, scheduler, callbacks=()):
-    return tune.Tuner(
-        Counting,
-        param_space={"x": tune.grid_search([1, 2, 3])},
-        tune_config=tune.TuneConfig(metric="m", mode="max", scheduler=scheduler, max_concurrent_trials=1),
-        run_config=tune.RunConfig(name="e", storage_path=results, verbose=0, callbacks=list(callbacks)),
-    )
+def counting(fit, *callbacks):
+    space, run = {"x": tune.grid_search([1, 2, 3])}, {"callbacks": callbacks}
+    return fit(Counting, space, metric="m", mode="max", scheduler=Half(3), max_concurrent_trials=1, run=run)
 
 
-def test_paused_trials_of_a_class_go_on_where_they_were(inline, results):
-    grid = counting(results, Half(3)).fit()
+def check_the_end(grid):
     assert [result.status for result in grid] == ["TERMINATED"] * 3
     assert [result.metrics["training_iteration"] for result in grid] == [1, 1, 4]
     assert grid[2].metrics["state"] == "[3, 3, 3, 3]"
 
 
-class CutShort(tune.Callback):
-    def __init__(self, after):
-        self.after, self.seen = after, 0
-
-    def on_step_end(self, iteration, trials, **info):
-        self.seen += 1
-        if self.seen == self.after:
-            raise KeyboardInterrupt
+def test_paused_trials_of_a_class_go_on_where_they_were(inline, fit):
+    check_the_end(counting(fit))
 
 
 @pytest.mark.parametrize("after", [3, 9, 15])
-def test_a_restore_from_any_step_comes_to_the_same_end(inline, results, after):
+def test_a_restore_from_any_step_comes_to_the_same_end(inline, fit, restore, tmp_path, after):
     try:
-        counting(results, Half(3), [CutShort(after)]).fit()
+        counting(fit, CutShort(after))
     except KeyboardInterrupt:
-        run, again = tune.RunConfig(callbacks=[CutShort(0)]), tune.TuneConfig(scheduler=Half(3))
-        grid = tune.Tuner.restore(results / "e", Counting, tune_config=again, run_config=run).fit()
-        assert [result.status for result in grid] == ["TERMINATED"] * 3
-        assert [result.metrics["training_iteration"] for result in grid] == [1, 1, 4]
-        assert grid[2].metrics["state"] == "[3, 3, 3, 3]"
-        with ExperimentReader(results / "e") as reader:
+        check_the_end(restore(Counting, scheduler=Half(3), run={"callbacks": [CutShort(0)]}))
+        with ExperimentReader(tmp_path / "e") as reader:
             decided = [(each["trial_id"][-1], each["verdict"]) for each in reader.decisions()]
         assert decided == [
             *((str(index), "PAUSE") for index in range(3)),

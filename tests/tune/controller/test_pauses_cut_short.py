@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from tests.tune.controller.harness import Play
+from tests.tune.pausing import Counted, CutShort
 from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.trial import Failure
@@ -25,8 +25,7 @@ def play(**arguments) -> Play:
 
 
 def test_who_was_told_to_stop_is_not_paused_by_its_next_report():
-    game = play(scheduler=promotion())
-    game.started(0)
+    game = play(scheduler=promotion(), started=1)
     game.order("stop", trial=game.trial(0).trial_id)
     game.reported(0, {"m": 9.0})
     game.finished(0, checkpoint="checkpoint_000000")
@@ -36,12 +35,6 @@ def test_who_was_told_to_stop_is_not_paused_by_its_next_report():
 def out_of_memory(game: Play, index: int) -> None:
     game.started(index)
     game.send(ev.Failed(*game._who(index), Failure("MemoryError", "", out_of_memory=True)))
-
-
-def pauses(game: Play, index: int, value: float) -> None:
-    game.started(index)
-    game.reported(index, {"m": value})
-    game.finished(index, checkpoint="checkpoint_000000")
 
 
 def alone(**arguments) -> Play:
@@ -54,8 +47,8 @@ def alone(**arguments) -> Play:
 
 def test_a_trial_that_runs_alone_is_promoted_as_any():
     game = alone()
-    pauses(game, 1, 1.0)
-    pauses(game, 2, 2.0)
+    game.pauses(1, {"m": 1.0})
+    game.pauses(2, {"m": 2.0})
     assert game.calls == {"test_00000": "setup"}
     game.started(0)
     game.reported(0, {"m": 9.0})
@@ -64,12 +57,12 @@ def test_a_trial_that_runs_alone_is_promoted_as_any():
 
 def test_a_pause_of_one_that_runs_alone_ends_and_it_runs_once_nothing_else_does():
     game = alone(num_samples=-1, cpus=2)
-    pauses(game, 1, 1.0)
+    game.pauses(1, {"m": 1.0})
     assert game.calls == {"test_00000": "setup"}, "without end of trials it is its turn as soon as may be"
-    pauses(game, 0, 9.0)
+    game.pauses(0, {"m": 9.0})
     assert game.statuses() == ["PAUSED", "PAUSED", "PENDING", "PENDING"]
     game.started(3)
-    pauses(game, 2, 2.0)
+    game.pauses(2, {"m": 2.0})
     assert (game.trial(0).status, game.trial(0).reason[:15]) == ("PENDING", "resumed by ASHA")
     assert game.calls == {"test_00003": "advance"}
     game.reported(3, {"m": 0.0})
@@ -81,8 +74,7 @@ def test_a_pause_of_one_that_runs_alone_ends_and_it_runs_once_nothing_else_does(
 
 
 def lost_as_it_saved(max_failures: int) -> Play:
-    game = play(scheduler=promotion(), failure=tune.FailureConfig(max_failures=max_failures))
-    game.started(0)
+    game = play(scheduler=promotion(), failure=tune.FailureConfig(max_failures=max_failures), started=1)
     game.reported(0, {"m": 1.0})
     game.finished(0, checkpoint=None, problem="f_00000 (pid 12) was killed by SIGKILL")
     return game
@@ -97,33 +89,13 @@ def test_a_kill_while_a_pause_saves_is_a_failure_like_any_other():
     )
     game = lost_as_it_saved(max_failures=1)
     assert game.statuses()[0] == "PENDING"
-    pauses(game, 0, 1.0)
+    game.pauses(0, {"m": 1.0})
     assert game.statuses()[0] == "PAUSED"
 
 
-class Counting(tune.Trainable):
-    def setup(self, config):
-        self.x, self.number = config["x"], 0
-
-    def step(self):
-        self.number += 1
-        return {"m": self.x * self.number, "done": self.number == 20}
-
-    def save_checkpoint(self, path):
-        Path(path, "number").write_text(str(self.number))
-
-    def load_checkpoint(self, path):
-        self.number = int(Path(path, "number").read_text())
-
-
-class CutShort(tune.Callback):
-    def __init__(self, after: int) -> None:
-        self.after, self.seen = after, 0
-
-    def on_step_end(self, iteration, trials, **info):
-        self.seen += 1
-        if self.seen == self.after:
-            raise KeyboardInterrupt
+class Counting(Counted):
+    def reports(self, number):
+        return {"m": self.config["x"] * number, "done": number == 20}
 
 
 class Heard(SearcherWrapper):
@@ -140,11 +112,10 @@ class Heard(SearcherWrapper):
         self.resting.remove(trial_id)
 
 
-def cut_short(folder: Path, after: int, **settings) -> None:
-    config = tune.TuneConfig(metric="m", mode="max", seed=1, num_samples=12, **settings)
-    run = tune.RunConfig(name="e", storage_path=folder, verbose=0, callbacks=[CutShort(after)])
+def cut_short(fit, after: int, **settings) -> None:
+    settings = {"metric": "m", "mode": "max", "seed": 1, "num_samples": 12, **settings}
     with pytest.raises(KeyboardInterrupt):
-        tune.Tuner(Counting, param_space={"x": tune.uniform(0, 1)}, tune_config=config, run_config=run).fit()
+        fit(Counting, {"x": tune.uniform(0, 1)}, run={"callbacks": [CutShort(after)]}, **settings)
 
 
 @pytest.mark.parametrize(
@@ -155,42 +126,31 @@ def cut_short(folder: Path, after: int, **settings) -> None:
         (MedianStoppingRule("training_iteration", grace_period=30), {20}),
     ],
 )
-def test_a_restore_with_another_scheduler_forgets_no_paused_trial(inline, tmp_path, other, ends):
+def test_a_restore_with_another_scheduler_forgets_no_paused_trial(inline, fit, restore, other, ends):
     """What it has not paused itself it would never choose."""
-    cut_short(tmp_path, 25, scheduler=promotion(), max_concurrent_trials=2)
-    config, run = tune.TuneConfig(scheduler=other), tune.RunConfig(callbacks=[CutShort(0)])
-    grid = tune.Tuner.restore(tmp_path / "e", Counting, tune_config=config, run_config=run).fit()
+    cut_short(fit, 25, scheduler=promotion(), max_concurrent_trials=2)
+    grid = restore(Counting, scheduler=other, run={"callbacks": [CutShort(0)]})
     assert grid.num_terminated == 12
     assert {result.metrics["training_iteration"] for result in grid} <= ends
 
 
-def test_a_scheduler_of_later_ends_what_it_would_have_stopped(inline, tmp_path):
-    cut_short(tmp_path, 40, scheduler=promotion(), max_concurrent_trials=1)
-    config, run = (
-        tune.TuneConfig(scheduler=HyperBandScheduler(max_t=9)),
-        tune.RunConfig(callbacks=[CutShort(0)]),
-    )
-    grid = tune.Tuner.restore(tmp_path / "e", Counting, tune_config=config, run_config=run).fit()
+def test_a_scheduler_of_later_ends_what_it_would_have_stopped(inline, fit, restore):
+    cut_short(fit, 40, scheduler=promotion(), max_concurrent_trials=1)
+    grid = restore(Counting, scheduler=HyperBandScheduler(max_t=9), run={"callbacks": [CutShort(0)]})
     reasons = Counter(result.reason[:33] for result in grid if result.metrics["training_iteration"] == 1)
     assert reasons["stopped by HyperBand: rung 1 of b"] == reasons.total() > 0
 
 
-def test_a_searcher_hears_that_a_paused_trial_begins_anew(inline, tmp_path):
-    cut_short(tmp_path, 12, scheduler=promotion(), search_alg=Heard(BasicVariantGenerator()))
+def test_a_searcher_hears_that_a_paused_trial_begins_anew(inline, fit, restore):
+    cut_short(fit, 12, scheduler=promotion(), search_alg=Heard(BasicVariantGenerator()))
     heard = Heard(BasicVariantGenerator())
-    again = tune.Tuner.restore(
-        tmp_path / "e",
-        Counting,
-        resume_config=tune.ResumeConfig(unfinished=tune.ResumeConfig.ResumeType.RESTART),
-        tune_config=tune.TuneConfig(search_alg=heard),
-        run_config=tune.RunConfig(callbacks=[CutShort(2)]),
-    )
+    anew = tune.ResumeConfig(unfinished=tune.ResumeConfig.ResumeType.RESTART)
     with pytest.raises(KeyboardInterrupt):
-        again.fit()
+        restore(Counting, resume_config=anew, search_alg=heard, run={"callbacks": [CutShort(2)]})
     assert not heard.resting
 
 
 def test_a_report_that_pauses_a_trial_is_not_its_last():
     game = play(scheduler=promotion())
-    pauses(game, 0, 1.0)
+    game.pauses(0, {"m": 1.0})
     assert game.recorded(ev.ResultAdded)[0].result["done"] is False

@@ -28,8 +28,7 @@ CHECKPOINT = "checkpoint_000000"
 
 
 def test_a_trial_pauses_at_its_next_report_and_goes_on_from_there():
-    play = Play(num_samples=3, cpus=1)
-    play.started(0)
+    play = Play(num_samples=3, cpus=1, started=1)
     play.reported(0, {}, CHECKPOINT)
     assert play.order("pause", trial="test_00000") == []
     assert outcome(play) == "trial test_00000 pauses at its next report"
@@ -47,16 +46,14 @@ def test_a_trial_pauses_at_its_next_report_and_goes_on_from_there():
 
 
 def test_a_trial_without_a_checkpoint_is_not_paused_and_does_not_fail():
-    play = Play(num_samples=1)
-    play.started(0)
+    play = Play(num_samples=1, started=1)
     play.order("pause", trial="test_00000")
     assert "is not paused, as it has no checkpoint to resume from: give one to tune.report(" in refusal(play)
     assert kinds(play.reported(0, {})) == ["Advance"]
 
 
 def test_a_class_that_can_save_pauses_before_it_has_saved_anything():
-    play = Play(num_samples=1, saves=True)
-    play.started(0)
+    play = Play(num_samples=1, saves=True, started=1)
     play.order("pause", trial="test_00000")
     (stop,) = play.reported(0, {})
     assert stop == ev.Stop("test_00000", save=True)
@@ -67,8 +64,7 @@ def test_a_class_that_can_save_pauses_before_it_has_saved_anything():
 
 
 def test_a_class_that_fails_to_save_waits_to_begin_anew_and_has_not_failed():
-    play = Play(num_samples=1, saves=True)
-    play.started(0)
+    play = Play(num_samples=1, saves=True, started=1)
     play.order("pause", trial="test_00000")
     play.reported(0, {})
     play.finished(0, None, problem="Traceback: disk full")
@@ -83,8 +79,9 @@ def test_a_trial_that_waits_is_held_where_it_waits():
     def request_of(config):
         return PlacementGroupFactory([{"CPU": 2 if config["x"] == 1 else 1}])
 
-    play = Play(num_samples=1, cpus=2, space={"x": tune.grid_search([0, 1, 2])}, request_of=request_of)
-    play.started(0)
+    play = Play(
+        num_samples=1, cpus=2, space={"x": tune.grid_search([0, 1, 2])}, request_of=request_of, started=1
+    )
     assert play.statuses() == ["RUNNING", "PENDING"], (
         "there is no room for the second, and it keeps its place"
     )
@@ -100,8 +97,7 @@ def test_a_trial_that_waits_is_held_where_it_waits():
 
 
 def test_who_is_unknown_or_has_ended_is_not_paused():
-    play = Play(num_samples=2, cpus=2)
-    play.started(0)
+    play = Play(num_samples=2, cpus=2, started=1)
     play.order("pause", trial="test_00009")
     assert "no trial of the experiment has the id 'test_00009'" in refusal(play)
     play.failed(0)
@@ -123,9 +119,7 @@ class Handed(FIFOScheduler):
 
 def test_a_paused_trial_takes_over_a_state_before_it_goes_on():
     scheduler = Handed()
-    play = Play(num_samples=2, cpus=2, saves=True, scheduler=scheduler)
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=2, cpus=2, saves=True, scheduler=scheduler, started=2)
     play.order("pause", trial="test_00000")
     play.reported(0, {})
     play.finished(0, CHECKPOINT)
@@ -146,8 +140,7 @@ def test_a_paused_trial_takes_over_a_state_before_it_goes_on():
 
 
 def test_a_trial_that_waits_for_its_retry_does_not_run_while_it_is_held():
-    play = Play(num_samples=1, cpus=1, failure=tune.FailureConfig(max_failures=1))
-    play.started(0)
+    play = Play(num_samples=1, cpus=1, failure=tune.FailureConfig(max_failures=1), started=1)
     play.reported(0, {}, CHECKPOINT)
     play.order("pause", trial="test_00000")
     assert kinds(play.failed(0)) == ["Release"]
@@ -157,8 +150,7 @@ def test_a_trial_that_waits_for_its_retry_does_not_run_while_it_is_held():
 
 
 def test_a_pause_that_is_lifted_before_it_has_come_leaves_nothing():
-    play = Play(num_samples=1)
-    play.started(0)
+    play = Play(num_samples=1, started=1)
     play.reported(0, {}, CHECKPOINT)
     play.order("pause", trial="test_00000")
     play.order("resume", trial="test_00000")
@@ -170,9 +162,7 @@ def test_a_pause_that_is_lifted_before_it_has_come_leaves_nothing():
 
 
 def test_a_paused_experiment_starts_nothing_and_goes_on_where_it_was():
-    play = Play(num_samples=4, cpus=2)
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=4, cpus=2, started=2)
     play.reported(0, {}, CHECKPOINT)
     play.order("pause")
     assert "of 2 running trials" in outcome(play)
@@ -198,8 +188,8 @@ def test_a_scheduler_that_pauses_decides_when_its_trial_goes_on():
         cpus=1,
         metric="m",
         scheduler=ASHAScheduler(max_t=9, reduction_factor=3, type="promotion"),
+        started=1,
     )
-    play.started(0)
     play.reported(0, {"m": 1.0}, CHECKPOINT)
     play.finished(0)
     assert play.statuses()[0] == "PAUSED"
@@ -244,8 +234,7 @@ def test_who_is_put_first_runs_before_the_others():
 
 
 def test_a_budget_ends_what_is_held():
-    play = Play(num_samples=2, cpus=1, saves=True, time_budget_s=10.0)
-    play.started(0)
+    play = Play(num_samples=2, cpus=1, saves=True, time_budget_s=10.0, started=1)
     play.order("pause")
     play.reported(0, {})
     play.finished(0, CHECKPOINT)

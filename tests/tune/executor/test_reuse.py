@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -14,14 +12,11 @@ from pathlib import Path
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS, eventually
+from tests.conftest import SESSION_CPUS, all_is_free, eventually
+from tests.tune import programs
 from trainkit import tune
 
 pytestmark = pytest.mark.usefixtures("runtime")
-
-
-def all_is_free() -> bool:
-    return trainkit.available_resources() == trainkit.cluster_resources()
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +215,7 @@ def test_a_reset_that_raises_fails_its_trial_alone(fit, tmp_path):
     assert (tmp_path / "cleaned").read_text().split() == ["0", "3"]
 
 
-def test_checkpoints_are_the_trials_own_and_a_restore_goes_on_with_reuse(fit, tmp_path):
+def test_checkpoints_are_the_trials_own_and_a_restore_goes_on_with_reuse(fit, restore, tmp_path):
     class Saving(Resettable):
         def save_checkpoint(self, checkpoint_dir):
             Path(checkpoint_dir, "x").write_text(str(self.config["x"]))
@@ -241,8 +236,7 @@ def test_checkpoints_are_the_trials_own_and_a_restore_goes_on_with_reuse(fit, tm
     assert grid.num_errors == 4
     assert [Path(result.checkpoint.path, "x").read_text() for result in grid] == ["0", "1", "2", "3"]
     (tmp_path / "mended").touch()
-    tuner = tune.Tuner.restore(grid.experiment_path, Saving, resume_errored=True)
-    again = tuner.fit()
+    again = restore(Saving, resume_errored=True)
     assert again.num_errors == 0
     assert len(set(pids(again))) == 1
     assert [report["training_iteration"] for report in again[3].history] == [1, 2, 3, 4]
@@ -305,15 +299,7 @@ def test_ctrl_c_leaves_no_process_of_the_pool(tmp_path):
     )
     (tmp_path / "script.py").write_text(script)
     (tmp_path / "pids").mkdir()
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "pids"), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = programs.run(tmp_path / "script.py", tmp_path / "pids", tmp_path)
     terminated = int(done.stdout.split()[0])
     assert 2 <= terminated < 50, "the fourth began when two of those before had ended"
     assert eventually(lambda: not any(is_alive(int(path.name)) for path in (tmp_path / "pids").iterdir()))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import all_is_free, eventually
 from tests.node_losses import node_pids
 from trainkit import tune
 from trainkit.errors import SerializationError, WorkerDiedError
@@ -24,6 +24,7 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.core.capacity import ResourceLedger
 from trainkit.tune.core.resources import DEFAULT_REQUEST, Bound
 from trainkit.tune.core.trial import Trial
+from trainkit.tune.executor.base import Executor
 from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.executor.tasks import TaskExecutor
 from trainkit.tune.trial.steps import SerializedTrainable
@@ -74,7 +75,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., TaskExecutor]]:
         executor.close()
 
 
-def news(executor: TaskExecutor) -> list[ev.Event]:
+def news(executor: Executor) -> list[ev.Event]:
     found: list[ev.Event] = []
     while not found:
         executor.wait(None)
@@ -175,7 +176,7 @@ def test_processes_go_with_the_experiment(make: Callable[..., TaskExecutor]) -> 
     assert report.metrics["pid"] == again.metrics["pid"]
     executor.dismiss()
     assert eventually(lambda: not psutil.pid_exists(report.metrics["pid"]))
-    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
+    assert eventually(all_is_free)
 
 
 def test_between_two_steps_an_end_takes_no_process(make: Callable[..., TaskExecutor]) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS, eventually
-from tests.tune.controller.harness import Play
+from tests.conftest import SESSION_CPUS, all_is_free, eventually
+from tests.tune.controller.harness import Play, kinds
+from tests.tune.executor.test_task_executor import news
 from trainkit import tune
 from trainkit.errors import TrialTimeoutError
 from trainkit.tune.controller import events as ev
@@ -35,10 +36,6 @@ def warm(runtime) -> None:
 class Holder:
     def pid(self) -> int:
         return os.getpid()
-
-
-def kinds(actions):
-    return [type(action).__name__ for action in actions]
 
 
 def stuck_in_c() -> None:
@@ -63,7 +60,7 @@ def test_a_trial_that_hangs_in_c_is_killed_and_its_place_taken(fit):  # row 2.1
     assert grid[1].reason.startswith("TrialTimeoutError: ")
     with pytest.raises(ProcessLookupError):
         os.kill(grid[1].metrics["pid"], 0)
-    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
+    assert eventually(all_is_free)
 
 
 def test_a_trial_that_hangs_in_its_set_up_is_killed_too(fit):
@@ -130,14 +127,6 @@ def test_what_waits_for_its_resources_is_not_timed():
     assert play.controller.deadline == math.inf and play.calls == {"test_00000": "setup"}
     play.started(0)  # where nobody says when it had them
     assert play.controller.deadline == pytest.approx(3610, abs=0.1)
-
-
-def news(executor: ActorExecutor) -> list[ev.Event]:
-    found: list[ev.Event] = []
-    while not found:
-        executor.wait(None)
-        found = executor.collect()
-    return found
 
 
 def test_a_trial_is_placed_once_it_has_what_it_asks_for(tmp_path):

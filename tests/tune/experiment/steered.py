@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
-import sys
 from pathlib import Path
 
-import trainkit
+from tests.tune import programs
 from trainkit.tune.core.trial import Trial
 from trainkit.tune.results.overview import LogReader
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
-import trainkit
+from tests.tune import programs
 from trainkit import tune
 
 class Counts(tune.Trainable):
@@ -53,13 +51,7 @@ class Driver:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, how: str = "new") -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, self.root / "driver.py", self.root, how],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-        )
+        self.process = programs.begin(self.root / "driver.py", self.root, how)
 
     @property
     def has_begun(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS, eventually
+from tests.conftest import SESSION_CPUS, all_is_free, eventually
 from trainkit import tune
 from trainkit.errors import InfeasibleError
 
@@ -58,7 +58,7 @@ def test_ctrl_c_returns_what_there_is_and_lets_trials_clean_up(fit, monkeypatch,
     reported = [result for result in grid if result.metrics]
     assert reported
     assert all(Path(result.path, "cleaned").exists() for result in reported)
-    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
+    assert eventually(all_is_free)
 
 
 def test_a_request_that_never_fits_is_refused_at_once(fit):  # row 1.4

@@ -6,16 +6,15 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-import trainkit
 from tests.conftest import eventually
-from tests.tune.controller.harness import Play
+from tests.tune import programs
+from tests.tune.controller.harness import Play, kinds
 from trainkit.cli.main import main
 from trainkit.client import Experiment
 from trainkit.errors import TuneError
@@ -55,15 +54,7 @@ def driver(tmp_path):
     def start(*xs: int) -> subprocess.Popen[str]:
         script = tmp_path / "driver.py"
         script.write_text(SCRIPT)
-        started.append(
-            subprocess.Popen(
-                [sys.executable, script, tmp_path, *map(str, xs)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-            )
-        )
+        started.append(programs.begin(script, tmp_path, *xs))
         return started[-1]
 
     yield start
@@ -242,13 +233,8 @@ def test_the_end_of_the_owner_is_an_error_not_a_wait(owned):
     owned._ownership = Ownership(owned.folder)  # to be closed
 
 
-def kinds(actions):
-    return [type(action).__name__ for action in actions]
-
-
 def test_a_trial_is_stopped_where_it_stands():
-    play = Play(num_samples=5, cpus=2, metric="loss")
-    play.started(0)
+    play = Play(num_samples=5, cpus=2, metric="loss", started=1)
 
     def ask(index: int) -> list[ev.Action]:
         play.time += 0.001

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import all_is_free, eventually
 from tests.runtime.local.victims import Victim
+from tests.tune.pausing import steps
 from trainkit import tune
 from trainkit.clock import SYSTEM
 from trainkit.errors import (
@@ -31,20 +32,6 @@ from trainkit.tune.callbacks import console
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-@pytest.fixture
-def tuner(tmp_path):
-    def tuner(trainable, param_space=None, *, run=None, **settings):
-        run = {"storage_path": tmp_path, "name": "e", "verbose": 0, **(run or {})}
-        return tune.Tuner(
-            trainable,
-            param_space=param_space,
-            tune_config=tune.TuneConfig(**settings),
-            run_config=tune.RunConfig(**run),
-        )
-
-    return tuner
-
-
 class WaitsForFile(tune.Trainable):
     def setup(self, config):
         assert eventually(Path(config["go"]).exists, 60)
@@ -54,7 +41,7 @@ class WaitsForFile(tune.Trainable):
 
 
 @pytest.mark.parametrize("what", ["waits for 0.5 CPU: .*; held by holder ", "starts: its worker .pid "])
-def test_the_console_says_what_the_first_trial_waits_for(tuner, tmp_path, monkeypatch, what):
+def test_the_console_says_what_the_first_trial_waits_for(fit, tmp_path, monkeypatch, what):
     go, told = tmp_path / "go", []
     holder = trainkit.remote(Victim).options(name="holder", num_cpus=4 if "held" in what else 0).remote()
     trainkit.get(holder.pid.remote())
@@ -68,16 +55,16 @@ def test_the_console_says_what_the_first_trial_waits_for(tuner, tmp_path, monkey
     monkeypatch.setattr(console, "SUMMARY_S", 0.05)
     monkeypatch.setattr(console, "say", say)
     trainable = tune.with_resources(WaitsForFile, {"CPU": 0.5})
-    tuner(trainable, {"go": str(go)}, num_samples=8, run={"verbose": 1}).fit()
+    fit(trainable, {"go": str(go)}, num_samples=8, run={"verbose": 1})
     assert go.exists(), told
 
 
-def test_each_trial_has_a_process_of_its_own(tuner):
+def test_each_trial_has_a_process_of_its_own(fit):
     def trainable(config):
         for step in range(5):
             tune.report({"loss": config["x"] / (step + 1), "own_pid": os.getpid()})
 
-    grid = tuner(trainable, {"x": tune.uniform(1, 2)}, num_samples=6, metric="loss", mode="min", seed=1).fit()
+    grid = fit(trainable, {"x": tune.uniform(1, 2)}, num_samples=6, metric="loss", seed=1)
     assert grid.num_terminated == 6
     pids = {result.metrics["own_pid"] for result in grid}
     assert len(pids) == 6
@@ -88,15 +75,15 @@ def test_each_trial_has_a_process_of_its_own(tuner):
     assert best.config["x"] == min(result.config["x"] for result in grid)
 
 
-def test_asha_on_real_processes_stops_most_and_never_runs_past_a_decision(tuner):
+def test_asha_on_real_processes_stops_most_and_never_runs_past_a_decision(fit):
     def trainable(config):
         for step in range(1, 28):
             Path(tune.get_context().get_trial_dir(), "ran_to").write_text(str(step))
             tune.report({"loss": config["x"] + 1 / step})
 
     scheduler = tune.schedulers.ASHAScheduler(max_t=27, reduction_factor=3)
-    settings = {"num_samples": 20, "metric": "loss", "mode": "min", "scheduler": scheduler, "seed": 2}
-    grid = tuner(trainable, {"x": tune.uniform(0, 1)}, **settings).fit()
+    settings = {"num_samples": 20, "metric": "loss", "scheduler": scheduler, "seed": 2}
+    grid = fit(trainable, {"x": tune.uniform(0, 1)}, **settings)
     assert grid.num_terminated == 20
     early = [result for result in grid if result.metrics["training_iteration"] < 27]
     assert len(early) >= 10
@@ -108,11 +95,7 @@ def test_asha_on_real_processes_stops_most_and_never_runs_past_a_decision(tuner)
         assert f"rung {result.metrics['training_iteration']}" in result.reason
 
 
-def all_is_free() -> bool:
-    return trainkit.available_resources() == trainkit.cluster_resources()
-
-
-def test_no_more_trials_run_than_the_resources_allow(tuner, tmp_path):
+def test_no_more_trials_run_than_the_resources_allow(fit, tmp_path):
     def trainable(config):
         mark = tmp_path / f"running_{config['n']}"
         mark.touch()
@@ -122,16 +105,14 @@ def test_no_more_trials_run_than_the_resources_allow(tuner, tmp_path):
         return {"seen": seen}
 
     bound = tune.with_resources(trainable, {"cpu": 2})
-    grid = tuner(bound, {"n": tune.grid_search(list(range(6)))}).fit()
+    grid = fit(bound, {"n": tune.grid_search(list(range(6)))})
     assert max(result.metrics["seen"] for result in grid) <= 2
-    grid = tuner(
-        trainable, {"n": tune.grid_search([1, 2, 3])}, max_concurrent_trials=1, run={"name": "one"}
-    ).fit()
+    grid = fit(trainable, {"n": tune.grid_search([1, 2, 3])}, max_concurrent_trials=1, run={"name": "one"})
     assert [result.metrics["seen"] for result in grid] == [1, 1, 1]
     assert eventually(all_is_free)
 
 
-def test_a_trial_of_several_processes_gets_its_bundles(tuner):
+def test_a_trial_of_several_processes_gets_its_bundles(fit):
     def who(config):
         @trainkit.remote(num_cpus=1)
         class Worker:
@@ -149,7 +130,7 @@ def test_a_trial_of_several_processes_gets_its_bundles(tuner):
         }
 
     request = tune.PlacementGroupFactory([{}, {"CPU": 1}, {"CPU": 1}])
-    grid = tuner(tune.with_resources(who, request), {"x": tune.uniform(0, 1)}, num_samples=5).fit()
+    grid = fit(tune.with_resources(who, request), {"x": tune.uniform(0, 1)}, num_samples=5)
     assert grid.num_errors == 0, grid.errors
     for result in grid:
         assert result.metrics["bundles"] == [{"CPU": 1}, {"CPU": 1}]
@@ -157,7 +138,7 @@ def test_a_trial_of_several_processes_gets_its_bundles(tuner):
     assert eventually(all_is_free)
 
 
-def test_what_a_trial_starts_runs_in_the_bundles_of_the_trial(tuner):
+def test_what_a_trial_starts_runs_in_the_bundles_of_the_trial(fit):
     @trainkit.remote
     def where():
         return trainkit.get_current_placement_group().bundle_specs
@@ -176,23 +157,23 @@ def test_what_a_trial_starts_runs_in_the_bundles_of_the_trial(tuner):
 
     bundles = [{"CPU": 1}, {"CPU": 1}]  # all that there is: outside of them nothing would ever run
     for reuse in (False, True):
-        grid = tuner(
+        grid = fit(
             tune.with_resources(trainable, tune.PlacementGroupFactory(bundles)),
             num_samples=2,
             reuse_actors=reuse,
             run={"name": f"reuse={reuse}"},
-        ).fit()
+        )
         assert [(each.metrics["task"], each.metrics["actor"]) for each in grid] == [(bundles, bundles)] * 2
     assert eventually(all_is_free)
 
 
-def test_a_seeded_trial_draws_the_same_numbers(tuner):
+def test_a_seeded_trial_draws_the_same_numbers(fit):
     def trainable(config):
         return {"drawn": float(np.random.rand())}
 
     outcomes = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        grid = tuner(trainable, num_samples=2, seed=seed, run={"name": name}).fit()
+        grid = fit(trainable, num_samples=2, seed=seed, run={"name": name})
         outcomes.append([result.metrics["drawn"] for result in grid])
     assert outcomes[0] == outcomes[1]
     assert outcomes[0] != outcomes[2]
@@ -202,27 +183,26 @@ def test_a_seeded_trial_draws_the_same_numbers(tuner):
 # --- deaths ---------------------------------------------------------------------------------------
 
 
-def test_a_killed_trial_goes_on_from_its_checkpoint_when_allowed(tuner):
+def test_a_killed_trial_goes_on_from_its_checkpoint_when_allowed(fit):
     def trainable(config):
-        checkpoint = tune.get_checkpoint()
-        start = int(Path(checkpoint.path, "step").read_text()) + 1 if checkpoint else 0
-        folder = Path(tune.get_context().get_trial_dir(), "scratch")
-        folder.mkdir(exist_ok=True)
-        for step in range(start, 5):
-            (folder / "step").write_text(str(step))
-            tune.report({"step": step, "start": start}, checkpoint=tune.Checkpoint(folder))
-            if step == 2 and start == 0:
+        goes_on = tune.get_checkpoint() is not None
+        for step, saved in steps(5):
+            tune.report({"step": step, "goes_on": goes_on}, checkpoint=saved)
+            if step == 3 and not goes_on:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    (result,) = tuner(trainable, run={"failure_config": tune.FailureConfig(max_failures=1)}).fit()
+    (result,) = fit(trainable, run={"failure_config": tune.FailureConfig(max_failures=1)})
     assert result.status == "TERMINATED"
-    assert [(row["step"], row["start"]) for row in result.history] == [(0, 0), (1, 0), (2, 0), (3, 3), (4, 3)]
+    assert [(row["step"], row["goes_on"]) for row in result.history] == [
+        *((step, False) for step in (1, 2, 3)),
+        *((step, True) for step in (4, 5)),
+    ]
     lines = Path(result.path, "result.json").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_a_trial_that_hangs_ends_with_the_time_budget(tuner, monkeypatch, stubborn):
+def test_a_trial_that_hangs_ends_with_the_time_budget(fit, monkeypatch, stubborn):
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "0.3")
     reported, passed_s = set(), [0.0]
     monkeypatch.setattr(SYSTEM, "monotonic", lambda: time.monotonic() + sum(passed_s))
@@ -244,7 +224,7 @@ def test_a_trial_that_hangs_ends_with_the_time_budget(tuner, monkeypatch, stubbo
                 if not stubborn:
                     raise
 
-    grid = tuner(trainable, num_samples=2, time_budget_s=3600, run={"callbacks": [Hour()]}).fit()
+    grid = fit(trainable, num_samples=2, time_budget_s=3600, run={"callbacks": [Hour()]})
     assert {result.status for result in grid} == {"TERMINATED"}
     assert ("killed" in grid[0].reason) == stubborn
     assert grid[0].metrics["loss"] == 1.0
@@ -268,44 +248,43 @@ class Locked:
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda t: t(tune.with_resources(never, {"cpu": 99})).fit(), InfeasibleError, ["99 CPU", "4 CPU"]),
-        (lambda t: t(tune.with_resources(never, {"gpu": 3})).fit(), InfeasibleError, ["3 GPU"]),
+        (lambda fit: fit(tune.with_resources(never, {"cpu": 99})), InfeasibleError, ["99 CPU", "4 CPU"]),
+        (lambda fit: fit(tune.with_resources(never, {"gpu": 3})), InfeasibleError, ["3 GPU"]),
         (
-            lambda t: t(tune.with_resources(never, tune.PlacementGroupFactory([{"CPU": 3}] * 2))).fit(),
+            lambda fit: fit(tune.with_resources(never, tune.PlacementGroupFactory([{"CPU": 3}] * 2))),
             InfeasibleError,
             ["6 CPU"],
         ),
         (
-            lambda t: t(tune.with_resources(never, lambda config: {"licence": config["n"]}), {"n": 2}).fit(),
+            lambda fit: fit(tune.with_resources(never, lambda config: {"licence": config["n"]}), {"n": 2}),
             InfeasibleError,
             ["2 licence"],
         ),
         (
-            lambda t: t(never, {"net": {"x": tune.choice([Locked()])}}).fit(),
+            lambda fit: fit(never, {"net": {"x": tune.choice([Locked()])}}),
             SerializationError,
             ["net/x", "lock"],
         ),
-        (lambda t: t(never, {"x": Locked()}).fit(), SerializationError, ["'x'", "lock"]),
+        (lambda fit: fit(never, {"x": Locked()}), SerializationError, ["'x'", "lock"]),
         (
-            lambda t: t(tune.with_parameters(lambda config, p: 1, p=Locked())).fit(),
+            lambda fit: fit(tune.with_parameters(lambda config, p: 1, p=Locked())),
             SerializationError,
             ["p=", "lock"],
         ),
-        (lambda t: t(functools.partial(print, LOCK)).fit(), SerializationError, ["lock"]),
-        (lambda t: t(never, {"x": tune.uniform(2, 1)}), SpaceError, ["uniform(2", "lower"]),
-        (lambda t: t(never, {"x": (tune.uniform(1, 2),)}), SpaceError, ["x:", "tuple"]),
-        (lambda t: t(never, trial_timeout_s=0), ConfigError, ["trial_timeout_s=0"]),
+        (lambda fit: fit(functools.partial(print, LOCK)), SerializationError, ["lock"]),
+        (lambda fit: fit(never, {"x": tune.uniform(2, 1)}), SpaceError, ["uniform(2", "lower"]),
+        (lambda fit: fit(never, {"x": (tune.uniform(1, 2),)}), SpaceError, ["x:", "tuple"]),
         (
-            lambda t: t(never, scheduler=tune.schedulers.ASHAScheduler()),
+            lambda fit: tune.Tuner(never, tune_config=tune.TuneConfig(scheduler="asha")),
             ConfigError,
             ["needs a metric", "TuneConfig"],
         ),
-        (lambda t: t(never, run={"storage_path": "/proc/nothing"}).fit(), StoreError, ["cannot be created"]),
+        (lambda fit: fit(never, run={"storage_path": "/proc/nothing"}), StoreError, ["cannot be created"]),
     ],
 )
-def test_bad_input_is_refused_before_any_trial(tuner, tmp_path, make, kind, words):
+def test_bad_input_is_refused_before_any_trial(fit, tmp_path, make, kind, words):
     with pytest.raises(kind) as caught:
-        make(tuner)
+        make(fit)
     for word in words:
         assert word in str(caught.value)
     assert not (tmp_path / "e").exists()

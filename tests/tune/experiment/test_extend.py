@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tune import pausing
 from trainkit import tune
 from trainkit.cli.why import experiment_lines
 from trainkit.errors import ConfigError
@@ -28,15 +29,9 @@ pytestmark = pytest.mark.usefixtures("inline")
 
 def counting(config):
     """Counts on from its checkpoint; its report says in which step."""
-    checkpoint = tune.get_checkpoint()
-    step = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
-    scratch = Path(tune.get_context().get_trial_dir(), "scratch")
-    scratch.mkdir(exist_ok=True)
-    while True:
-        step += 1
-        (scratch / "step").write_text(str(step))
-        saved = tune.Checkpoint(scratch) if step % 2 == 0 else None
-        tune.report({"step": step, "loss": config.get("x", 1) / step}, checkpoint=saved)
+    for step, saved in pausing.steps():
+        report = {"step": step, "loss": config.get("x", 1) / step}
+        tune.report(report, checkpoint=saved if step % 2 == 0 else None)
 
 
 class Told(Searcher):
@@ -77,7 +72,7 @@ def steps(grid) -> list[list[int]]:
 # --- row 2.4 --------------------------------------------------------------------------------------
 
 
-def test_a_finished_experiment_takes_more_samples(fit, tmp_path):
+def test_a_finished_experiment_takes_more_samples(fit, restore):
     """Row 2.4: ten samples after four are six new trials, and the searcher knows the first four."""
 
     def trainable(config):
@@ -87,41 +82,36 @@ def test_a_finished_experiment_takes_more_samples(fit, tmp_path):
     whole = fit(
         trainable, {"x": tune.uniform(0, 1)}, metric="loss", num_samples=10, seed=3, run={"name": "whole"}
     )
-    more = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=tune.TuneConfig(num_samples=10)).fit()
+    more = restore(trainable, num_samples=10)
     assert [result.config for result in more] == [result.config for result in whole]
     assert [result.history for result in more][:4] == [result.history for result in grid]
 
 
-def test_the_searcher_knows_the_trials_of_before(fit, tmp_path):
+def test_the_searcher_knows_the_trials_of_before(fit, restore):
     fit(lambda config: {"loss": config["x"]}, metric="loss", num_samples=4, search_alg=Told())
     searcher = Told()
-    tune.Tuner.restore(
-        tmp_path / "e",
-        lambda config: {"loss": config["x"]},
-        tune_config=tune.TuneConfig(num_samples=6, search_alg=searcher),
-    ).fit()
+    restore(lambda config: {"loss": config["x"]}, num_samples=6, search_alg=searcher)
     assert searcher.known == [0, 0, 0, 0]
     assert [(loss, error) for _, loss, error in searcher.ended] == [(0.5, False)] * 6
 
 
-def test_finished_trials_go_on_under_another_rule(fit, tmp_path):
+def test_finished_trials_go_on_under_another_rule(fit, restore):
     grid = fit(counting, num_samples=2, run={"stop": {"training_iteration": 3}})
     assert steps(grid) == [[1, 2, 3]] * 2
     longer = tune.RunConfig(stop={"training_iteration": 5})
-    untouched = tune.Tuner.restore(tmp_path / "e", counting, run_config=longer).fit()
+    untouched = restore(counting, run_config=longer)
     assert steps(untouched) == [[1, 2, 3]] * 2
-    again = tune.Tuner.restore(tmp_path / "e", counting, resume_finished=True, run_config=longer).fit()
+    again = restore(counting, resume_finished=True, run_config=longer)
     assert steps(again) == [[1, 2, 3, 4, 5]] * 2  # step 3 is run again, from the checkpoint of step 2
     assert [row["training_iteration"] for row in again[0].history] == [1, 2, 3, 4, 5]
     assert [result.reason for result in again] == ["training_iteration=5 reached 5"] * 2
 
 
-def test_one_chosen_trial_is_extended(fit, tmp_path):
+def test_one_chosen_trial_is_extended(fit, restore):
     """Row 2.4: extend(trial, stop=...) goes on from its checkpoint."""
     grid = fit(counting, num_samples=3, run={"stop": {"training_iteration": 4}})
-    longer = tune.RunConfig(stop={"training_iteration": 7})
     for chosen in ([grid[1]], grid[1].trial_id):
-        again = tune.Tuner.restore(tmp_path / "e", counting, resume_finished=chosen, run_config=longer).fit()
+        again = restore(counting, resume_finished=chosen, run={"stop": {"training_iteration": 7}})
         assert [len(each) for each in steps(again)] == [4, 7, 4]
     assert steps(again)[1] == [1, 2, 3, 4, 5, 6, 7]
 
@@ -139,7 +129,7 @@ def test_a_scheduler_that_had_ended_an_extended_trial_says_so(fit, tmp_path):
     assert restored.fit()[0].reason == "training_iteration=9 reached 9"
 
 
-def test_an_extended_trial_that_was_killed_at_once_is_still_extended(fit, tmp_path):
+def test_an_extended_trial_that_was_killed_at_once_is_still_extended(fit, restore, tmp_path):
     """The stop that ended it before doesn't end it again."""
 
     class Dies(tune.Callback):
@@ -148,26 +138,22 @@ def test_an_extended_trial_that_was_killed_at_once_is_still_extended(fit, tmp_pa
 
     fit(counting, run={"stop": {"training_iteration": 2}})
     longer = {"stop": {"training_iteration": 4}}
-    run = tune.RunConfig(**longer, callbacks=[Dies()])
     with pytest.raises(KeyboardInterrupt):
-        tune.Tuner.restore(tmp_path / "e", counting, resume_finished=True, run_config=run).fit()
+        restore(counting, resume_finished=True, run={**longer, "callbacks": [Dies()]})
     with ExperimentReader(tmp_path / "e") as reader:
         assert str(reader.trials()[0].status) == "RUNNING"
-    grid = tune.Tuner.restore(tmp_path / "e", counting, run_config=tune.RunConfig(**longer)).fit()
+    grid = restore(counting, run=longer)
     assert steps(grid) == [[1, 2, 3, 4]]
 
 
-def test_a_searcher_is_told_the_last_end_of_an_extended_trial(fit, tmp_path):
+def test_a_searcher_is_told_the_last_end_of_an_extended_trial(fit, restore):
     fit(counting, metric="loss", search_alg=Told(), run={"stop": {"training_iteration": 2}})
     searcher = Told()
     config = tune.TuneConfig(search_alg=searcher)
-    run = tune.RunConfig(stop={"training_iteration": 4})
-    tune.Tuner.restore(
-        tmp_path / "e", counting, resume_finished=True, tune_config=config, run_config=run
-    ).fit()
+    restore(counting, resume_finished=True, tune_config=config, run={"stop": {"training_iteration": 4}})
     assert [loss for _, loss, _ in searcher.ended] == [0.125]
     searcher.ended.clear()
-    tune.Tuner.restore(tmp_path / "e", counting, tune_config=config).fit()
+    restore(counting, tune_config=config)
     assert [loss for _, loss, _ in searcher.ended] == [0.125]
 
 
@@ -190,12 +176,10 @@ def test_who_cannot_go_on_is_named(fit, tmp_path):
     assert [result.status for result in restore(tmp_path / "e", trainable).fit()] == ["TERMINATED", "ERROR"]
 
 
-def test_finished_trials_are_started_again_if_so_asked(fit, tmp_path):
+def test_finished_trials_are_started_again_if_so_asked(fit, restore, tmp_path):
     grid = fit(counting, run={"stop": {"training_iteration": 4}})
     config = tune.ResumeConfig(finished=tune.ResumeConfig.ResumeType.RESTART)
-    again = tune.Tuner.restore(
-        tmp_path / "e", counting, resume_config=config, run_config=tune.RunConfig(stop={"step": 3})
-    ).fit()
+    again = restore(counting, resume_config=config, run={"stop": {"step": 3}})
     assert [row["iterations_since_restore"] for row in again[0].history] == [1, 2, 3]
     with ExperimentReader(tmp_path / "e") as reader:
         (trial,) = reader.trials()
@@ -224,7 +208,7 @@ def test_the_arguments_are_one_rule(arguments, kinds):
 # --- row 2.7 --------------------------------------------------------------------------------------
 
 
-def test_a_category_added_after_ten_trials_is_proposed(fit, tmp_path, caplog):
+def test_a_category_added_after_ten_trials_is_proposed(fit, restore, caplog):
     """Row 2.7: the old trials count, and the new value is proposed."""
 
     def trainable(config):
@@ -239,21 +223,19 @@ def test_a_category_added_after_ten_trials_is_proposed(fit, tmp_path, caplog):
     )
     wider = {"x": tune.uniform(0, 9), "kind": tune.choice(["a", "b", "new"])}
     with caplog.at_level(logging.WARNING, "trainkit.tune"):
-        again = tune.Tuner.restore(
-            tmp_path / "e", trainable, param_space=wider, tune_config=tune.TuneConfig(num_samples=30)
-        ).fit()
+        again = restore(trainable, param_space=wider, num_samples=30)
     assert "a changed search space: x: uniform(0.0, 1.0) -> uniform(0.0, 9.0)" in caplog.text
     assert len(again) == 30
     assert [result.config for result in again][:10] == [result.config for result in grid]
     assert any(result.config["kind"] == "new" for result in again[10:])
     assert any(result.config["x"] > 1 for result in again[10:])
     # From then on the file has the new space.
-    last = tune.Tuner.restore(tmp_path / "e", trainable, tune_config=tune.TuneConfig(num_samples=40)).fit()
+    last = restore(trainable, num_samples=40)
     assert [result.config for result in last][:30] == [result.config for result in again]
     assert any(result.config["kind"] == "new" for result in last[30:])
 
 
-def test_what_was_added_and_is_not_of_another_space_is_left_out_with_a_word(fit, tmp_path, caplog):
+def test_what_was_added_and_is_not_of_another_space_is_left_out_with_a_word(fit, restore, tmp_path, caplog):
     """The others are tried, with what they leave open drawn as before."""
 
     def trainable(config):
@@ -268,7 +250,7 @@ def test_what_was_added_and_is_not_of_another_space_is_left_out_with_a_word(fit,
             store.commit([Noted(1e9, COMMAND, encode({**answer, "outcome": "", "done": True}))])
     other = {"x": tune.uniform(0, 1), "kind": tune.choice(["b", "c"])}
     with caplog.at_level(logging.WARNING, "trainkit.tune"):
-        grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=other).fit()
+        grid = restore(trainable, param_space=other)
     words = 'the added configuration {"x":0.5,"kind":"a"} is left out: a configuration gives kind=\'a\''
     assert words in caplog.text
     assert [result.config["x"] for result in grid][1:] == [0.25, 0.75]
@@ -277,15 +259,13 @@ def test_what_was_added_and_is_not_of_another_space_is_left_out_with_a_word(fit,
     assert sum("addition left out: " in line and words in line for line in lines) == 1
     caplog.clear()
     # It stays left out, also where the space would have it again, and another that is drawn has its place.
-    last = tune.Tuner.restore(
-        tmp_path / "e", trainable, param_space=space, tune_config=tune.TuneConfig(num_samples=4)
-    ).fit()
+    last = restore(trainable, param_space=space, num_samples=4)
     assert [result.config for result in last][:3] == [result.config for result in grid]
     assert len(last) == 4 and last[3].config["x"] not in (0.5, 0.75)
     assert "added configuration" not in caplog.text
 
 
-def test_a_searcher_is_told_which_trials_are_of_another_space(fit, tmp_path):
+def test_a_searcher_is_told_which_trials_are_of_another_space(fit, restore):
     def trainable(config):
         return {"loss": config["x"]}
 
@@ -293,11 +273,11 @@ def test_a_searcher_is_told_which_trials_are_of_another_space(fit, tmp_path):
     for total, elsewhere in ((3, 2), (5, 2)):  # also where the space is the same as in the last restore
         config = tune.TuneConfig(num_samples=total, search_alg=(searcher := Told()))
         space = {"z": 2}
-        tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, tune_config=config).fit()
+        restore(trainable, param_space=space, tune_config=config)
         assert searcher.elsewhere == elsewhere
 
 
-def test_objects_of_old_trials_are_found_in_the_new_space(fit, tmp_path):
+def test_objects_of_old_trials_are_found_in_the_new_space(fit, restore, tmp_path):
     def trainable(config):
         if not Path(tmp_path, "lucky").exists() and config["n"] == 2:
             raise RuntimeError("not yet")
@@ -308,9 +288,9 @@ def test_objects_of_old_trials_are_found_in_the_new_space(fit, tmp_path):
     (tmp_path / "lucky").touch()
     space = {"n": tune.grid_search([1, 2, 3]), "kind": tune.choice([list])}
     with pytest.raises(ConfigError, match="that cannot be rebuilt"):
-        tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, resume_errored=True).fit()
+        restore(trainable, param_space=space, resume_errored=True)
     space["kind"] = tune.choice([dict, list])
-    again = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, resume_errored=True).fit()
+    again = restore(trainable, param_space=space, resume_errored=True)
     assert [result.metrics["kind"] for result in again][:2] == ["dict", "dict"]
     assert [result.config["n"] for result in again] == [1, 2, 3]
 
@@ -333,7 +313,7 @@ def test_what_has_changed_is_said():
 
 
 @pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
-def test_a_grid_that_grows_is_tried_where_it_was_not(fit, tmp_path, order):
+def test_a_grid_that_grows_is_tried_where_it_was_not(fit, restore, order):
     """Row 2.7: no combination is left out, and none is tried twice."""
     grown = {"a": [1, 2], "b": [1, 2, 3]}
 
@@ -343,7 +323,7 @@ def test_a_grid_that_grows_is_tried_where_it_was_not(fit, tmp_path, order):
     fit(trainable, {name: tune.grid_search([1, 2]) for name in order})
     space = {name: tune.grid_search(grown[name]) for name in order}
     for _ in range(2):  # the second time, nothing is left to do
-        again = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space).fit()
+        again = restore(trainable, param_space=space)
         pairs = [result.metrics["pair"] for result in again]
         assert sorted(pairs) == ["11", "12", "13", "21", "22", "23"]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
+from tests.tune import programs
 from trainkit import tune
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.store.reader import ExperimentReader
@@ -97,13 +96,7 @@ class Driver:
         return self.folder / "e"
 
     def start(self) -> subprocess.Popen[str]:
-        self.process = subprocess.Popen(
-            [sys.executable, self.script, self.folder],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-        )
+        self.process = programs.begin(self.script, self.folder)
         return self.process
 
     def limit(self, reports: int) -> None:
@@ -319,13 +312,13 @@ def objective(config):
 @pytest.mark.parametrize(
     ("how", "attempts"), [("resume_errored", [1, 2, 3, 4, 5, 6, 7]), ("restart_errored", [1, 2, 3])]
 )
-def test_failed_trials_are_gone_on_with_or_started_again(inline, tmp_path, how, attempts):
+def test_failed_trials_are_gone_on_with_or_started_again(inline, restore, tmp_path, how, attempts):
     settings = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
     grid = tune.Tuner(objective, param_space={"x": tune.grid_search([1, 2])}, run_config=settings).fit()
     assert [result.status for result in grid] == ["TERMINATED", "ERROR"]
-    untouched = tune.Tuner.restore(tmp_path / "e", objective).fit()
+    untouched = restore(objective)
     assert [result.status for result in untouched] == ["TERMINATED", "ERROR"]
-    again = tune.Tuner.restore(tmp_path / "e", objective, **{how: True}).fit()
+    again = restore(objective, **{how: True})
     assert again[1].status == ("TERMINATED" if how == "resume_errored" else "ERROR")
     assert [row["training_iteration"] for row in again[1].history] == attempts
     assert again[0].history == grid[0].history
@@ -362,14 +355,13 @@ def test_a_restore_says_what_it_must_be_given_again(inline, tmp_path):
         tune.Tuner.restore(path, lambda c: 1.0, True, True, True)
 
 
-def test_a_moved_experiment_is_gone_on_with(inline, tmp_path):
+def test_a_moved_experiment_is_gone_on_with(inline, restore, tmp_path):
     run = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
     space = {"x": tune.uniform(0, 1)}
     tune.Tuner(
         lambda c: c["x"], param_space=space, tune_config=tune.TuneConfig(num_samples=2), run_config=run
     ).fit()
     (tmp_path / "e").rename(tmp_path / "moved")
-    more = tune.TuneConfig(num_samples=4)
-    grid = tune.Tuner.restore(tmp_path / "moved", lambda c: c["x"], tune_config=more).fit()
+    grid = restore(lambda c: c["x"], "moved", num_samples=4)
     assert len(grid) == 4
     assert all(Path(result.path).parent == tmp_path / "moved" for result in grid)

@@ -12,6 +12,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually
+from tests.tune import pausing, programs
 from trainkit import tune
 from trainkit.errors import StoreError
 from trainkit.tune.store.reader import ExperimentReader
@@ -20,13 +21,8 @@ pytestmark = pytest.mark.usefixtures("inline")
 
 
 def saving(config):
-    checkpoint = tune.get_checkpoint()
-    start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
-    scratch = Path(tune.get_context().get_trial_dir(), "scratch")
-    scratch.mkdir(exist_ok=True)
-    for step in range(start + 1, 5):
-        (scratch / "step").write_text(str(step))
-        tune.report({"step": step, "loss": config["x"] / step}, checkpoint=tune.Checkpoint(scratch))
+    for step, saved in pausing.steps(4):
+        tune.report({"step": step, "loss": config["x"] / step}, checkpoint=saved)
         if step == 3 and not Path(config["lucky"]).exists():
             raise RuntimeError("not yet")
 
@@ -72,11 +68,11 @@ def test_a_moved_experiment_is_the_same_one(fit, tmp_path, space):
             assert str(tmp_path / "e").encode() not in path.read_bytes()
 
 
-def test_a_copied_experiment_is_one_of_its_own(fit, tmp_path, space):
+def test_a_copied_experiment_is_one_of_its_own(fit, restore, tmp_path, space):
     (tmp_path / "lucky").touch()
     grid = fit(saving, space)
     shutil.copytree(tmp_path / "e", tmp_path / "copy")
-    more = tune.Tuner.restore(tmp_path / "copy", saving, tune_config=tune.TuneConfig(num_samples=3)).fit()
+    more = restore(saving, "copy", num_samples=3)
     assert len(more) == 3
     assert len(tune.Tuner.restore(tmp_path / "e", saving).get_results()) == len(grid) == 1
 
@@ -97,25 +93,21 @@ tune.Tuner(trainable, run_config=tune.RunConfig(storage_path=sys.argv[1], name="
 
 
 @pytest.mark.external
-def test_a_second_live_run_of_one_name_goes_beside_the_first(fit, tmp_path):
+def test_a_second_live_run_of_one_name_goes_beside_the_first(fit, restore, tmp_path):
     """Row 1.36: it takes a folder of its own; a restore names the pid that has the first."""
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
-    process = subprocess.Popen(
-        [sys.executable, script, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-    )
+    process = programs.begin(script, tmp_path)
     try:
         assert eventually(lambda: (tmp_path / "e" / "experiment.sqlite").exists())
         assert fit(lambda config: 1.0).experiment_path == str(tmp_path / "e_2")
         with pytest.raises(StoreError, match=f"in use by the process with pid {process.pid}"):
-            tune.Tuner.restore(tmp_path / "e", lambda config: 1.0).fit()
+            restore(lambda config: 1.0)
         assert eventually(lambda: len(tune.Tuner.restore(tmp_path / "e", saving).get_results()) == 1)
     finally:
         process.kill()
-        process.wait()
-    done = tune.RunConfig(stop={"training_iteration": 1})
-    tune.Tuner.restore(tmp_path / "e", lambda config: 1.0, run_config=done).fit()  # its lock died with it
+        process.communicate()
+    restore(lambda config: 1.0, run={"stop": {"training_iteration": 1}})  # its lock died with it
 
 
 # --- row 1.11 -------------------------------------------------------------------------------------
@@ -163,12 +155,12 @@ def test_every_new_file_is_in_the_experiments_folder(tmp_path):
 # --- what is missing or damaged -------------------------------------------------------------------
 
 
-def test_a_trial_folder_that_was_deleted_costs_its_checkpoints_only(fit, tmp_path, space):
+def test_a_trial_folder_that_was_deleted_costs_its_checkpoints_only(fit, restore, tmp_path, space):
     grid = fit(saving, space, num_samples=2)
     assert grid.num_errors == 2
     shutil.rmtree(grid[0].path)
     (tmp_path / "lucky").touch()
-    again = tune.Tuner.restore(tmp_path / "e", saving, resume_errored=True).fit()
+    again = restore(saving, resume_errored=True)
     assert steps(again) == [[1, 2, 3, 4]] * 2
     assert [row["iterations_since_restore"] for row in again[0].history] == [1, 2, 3, 4]  # from the beginning
     assert [row["iterations_since_restore"] for row in again[1].history] == [1, 2, 3, 1]  # from step 3
@@ -176,11 +168,11 @@ def test_a_trial_folder_that_was_deleted_costs_its_checkpoints_only(fit, tmp_pat
         assert [kept.number for kept in reader.trials()[0].checkpoints] == [3, 4, 5, 6]
 
 
-def test_a_checkpoint_that_was_deleted_is_not_gone_on_from(fit, tmp_path, space):
+def test_a_checkpoint_that_was_deleted_is_not_gone_on_from(fit, restore, tmp_path, space):
     grid = fit(saving, space)
     shutil.rmtree(Path(grid[0].path, "checkpoint_000002"))
     (tmp_path / "lucky").touch()
-    again = tune.Tuner.restore(tmp_path / "e", saving, resume_errored=True).fit()
+    again = restore(saving, resume_errored=True)
     assert steps(again) == [[1, 2, 3, 4]]
     assert [row["iterations_since_restore"] for row in again[0].history] == [1, 2, 1, 2]
     with ExperimentReader(tmp_path / "e") as reader:
@@ -188,14 +180,14 @@ def test_a_checkpoint_that_was_deleted_is_not_gone_on_from(fit, tmp_path, space)
     assert noted == [("checkpoint lost", f"checkpoint_000002 is not in {grid[0].path}")]
 
 
-def test_a_damaged_checkpoint_fails_its_trial_alone(fit, tmp_path, space):
+def test_a_damaged_checkpoint_fails_its_trial_alone(fit, restore, tmp_path, space):
     """What a file means only the trainable knows: its error is told, and the one before it will do."""
     grid = fit(saving, space, num_samples=2)
     Path(grid[0].path, "checkpoint_000002", "step").write_text("garbage")
     (tmp_path / "lucky").touch()
-    again = tune.Tuner.restore(tmp_path / "e", saving, resume_errored=True).fit()
+    again = restore(saving, resume_errored=True)
     assert [result.status for result in again] == ["ERROR", "TERMINATED"]
     assert "garbage" in str(again[0].error)
     shutil.rmtree(Path(grid[0].path, "checkpoint_000002"))
-    last = tune.Tuner.restore(tmp_path / "e", saving, resume_errored=True).fit()
+    last = restore(saving, resume_errored=True)
     assert steps(last) == [[1, 2, 3, 4]] * 2

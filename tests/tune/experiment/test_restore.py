@@ -32,7 +32,7 @@ def stored_settings(folder: Path) -> dict:
     return {**facts["tune_config"], **facts["run_config"]}
 
 
-def test_settings_that_are_not_given_again_stay_as_stored(fit, tmp_path):
+def test_settings_that_are_not_given_again_stay_as_stored(fit, restore, tmp_path):
     def endless(config):
         while True:
             tune.report({"loss": config["x"]})
@@ -54,17 +54,12 @@ def test_settings_that_are_not_given_again_stay_as_stored(fit, tmp_path):
     before = stored_settings(tmp_path / "e")
     with pytest.raises(ConfigError, match=r"RunConfig\(callbacks=\[...\]\)"):
         tune.Tuner.restore(tmp_path / "e", endless)
-    grid = tune.Tuner.restore(
-        tmp_path / "e",
-        endless,
-        run_config=tune.RunConfig(callbacks=[tune.Callback()]),
-        tune_config=tune.TuneConfig(num_samples=4),
-    ).fit()
+    grid = restore(endless, run={"callbacks": [tune.Callback()]}, num_samples=4)
     assert [result.metrics["training_iteration"] for result in grid] == [3] * 4
     assert stored_settings(tmp_path / "e") == {**before, "num_samples": 4}
 
 
-def test_all_that_is_to_be_given_again_is_said_at_once(fit, tmp_path):
+def test_all_that_is_to_be_given_again_is_said_at_once(fit, restore, tmp_path):
     class Own(FIFOScheduler):
         pass
 
@@ -83,8 +78,7 @@ def test_all_that_is_to_be_given_again_is_said_at_once(fit, tmp_path):
     own = tune.TuneConfig(scheduler=Own(), search_alg=OwnSearch())
     with pytest.raises(ConfigError, match=r"RunConfig\(stop=..., callbacks=\[...\]\)"):
         tune.Tuner.restore(tmp_path / "e", once, tune_config=own)
-    run = tune.RunConfig(stop=stop, callbacks=[tune.Callback()])
-    assert len(tune.Tuner.restore(tmp_path / "e", once, tune_config=own, run_config=run).fit()) == 1
+    assert len(restore(once, tune_config=own, run={"stop": stop, "callbacks": [tune.Callback()]})) == 1
 
 
 class Told(TrialScheduler):
@@ -130,7 +124,7 @@ def test_a_replay_tells_the_scheduler_what_the_live_run_did(fit, tmp_path):
     assert replayed.log == live.log
 
 
-def test_a_restore_onto_less_says_so_before_anything_runs(fit, tmp_path):
+def test_a_restore_onto_less_says_so_before_anything_runs(fit, restore, tmp_path):
     path = tmp_path / "unlucky"
     path.touch()
 
@@ -145,15 +139,15 @@ def test_a_restore_onto_less_says_so_before_anything_runs(fit, tmp_path):
     path.unlink()
     more = tune.with_resources(trainable, lambda config: {"cpu": config["n"] + 1})
     with pytest.raises(InfeasibleError, match="3 CPU"):
-        tune.Tuner.restore(tmp_path / "e", more, restart_errored=True).fit()
+        restore(more, restart_errored=True)
     again = tune.with_resources(trainable, lambda config: {"cpu": config["n"]})
-    grid = tune.Tuner.restore(tmp_path / "e", again, resume_errored=True).fit()
+    grid = restore(again, resume_errored=True)
     assert grid.num_terminated == 3
     assert [result.metrics["start"] for result in grid] == [1, 1, 1], "the checkpoints were still there"
 
 
 @pytest.mark.parametrize("how", ["retry", "restore"])
-def test_totals_go_on_from_the_checkpoint(fit, tmp_path, how):
+def test_totals_go_on_from_the_checkpoint(fit, restore, tmp_path, how):
     def trainable(config):
         checkpoint = tune.get_checkpoint()
         scratch = Path(tune.get_context().get_trial_dir(), "scratch")
@@ -168,7 +162,7 @@ def test_totals_go_on_from_the_checkpoint(fit, tmp_path, how):
     grid = fit(trainable, run={"failure_config": failures})
     if how == "restore":
         assert grid.num_errors == 1
-        grid = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
+        grid = restore(trainable, resume_errored=True)
     history = grid[0].history
     assert [row["timesteps_total"] for row in history] == [10 * (step + 1) for step in range(6)]
     with ExperimentReader(tmp_path / "e") as reader:
@@ -176,7 +170,7 @@ def test_totals_go_on_from_the_checkpoint(fit, tmp_path, how):
     assert (kept.iteration, kept.time_total_s, kept.timesteps_total) == (2, 3.0, 20)
 
 
-def test_the_users_own_folders_survive_a_restore(fit, tmp_path):
+def test_the_users_own_folders_survive_a_restore(fit, restore):
     def trainable(config):
         trial_dir = Path(tune.get_context().get_trial_dir())
         for name in ("checkpoint_best", ".checkpoint_old", "checkpoint_12", "checkpoint_000099"):
@@ -184,7 +178,7 @@ def test_the_users_own_folders_survive_a_restore(fit, tmp_path):
         return 1.0
 
     grid = fit(trainable)
-    tune.Tuner.restore(tmp_path / "e", trainable).fit()
+    restore(trainable)
     left = {path.name for path in Path(grid[0].path).iterdir() if path.is_dir()}
     assert left == {"checkpoint_best", ".checkpoint_old", "checkpoint_12"}  # the last is a name of ours
 
@@ -217,7 +211,7 @@ def test_what_was_set_holds_for_a_second_fit_of_one_tuner(fit, tmp_path):
 
 
 @pytest.mark.parametrize("damaged", ["{", '{"x":"\u00e9"}'])
-def test_a_trial_with_a_damaged_configuration_does_not_run(fit, tmp_path, damaged):
+def test_a_trial_with_a_damaged_configuration_does_not_run(fit, restore, tmp_path, damaged):
     def trainable(config):
         if not (tmp_path / "mended").exists():
             raise ValueError("not mended")
@@ -231,8 +225,8 @@ def test_a_trial_with_a_damaged_configuration_does_not_run(fit, tmp_path, damage
         with pytest.raises(
             StoreError, match=r"experiment.sqlite is damaged: a configuration of trial .*_00001"
         ):
-            tune.Tuner.restore(tmp_path / "e", trainable, **how).fit()
-    grid = tune.Tuner.restore(tmp_path / "e", trainable).fit()
+            restore(trainable, **how)
+    grid = restore(trainable)
     configs = [result.config for result in grid if not result.error]
     assert configs == [{"x": 2.0}], "what can't be read counts as not tried"
 
@@ -241,7 +235,7 @@ class Attributes(dict):
     __getattr__ = dict.__getitem__
 
 
-def test_a_constant_of_another_kind_of_dictionary_is_stored_and_restored(fit, tmp_path, caplog):
+def test_a_constant_of_another_kind_of_dictionary_is_stored_and_restored(fit, restore, tmp_path, caplog):
     def trainable(config):
         tune.report({key: type(config[key]).__name__ for key in ("base", "own")})
         if not (tmp_path / "mended").exists():
@@ -263,19 +257,19 @@ def test_a_constant_of_another_kind_of_dictionary_is_stored_and_restored(fit, tm
         ({**given, "own": tune.choice([{"a": 1}])}, "Attributes"),
     ):
         caplog.clear()
-        grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space, restart_errored=True).fit()
+        grid = restore(trainable, param_space=space, restart_errored=True)
         assert kinds(grid)[1] == "dict", "without the space the file has only their content"
         assert f"plain dicts and lists in place of {lost}: give a" in caplog.text
     caplog.clear()
     (tmp_path / "mended").touch()
-    grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=given, restart_errored=True).fit()
+    grid = restore(trainable, param_space=given, restart_errored=True)
     assert (kinds(grid), grid[0].error) == (["OrderedDict", "Attributes"], None)
     assert "a changed search space" not in caplog.text
-    tune.Tuner.restore(tmp_path / "e", trainable).fit()
+    restore(trainable)
     assert "plain dicts" not in caplog.text, "no trial is left to run"
 
 
-def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, tmp_path):
+def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, restore, tmp_path):
     """As after a restore on a machine whose clock is behind."""
 
     def trainable(config):
@@ -288,7 +282,7 @@ def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, tmp_pa
         connection.execute("UPDATE events SET time = time + 3600")
         connection.execute("UPDATE attempts SET started = started + 3600")
     (tmp_path / "mended").touch()
-    (result,) = tune.Tuner.restore(tmp_path / "e", trainable, resume_errored=True).fit()
+    (result,) = restore(trainable, resume_errored=True)
     assert [attempt.outcome for attempt in result.attempts] == ["ValueError: not mended", "finished"]
     first, second = result.attempts
     assert first.started < second.started

@@ -27,18 +27,12 @@ class Failing(tune.Trainable):
         self.n = state["n"] + 1
 
 
-def test_attempts_and_their_ends(inline, tmp_path):
-    results = tune.Tuner(
-        Failing,
-        param_space={"x": tune.grid_search([0, 1, 2])},
-        tune_config=tune.TuneConfig(metric="loss", mode="min"),
-        run_config=tune.RunConfig(
-            storage_path=tmp_path,
-            verbose=0,
-            failure_config=tune.FailureConfig(max_failures=1),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1),
-        ),
-    ).fit()
+def test_attempts_and_their_ends(inline, fit):
+    run = {
+        "failure_config": tune.FailureConfig(max_failures=1),
+        "checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1),
+    }
+    results = fit(Failing, {"x": tune.grid_search([0, 1, 2])}, metric="loss", run=run)
     spans = results.timeline
     assert [span.started for span in spans] == sorted(span.started for span in spans)
     outcomes = {(span.trial_id[-1], span.attempt): span.outcome for span in spans}

@@ -27,23 +27,22 @@ def objective(config):
         tune.report({"loss": config["x"]})
 
 
-def test_the_scheduler_of_the_page_is_given_by_name_and_made_again(limit, fit, tmp_path, capsys):
+def test_the_scheduler_of_the_page_is_given_by_name_and_made_again(limit, fit, restore, tmp_path, capsys):
     scheduler = tune.create_scheduler("limit", limit=0.5, grace_period=1)
     grid = fit(objective, {"x": tune.grid_search([0.1, 0.9])}, metric="loss", scheduler=scheduler)
     assert [len(result.history) for result in grid] == [4, 2]
-    config = tune.TuneConfig(num_samples=2)
-    again = tune.Tuner.restore(tmp_path / "e", objective, tune_config=config).fit()
+    again = restore(objective, num_samples=2)
     assert [len(result.history) for result in again] == [4, 2, 4, 2]
     assert main(["why", str(tmp_path / "e"), "1"]) == 0
     assert "report 2: STOP, worse than 0.5 at 2" in capsys.readouterr().out
 
 
-def test_the_searcher_of_the_page_is_given_by_name_and_made_again(climb, fit, tmp_path):
+def test_the_searcher_of_the_page_is_given_by_name_and_made_again(climb, fit, restore):
     space = {"x": tune.uniform(-10, 10), "kind": tune.choice(["a", "b"])}
     settings = {"metric": "loss", "search_alg": "climb", "max_concurrent_trials": 1, "seed": 0}
     whole = fit(quadratic, space, **settings, num_samples=8, run={"name": "whole"})
     fit(quadratic, space, **settings, num_samples=4)
-    again = tune.Tuner.restore(tmp_path / "e", quadratic, tune_config=tune.TuneConfig(num_samples=8)).fit()
+    again = restore(quadratic, num_samples=8)
     assert [result.config for result in again] == [result.config for result in whole]
 
 

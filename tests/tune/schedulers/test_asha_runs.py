@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tune.pausing import CutShort
 from trainkit import tune
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.simulation.simulate import Simulation
@@ -191,24 +192,13 @@ def test_trials_go_on_from_their_checkpoints(trainable, tmp_path):
     assert best.reason == "reached max_t=9"
 
 
-class CutShort(tune.Callback):
-    def __init__(self, after: int) -> None:
-        self.after, self.seen = after, 0
-
-    def on_step_end(self, iteration, trials, **info):
-        self.seen += 1
-        if self.seen == self.after:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("after", [5, 18, 33])
-def test_28_a_restore_goes_on_with_the_same_decisions(after, tmp_path):
+def test_28_a_restore_goes_on_with_the_same_decisions(after, restore, tmp_path):
     whole = search(Counting, tmp_path / "whole").fit()
     try:
         search(Counting, tmp_path, callbacks=[CutShort(after)]).fit()
     except KeyboardInterrupt:
-        run = tune.RunConfig(callbacks=[CutShort(0)])
-        grid = tune.Tuner.restore(tmp_path / "e", Counting, run_config=run).fit()
+        grid = restore(Counting, run={"callbacks": [CutShort(0)]})
     else:
         grid = tune.Tuner.restore(tmp_path / "e", Counting).get_results()
     check_the_trace(grid)

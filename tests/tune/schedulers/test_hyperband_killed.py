@@ -9,35 +9,31 @@ from collections import Counter
 from pathlib import Path
 
 import trainkit
+from tests.tune.pausing import Counted
 from trainkit import tune
 from trainkit.tune.schedulers import HyperBandScheduler
 
 
-class Mortal(tune.Trainable):
+class Mortal(Counted):
     """Its process dies by chance, in a step or while it saves; in every run alike, in each attempt anew."""
 
     def setup(self, config):
-        self.x, self.number = config["x"], 0
         started = Path(self.logdir, "started")
         with started.open("a") as file:
             file.write(".")
-        self.chance = random.Random(f"{self.x} {len(started.read_text())}")
+        self.chance = random.Random(f"{config['x']} {len(started.read_text())}")
 
     def _maybe_die(self):
         if self.chance.random() < 0.06:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def step(self):
+    def reports(self, number):
         self._maybe_die()
-        self.number += 1
-        return {"m": self.x * self.number, "seen": self.number}
+        return {"m": self.config["x"] * number, "seen": number}
 
     def save_checkpoint(self, path):
         self._maybe_die()
-        Path(path, "number").write_text(str(self.number))
-
-    def load_checkpoint(self, path):
-        self.number = int(Path(path, "number").read_text())
+        super().save_checkpoint(path)
 
 
 def test_16_every_trial_ends_though_processes_are_killed(fit):

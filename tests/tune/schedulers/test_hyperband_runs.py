@@ -7,45 +7,32 @@ from pathlib import Path
 
 import pytest
 
+from tests.tune.pausing import Counted, CutShort, steps
 from trainkit import tune
 from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler
 from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")
 
+SPACE, BEST = {"x": tune.uniform(0, 1)}, {"metric": "m", "mode": "max"}
 TRAINED: Counter[str] = Counter()
 BROKEN: set[str] = set()
 
 
-class Climbing(tune.Trainable):
+class Climbing(Counted):
     """Ends at no iteration of its own; x says how good it is."""
 
-    def setup(self, config):
-        self.x, self.step_no = config["x"], 0
-
-    def step(self):
+    def reports(self, number):
         if self.trial_id[-5:] in BROKEN:
             raise ValueError("broken")
-        self.step_no += 1
         TRAINED[self.trial_id] += 1
-        return {"m": self.x * self.step_no, "seen": self.step_no}
-
-    def save_checkpoint(self, path):
-        Path(path, "step").write_text(str(self.step_no))
-
-    def load_checkpoint(self, path):
-        self.step_no = int(Path(path, "step").read_text())
+        return {"m": self.config["x"] * number, "seen": number}
 
 
 def climbing(config):
-    checkpoint = tune.get_checkpoint()
-    start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
-    folder = Path(tune.get_context().get_trial_dir(), "own")
-    folder.mkdir(exist_ok=True)
-    for step in range(start + 1, 100):
+    for step, saved in steps(99):
         TRAINED[tune.get_context().get_trial_id()] += 1
-        (folder / "step").write_text(str(step))
-        tune.report({"m": config["x"] * step, "seen": step}, checkpoint=tune.Checkpoint(folder))
+        tune.report({"m": config["x"] * step, "seen": step}, checkpoint=saved)
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +52,8 @@ def test_one_turn_trains_what_the_table_says(fit, cls, trainable):
     keep = tune.CheckpointConfig(num_to_keep=1)
     grid = fit(
         trainable,
-        {"x": tune.uniform(0, 1)},
-        metric="m",
-        mode="max",
+        SPACE,
+        **BEST,
         num_samples=17,
         seed=1,
         scheduler=cls(max_t=9),
@@ -86,18 +72,10 @@ def test_one_turn_trains_what_the_table_says(fit, cls, trainable):
     assert best.metrics["training_iteration"] == 9
 
 
-def test_more_samples_open_new_brackets(fit, tmp_path):
-    fit(
-        Climbing,
-        {"x": tune.uniform(0, 1)},
-        metric="m",
-        mode="max",
-        num_samples=4,
-        seed=3,
-        scheduler=HyperBandScheduler(max_t=9),
-    )
+def test_more_samples_open_new_brackets(fit, restore):
+    fit(Climbing, SPACE, **BEST, num_samples=4, seed=3, scheduler=HyperBandScheduler(max_t=9))
     first = sum(TRAINED.values())
-    grid = tune.Tuner.restore(tmp_path / "e", Climbing, tune_config=tune.TuneConfig(num_samples=10)).fit()
+    grid = restore(Climbing, num_samples=10)
     assert grid.num_terminated == 10
     brackets = {each["trial_id"]: each["bracket"] for each in grid.decisions()}
     assert Counter(brackets.values()) == {0: 4, 1: 5, 2: 1}
@@ -105,34 +83,23 @@ def test_more_samples_open_new_brackets(fit, tmp_path):
     assert sum(TRAINED.values()) == first + (5 * 3 + 6) + 9
 
 
-def test_failed_trials_that_run_again_disturb_nobody(fit, tmp_path):
+def test_failed_trials_that_run_again_disturb_nobody(fit, restore, tmp_path):
     """What was decided on the others, by their failing too, is replayed as it was."""
-    space, config = {"x": tune.uniform(0, 1)}, {"metric": "m", "mode": "max", "num_samples": 9, "seed": 3}
     BROKEN.update(["00000", "00004"])
-    before = fit(Climbing, space, scheduler=HyperBandScheduler(max_t=9), **config)
+    before = fit(Climbing, SPACE, **BEST, num_samples=9, seed=3, scheduler=HyperBandScheduler(max_t=9))
     assert (before.num_errors, before.num_terminated) == (2, 7)
     decided = before.decisions()
     BROKEN.clear()
-    grid = tune.Tuner.restore(tmp_path / "e", Climbing, resume_errored=True).fit()
+    grid = restore(Climbing, resume_errored=True)
     assert (grid.num_errors, grid.num_terminated) == (0, 9)
     assert grid.decisions()[: len(decided)] == decided
     again = {each["trial_id"] for each in grid.decisions()[len(decided) :]}
     assert len(again) == 2  # each alone in a bracket, so it trains to its end
     assert all(result.metrics["training_iteration"] == 9 for result in grid if result.trial_id in again)
     # And once more: what the second one did is replayed, too.
-    tune.Tuner.restore(tmp_path / "e", Climbing).fit()
+    restore(Climbing)
     with ExperimentReader(tmp_path / "e") as reader:
         assert {str(trial.status) for trial in reader.trials()} == {"TERMINATED"}
-
-
-class CutShort(tune.Callback):
-    def __init__(self, after: int) -> None:
-        self.after, self.seen = after, 0
-
-    def on_step_end(self, iteration, trials, **info):
-        self.seen += 1
-        if self.seen == self.after:
-            raise KeyboardInterrupt
 
 
 def decided(folder: Path) -> list[dict]:
@@ -154,14 +121,9 @@ def undisturbed(tmp_path_factory) -> list[dict]:
 def turn(folder: Path, after: int) -> tune.Tuner:
     return tune.Tuner(
         Climbing,
-        param_space={"x": tune.uniform(0, 1)},
+        param_space=SPACE,
         tune_config=tune.TuneConfig(
-            metric="m",
-            mode="max",
-            num_samples=17,
-            seed=1,
-            max_concurrent_trials=1,
-            scheduler=HyperBandScheduler(max_t=9),
+            **BEST, num_samples=17, seed=1, max_concurrent_trials=1, scheduler=HyperBandScheduler(max_t=9)
         ),
         run_config=tune.RunConfig(
             name="e", storage_path=folder, verbose=0, callbacks=[CutShort(after)], default_loggers=()
@@ -170,12 +132,11 @@ def turn(folder: Path, after: int) -> tune.Tuner:
 
 
 @pytest.mark.parametrize("after", [2, 35, 90])
-def test_28_a_restore_from_any_step_goes_on_with_the_same_decisions(tmp_path, undisturbed, after):
+def test_28_a_restore_from_any_step_goes_on_with_the_same_decisions(restore, tmp_path, undisturbed, after):
     with pytest.raises(KeyboardInterrupt):
         turn(tmp_path, after).fit()
     cut = decided(tmp_path / "e")
     assert cut == undisturbed[: len(cut)] != undisturbed
-    run = tune.RunConfig(callbacks=[CutShort(0)])
-    grid = tune.Tuner.restore(tmp_path / "e", Climbing, run_config=run).fit()
+    grid = restore(Climbing, run={"callbacks": [CutShort(0)]})
     assert grid.num_terminated == 17
     assert decided(tmp_path / "e") == undisturbed

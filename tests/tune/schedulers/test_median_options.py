@@ -131,8 +131,7 @@ def play(**arguments: Any) -> Play:
 def test_a_stopped_trial_says_why():
     game = play()
     for index, value in enumerate((3.0, 4.0)):
-        game.started(index)
-        game.reported(index, {"m": value}, done=True)
+        game.ends(index, {"m": value})
     game.started(2)
     game.reported(2, {"m": 3.25})
     game.finished(2)
@@ -142,16 +141,11 @@ def test_a_stopped_trial_says_why():
 def test_losers_wait_for_the_others_and_end_too():
     game = play(hard_stop=False)
     for index, value in enumerate((3.0, 4.0)):
-        game.started(index)
-        game.reported(index, {"m": value}, done=True)
-    game.started(2)
-    game.reported(2, {"m": 1.0})
-    game.finished(2, checkpoint="checkpoint_000000")
+        game.ends(index, {"m": value})
+    game.pauses(2, {"m": 1.0})
     assert game.statuses() == ["TERMINATED", "TERMINATED", "PAUSED", "PENDING"]
-    game.started(3)
-    game.reported(3, {"m": 5.0}, done=True)
-    game.started(2)  # nobody else wants the place
-    game.reported(2, {"m": 1.0}, done=True)
+    game.ends(3, {"m": 5.0})
+    game.ends(2, {"m": 1.0})  # nobody else wants the place
     assert game.controller.done
     assert game.statuses() == ["TERMINATED"] * 4
 
@@ -159,8 +153,7 @@ def test_losers_wait_for_the_others_and_end_too():
 def test_a_loser_that_nobody_waits_behind_keeps_its_process():
     game = play(hard_stop=False)
     for index, value in enumerate((3.0, 4.0, 5.0)):
-        game.started(index)
-        game.reported(index, {"m": value}, done=True)
+        game.ends(index, {"m": value})
     game.started(3)
     (advance,) = game.reported(3, {"m": 1.0})
     assert isinstance(advance, ev.Advance)

@@ -210,14 +210,13 @@ class Takes(Own):
 
 
 @pytest.mark.parametrize("by_verdict", [False, True])
-def test_a_donor_that_is_no_trial_is_the_schedulers(fit, tmp_path, by_verdict):
+def test_a_donor_that_is_no_trial_is_the_schedulers(fit, restore, by_verdict):
     space = {"saves": True, "x": tune.grid_search([0, 0])}
     with pytest.raises(
         ConfigError, match=r"the scheduler Takes lets trial .* of 'nobody', which no trial has"
     ):
         fit(saving, space, scheduler=Takes("nobody", by_verdict=by_verdict), max_concurrent_trials=2)
-    mended = tune.TuneConfig(scheduler=Takes(0, by_verdict=by_verdict))
-    grid = tune.Tuner.restore(tmp_path / "e", saving, tune_config=mended).fit()
+    grid = restore(saving, scheduler=Takes(0, by_verdict=by_verdict))
     assert [str(result.status) for result in grid] == ["TERMINATED"] * 2, "nothing was lost by it"
 
 
@@ -247,13 +246,11 @@ class Planned(Own):
         raise RuntimeError("planned for another number")
 
 
-def test_a_restore_whose_number_is_refused_leaves_that_of_before(fit, tmp_path):
+def test_a_restore_whose_number_is_refused_leaves_that_of_before(fit, restore):
     fit(trainable, scheduler=Planned(), metric="loss", num_samples=2)
-    more = tune.TuneConfig(num_samples=4, scheduler=Planned())
     with pytest.raises(ConfigError, match=r"Planned\.resize\(\) .*planned for another number"):
-        tune.Tuner.restore(tmp_path / "e", trainable, tune_config=more).fit()
-    default = tune.TuneConfig(num_samples=1, scheduler=Planned())  # as it was
-    assert len(tune.Tuner.restore(tmp_path / "e", trainable, tune_config=default).fit()) == 2
+        restore(trainable, num_samples=4, scheduler=Planned())
+    assert len(restore(trainable, num_samples=1, scheduler=Planned())) == 2  # the default, as it was
 
 
 # --- what a suite finds ---------------------------------------------------------------------------

@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from tests.tune.pausing import Stepping, history
+from tests.tune.search.test_bohb import SCHEDULERS
 from trainkit import tune
 from trainkit.plugins.testing.searcher import Row, Search, loss_of
-from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
 from trainkit.tune.search.bohb import Knowledge, TuneBOHB
 
 pytestmark = pytest.mark.usefixtures("inline")
 
-SCHEDULERS = {
-    "hyperband": lambda: HyperBandForBOHB(max_t=9),
-    "asha": lambda: ASHAScheduler(max_t=9, reduction_factor=3),
-    "fifo": FIFOScheduler,
-}
-
-
 PLANE = {"x": tune.uniform(-10, 10), "y": tune.uniform(-10, 10)}
-
-
-class Stepping(tune.Trainable):
-    """A trial that can pause; the driver is left at a step of a trial."""
-
-    leave_at: tuple[str, int] | None = None
-
-    def setup(self, config):
-        self.x, self.number = config["x"], 0
-
-    def step(self):
-        self.number += 1
-        if (self.trial_id[-5:], self.number) == Stepping.leave_at:
-            Stepping.leave_at = None
-            raise KeyboardInterrupt
-        return {"loss": abs(self.x - 0.3) + 0.5 / self.number}
-
-    def save_checkpoint(self, path):
-        Path(path, "step").write_text(str(self.number))
-
-    def load_checkpoint(self, path):
-        self.number = int(Path(path, "step").read_text())
 
 
 # rows 1.5, 2.9: the same suggestions and decisions, wherever it was left
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, tmp_path, name):
+def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, restore, name):
     def run(folder):
         return fit(
             Stepping,
@@ -66,19 +36,12 @@ def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, tmp_pat
             },
         )
 
-    def history(grid):
-        decided = [
-            (each["trial_id"][-5:], each["iteration"], each["verdict"], each.get("rank"))
-            for each in grid.decisions()
-        ]
-        return [result.config for result in grid], decided
-
     whole = run("whole")
     Stepping.leave_at = ("00011", 1)
     with pytest.raises(KeyboardInterrupt):
         run("left")
     assert Stepping.leave_at is None
-    grid = tune.Tuner.restore(tmp_path / "left", Stepping).fit()
+    grid = restore(Stepping, "left")
     assert {result.status for result in grid} == {"TERMINATED"}
     assert history(grid) == history(whole)
 

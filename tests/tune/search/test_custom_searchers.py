@@ -105,14 +105,11 @@ def test_each_fit_begins_one_searcher(tmp_path):
 
 
 # row 1.5
-def test_it_goes_on_by_replaying_what_it_did(fit, tmp_path):
+def test_it_goes_on_by_replaying_what_it_did(fit, restore):
     settings = {"metric": "loss", "max_concurrent_trials": 1, "search_alg": RaySearch()}
     whole = fit(square, SPACE, num_samples=6, run={"name": "whole"}, **settings)
     fit(square, SPACE, num_samples=4, **settings)
-    again = tune.TuneConfig(num_samples=6, search_alg=RaySearch())
-    restored = tune.Tuner.restore(
-        tmp_path / "e", square, tune_config=again, run_config=tune.RunConfig(verbose=0)
-    ).fit()
+    restored = restore(square, num_samples=6, search_alg=RaySearch())
     assert [result.config for result in restored] == [result.config for result in whole]
 
 
@@ -130,27 +127,23 @@ class Unseeded(RaySearch):
         super().on_trial_complete(trial_id, result, error)
 
 
-def test_one_without_a_seed_is_not_told_of_what_it_did_not_suggest(fit, tmp_path, caplog):
+def test_one_without_a_seed_is_not_told_of_what_it_did_not_suggest(fit, restore, caplog):
     settings = {"metric": "loss", "max_concurrent_trials": 1, "search_alg": Unseeded()}
     before = [result.config for result in fit(square, SPACE, num_samples=4, **settings)]
-    again = tune.TuneConfig(num_samples=6, search_alg=Unseeded())
-    run = tune.RunConfig(verbose=0)
-    grid = tune.Tuner.restore(tmp_path / "e", square, tune_config=again, run_config=run).fit()
+    grid = restore(square, num_samples=6, search_alg=Unseeded())
     assert [result.config for result in grid][:4] == before
     assert len(grid) == 6
     assert all(square(config) == {"loss": loss} for config, loss in Unseeded.told)
     assert "Unseeded suggests other configurations than before for 4 of 4 trials" in caplog.text
 
 
-def test_another_sampler_learns_from_the_trials_of_before(fit, tmp_path):
+def test_another_sampler_learns_from_the_trials_of_before(fit, restore):
     storage = optuna.storages.InMemoryStorage()
     settings = {"metric": "loss", "max_concurrent_trials": 1, "num_samples": 5}
     space = {"x": tune.uniform(-1, 1), "y": tune.uniform(0, 1)}
     before = [result.config for result in fit(square, space, **settings)]
     search = OptunaSearch(sampler=optuna.samplers.NSGAIISampler(), storage=storage)
-    again = tune.TuneConfig(num_samples=7, search_alg=search)
-    run = tune.RunConfig(verbose=0)
-    grid = tune.Tuner.restore(tmp_path / "e", square, tune_config=again, run_config=run).fit()
+    grid = restore(square, num_samples=7, search_alg=search)
     known = optuna.load_study(study_name="optuna", storage=storage).get_trials(states=[TrialState.COMPLETE])
     assert [trial.params for trial in known] == [result.config for result in grid]
     assert [trial.value for trial in known] == [result.metrics["loss"] for result in grid]
@@ -291,8 +284,7 @@ def test_random_and_grid_have_one_order_whatever_runs_at_once_and_ends_first(spa
                 index for index, trial in enumerate(play.controller.trials) if trial.trial_id in play.calls
             ]
             index = shuffled.choice(running)
-            play.started(index)
-            play.reported(index, {"loss": 1.0}, done=True)
+            play.ends(index, {"loss": 1.0})
         histories.append([trial.config for trial in play.controller.trials])
     assert all(history == histories[0] for history in histories)
 

@@ -105,15 +105,12 @@ def test_a_mistake_is_named(function, words):
         search.next()
 
 
-def test_a_function_is_given_again_to_go_on(fit, tmp_path):
+def test_a_function_is_given_again_to_go_on(fit, restore):
     def run(config):
         return {"loss": config["lr"]}
 
     search = OptunaSearch(space, metric="loss", mode="min")
     whole = fit(run, num_samples=15, seed=1, search_alg=search, run={"name": "w"})
     fit(run, num_samples=12, seed=1, search_alg=search)
-    more = tune.TuneConfig(num_samples=15, search_alg=search)
-    restored = tune.Tuner.restore(
-        tmp_path / "e", run, tune_config=more, run_config=tune.RunConfig(verbose=0)
-    ).fit()
+    restored = restore(run, num_samples=15, search_alg=search)
     assert [result.config for result in restored] == [result.config for result in whole]

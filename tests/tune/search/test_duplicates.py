@@ -50,16 +50,11 @@ def test_two_values_are_two_trials_and_the_run_says_why_it_ends(fit, tmp_path, n
     assert ending(tmp_path / "e") == "all 2 configurations of the space were tried" + AGAIN
 
 
-def test_a_restore_makes_the_same_choices(fit, tmp_path):
+def test_a_restore_makes_the_same_choices(fit, restore):
     space = {"x": tune.randint(0, 8), "y": tune.choice(["a", "b"])}
     whole = fit(once, space, num_samples=16, seed=3, run={"name": "whole"})
     fit(once, space, num_samples=9, seed=3)
-    restored = tune.Tuner.restore(
-        tmp_path / "e",
-        once,
-        tune_config=tune.TuneConfig(num_samples=20),
-        run_config=tune.RunConfig(verbose=0),
-    ).fit()
+    restored = restore(once, num_samples=20)
     assert [result.config for result in restored] == [result.config for result in whole]
     assert len(restored) == 16
 
@@ -97,7 +92,7 @@ def test_a_constant_draw_is_drawn_anew_for_the_whole_grid(fit):
 
 
 @pytest.mark.parametrize("first", [2, 3])
-def test_a_restore_goes_on_with_a_constant_draw(fit, tmp_path, first):
+def test_a_restore_goes_on_with_a_constant_draw(fit, restore, first):
     class Interrupt(tune.Callback):
         ended = 0
 
@@ -111,8 +106,7 @@ def test_a_restore_goes_on_with_a_constant_draw(fit, tmp_path, first):
     search = BasicVariantGenerator(constant_grid_search=True)
     whole = fit(once, space, search_alg=search, run={"name": "whole"}, **settings)
     assert len(fit(once, space, search_alg=search, run={"callbacks": [Interrupt()]}, **settings)) < 6
-    run = tune.RunConfig(verbose=0, callbacks=[])
-    rest = tune.Tuner.restore(tmp_path / "e", once, run_config=run).fit()
+    rest = restore(once, run={"callbacks": []})
     assert [result.config for result in rest] == [result.config for result in whole]
 
 
@@ -166,8 +160,7 @@ class Stubborn(Searcher):
 
 def test_a_searcher_of_ones_own_is_told_the_known_result_of_a_repetition():
     searcher = Stubborn()
-    play = Play(searcher=searcher, num_samples=9, cpus=1, space={"x": tune.randint(0, 2)})
-    play.started(0)
+    play = Play(searcher=searcher, num_samples=9, cpus=1, space={"x": tune.randint(0, 2)}, started=1)
     play.reported(0, {"loss": 4.0}, done=True)
     play.started(1)
     assert searcher.told == [(4.0, False)]

@@ -27,37 +27,32 @@ class Telling(BasicVariantGenerator):
         self.told.append((trial_id[-1], error))
 
 
-def end(play: Play, index: int) -> None:
-    play.started(index)
-    play.reported(index, {"loss": 1.0}, done=True)
-
-
 def test_so_many_run_at_once():
     play = Play(searcher=ConcurrencyLimiter(Telling(), 2), num_samples=5, cpus=4)
     assert len(play.calls) == 2
-    end(play, 1)
+    play.ends(1, {"loss": 1.0})
     assert play.statuses() == ["PENDING", "TERMINATED", "PENDING"]
     assert len(play.calls) == 2
     play.started(0)
     play.failed(0)
     assert len(play.calls) == 2
-    end(play, 2)
-    end(play, 3)
-    end(play, 4)
+    play.ends(2, {"loss": 1.0})
+    play.ends(3, {"loss": 1.0})
+    play.ends(4, {"loss": 1.0})
     assert play.controller.done
 
 
 def test_a_batch_is_told_together():
     searcher = Telling()
     play = Play(searcher=ConcurrencyLimiter(searcher, 2, batch=True), num_samples=4, cpus=4)
-    end(play, 1)
+    play.ends(1, {"loss": 1.0})
     assert (searcher.told, len(play.calls)) == ([], 1)
     play.started(0)
     play.failed(0)
     assert searcher.told == [("1", False), ("0", True)]
     assert len(play.calls) == 2
-    end(play, 2)
-    end(play, 3)
+    play.ends(2, {"loss": 1.0})
+    play.ends(3, {"loss": 1.0})
     assert play.controller.done
     assert len(searcher.told) == 4
 
@@ -65,7 +60,7 @@ def test_a_batch_is_told_together():
 def test_random_search_limits_itself():
     play = Play(searcher=BasicVariantGenerator(max_concurrent=3), num_samples=5, cpus=4)
     assert len(play.calls) == 3
-    end(play, 0)
+    play.ends(0, {"loss": 1.0})
     assert len(play.calls) == 3
 
 
@@ -85,17 +80,12 @@ def test_a_searcher_may_take_the_limit_itself():
     assert (len(play.calls), searcher.max_concurrent) == (2, 2)
 
 
-def test_an_interrupted_experiment_goes_on_with_its_limit(fit, tmp_path):
+def test_an_interrupted_experiment_goes_on_with_its_limit(fit, restore):
     space = {"x": tune.uniform(0, 1)}
     search = ConcurrencyLimiter(OptunaSearch(), 1, batch=True)
     whole = fit(square, space, metric="loss", num_samples=14, seed=1, search_alg=search, run={"name": "w"})
     fit(square, space, metric="loss", num_samples=12, seed=1, search_alg=search)
-    restored = tune.Tuner.restore(
-        tmp_path / "e",
-        square,
-        tune_config=tune.TuneConfig(num_samples=14),
-        run_config=tune.RunConfig(verbose=0),
-    ).fit()
+    restored = restore(square, num_samples=14)
     assert [result.config for result in restored] == [result.config for result in whole]
 
 

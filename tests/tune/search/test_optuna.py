@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("inline")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 ROW = Row("optuna", OptunaSearch)
-QUIET = tune.RunConfig(verbose=0)
 
 
 def parabola(config):
@@ -111,23 +110,21 @@ def test_the_seed_is_the_tune_configs_or_the_searchers_or_the_samplers(fit):
     assert unseeded._rng._rng is None  # the user's object is left alone
 
 
-def test_an_interrupted_search_goes_on(fit, tmp_path):
+def test_an_interrupted_search_goes_on(fit, restore):
     whole = fit(
         parabola, PLANE, metric="loss", num_samples=16, seed=2, search_alg="optuna", run={"name": "w"}
     )
     fit(parabola, PLANE, metric="loss", num_samples=12, seed=2, search_alg=OptunaSearch())
-    more = tune.TuneConfig(num_samples=16)
-    restored = tune.Tuner.restore(tmp_path / "e", parabola, tune_config=more, run_config=QUIET).fit()
+    restored = restore(parabola, num_samples=16)
     assert configs_of(restored) == configs_of(whole)
 
 
-def test_a_sampler_that_no_file_holds_is_asked_for(fit, tmp_path):
+def test_a_sampler_that_no_file_holds_is_asked_for(fit, restore, tmp_path):
     search = OptunaSearch(sampler=optuna.samplers.RandomSampler(seed=1))
     fit(parabola, PLANE, metric="loss", num_samples=4, search_alg=search)
     with pytest.raises(ConfigError, match="search_alg=OptunaSearch, which its file cannot store"):
         tune.Tuner.restore(tmp_path / "e", parabola)
-    more = tune.TuneConfig(num_samples=6, search_alg=search)
-    assert len(tune.Tuner.restore(tmp_path / "e", parabola, tune_config=more, run_config=QUIET).fit()) == 6
+    assert len(restore(parabola, num_samples=6, search_alg=search)) == 6
 
 
 def test_the_study_is_told_all(fit):
@@ -205,15 +202,14 @@ def test_trials_of_another_experiment_are_learned_from(fit, tmp_path):
     "evaluated", [{}, {"points_to_evaluate": [{"x": 1, "y": 2}], "evaluated_rewards": [5]}]
 )
 @pytest.mark.slow
-def test_a_storage_of_ones_own_holds_the_trials_once(fit, tmp_path, evaluated):
+def test_a_storage_of_ones_own_holds_the_trials_once(fit, restore, tmp_path, evaluated):
     address = f"sqlite:///{tmp_path}/optuna.db"
     rewards = [float(value) for value in evaluated.get("evaluated_rewards", [])]
     search = OptunaSearch(storage=address, study_name="mine", **evaluated)
     fit(parabola, PLANE, metric="loss", num_samples=3, seed=1, search_alg=search)
     study = optuna.load_study(study_name="mine", storage=address)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * (3 + len(rewards))
-    more = tune.TuneConfig(num_samples=5)
-    grid = tune.Tuner.restore(tmp_path / "e", parabola, tune_config=more, run_config=QUIET).fit()
+    grid = restore(parabola, num_samples=5)
     study = optuna.load_study(study_name="mine", storage=address)
     assert [trial.value for trial in study.trials] == rewards + [result.metrics["loss"] for result in grid]
     assert len({trial.user_attrs[MARK] for trial in study.trials}) == 5 + len(rewards)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import optuna
 import pytest
 import torch
 from optuna import samplers
 
+from tests.tune.pausing import Stepping, history
 from trainkit import tune
 from trainkit.plugins.testing.searcher import TREE, Row, Search, loss_of
 from trainkit.tune.schedulers import ASHAScheduler, Decision, HyperBandScheduler, Verdict
@@ -189,40 +189,10 @@ def test_a_unit_of_several_trials_is_not_paused_with_one_of_them(name):
 # --- whole experiments ----------------------------------------------------------------------------
 
 
-class Stepping(tune.Trainable):
-    """A trial that can pause; the driver is left at a step of a trial."""
-
-    leave_at: tuple[str, int] | None = None
-
-    def setup(self, config):
-        self.x, self.number = config["x"], 0
-
-    def step(self):
-        self.number += 1
-        if (self.trial_id[-5:], self.number) == Stepping.leave_at:
-            Stepping.leave_at = None
-            raise KeyboardInterrupt
-        return {"loss": abs(self.x - 3) + 0.5 / self.number}
-
-    def save_checkpoint(self, path):
-        Path(path, "step").write_text(str(self.number))
-
-    def load_checkpoint(self, path):
-        self.number = int(Path(path, "step").read_text())
-
-
 SCHEDULERS = {
     "promotion": lambda: ASHAScheduler(max_t=4, reduction_factor=2, type="promotion"),
     "hyperband": lambda: HyperBandScheduler(max_t=4, reduction_factor=2),
 }
-
-
-def history(grid):
-    decided = [
-        (each["trial_id"][-5:], each["iteration"], each["verdict"], each.get("rank"))
-        for each in grid.decisions()
-    ]
-    return [result.config for result in grid], decided
 
 
 # rows 1.5, 2.9: the same suggestions and decisions, though it was left while trials were paused
@@ -235,7 +205,7 @@ def history(grid):
         ("nsga2", "hyperband"),
     ],
 )
-def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, tmp_path, name, scheduler):
+def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, restore, name, scheduler):
     def run(folder):
         return fit(
             Stepping,
@@ -254,10 +224,7 @@ def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run("left")
     assert Stepping.leave_at is None
-    quiet = tune.RunConfig(verbose=0)
-    grid = tune.Tuner.restore(
-        tmp_path / "left", Stepping, tune_config=tune.TuneConfig(search_alg=ALL[name]()), run_config=quiet
-    ).fit()
+    grid = restore(Stepping, "left", search_alg=ALL[name]())
     assert history(grid) == history(whole)
     verdicts = {each["verdict"] for each in grid.decisions()}
     assert {Verdict.PAUSE, Verdict.RESUME} <= verdicts
@@ -265,7 +232,7 @@ def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, tmp_pat
 
 # row 2.9
 @pytest.mark.slow
-def test_a_database_holds_each_trial_once_and_a_paused_one_as_running(fit, tmp_path):
+def test_a_database_holds_each_trial_once_and_a_paused_one_as_running(fit, restore):
     storage = optuna.storages.RDBStorage("sqlite:///:memory:")
 
     def states(name="optuna"):
@@ -293,12 +260,7 @@ def test_a_database_holds_each_trial_once_and_a_paused_one_as_running(fit, tmp_p
         run("left", storage=storage)
     left = states()
     assert len(left) == 8 and "PRUNED" not in left and left.count("RUNNING") > 2
-    grid = tune.Tuner.restore(
-        tmp_path / "left",
-        Stepping,
-        tune_config=tune.TuneConfig(search_alg=search_alg(storage=storage)),
-        run_config=tune.RunConfig(verbose=0),
-    ).fit()
+    grid = restore(Stepping, "left", search_alg=search_alg(storage=storage))
     assert history(grid) == history(whole)
     trials = optuna.load_study(study_name="optuna", storage=storage).trials
     assert [trial.user_attrs[MARK] for trial in trials] == [result.trial_id for result in grid]

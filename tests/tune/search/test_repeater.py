@@ -157,7 +157,7 @@ def fold(config):
 
 # rows 1.5, 2.8
 @pytest.mark.parametrize("skip", [None, "forgiving"])
-def test_it_goes_on_after_an_interruption_in_the_middle_of_a_unit(fit, tmp_path, skip):
+def test_it_goes_on_after_an_interruption_in_the_middle_of_a_unit(fit, restore, tmp_path, skip):
     space = {"x": tune.uniform(0, 1)}
     settings = {
         "metric": "loss",
@@ -183,9 +183,7 @@ def test_it_goes_on_after_an_interruption_in_the_middle_of_a_unit(fit, tmp_path,
     )
     assert 0 < len(grid) < len(whole)
     interrupted.unlink()
-    restored = tune.Tuner.restore(
-        tmp_path / "e", trainable, restart_errored=True, run_config=tune.RunConfig(verbose=0)
-    ).fit()
+    restored = restore(trainable, restart_errored=True)
     assert len({str(result.config) for result in restored}) == len(restored)
     assert len(by_unit(restored, "loss")) == len(by_unit(whole, "loss")) == 16
     if skip:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import optuna
 import pytest
 import torch
 from optuna import samplers
 
+from tests.tune import programs
 from trainkit import tune
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.plugins.testing.searcher import TREE, Row, Search
@@ -247,7 +246,7 @@ def test_with_asha_the_study_holds_pruned_and_complete_trials(fit):
 
 
 @pytest.mark.parametrize("name", ["cma", "qmc"])
-def test_a_storage_has_each_trial_once_after_a_restore(fit, tmp_path, name):
+def test_a_storage_has_each_trial_once_after_a_restore(fit, restore, name):
     """What such a sampler wrote into the study is there, so the trials are not asked for again."""
 
     def loss(config):
@@ -267,9 +266,7 @@ def test_a_storage_has_each_trial_once_after_a_restore(fit, tmp_path, name):
     storage = optuna.storages.InMemoryStorage()
     search = OptunaSearch(sampler=MAKES[name](), storage=storage)
     fit(loss, space, metric="loss", num_samples=9, seed=1, max_concurrent_trials=1, search_alg=search)
-    more = tune.TuneConfig(num_samples=16, search_alg=search)
-    quiet = tune.RunConfig(verbose=0)
-    grid = tune.Tuner.restore(tmp_path / "e", loss, tune_config=more, run_config=quiet).fit()
+    grid = restore(loss, num_samples=16, search_alg=search)
     assert [result.config for result in grid] == [result.config for result in whole]
     marks = [
         trial.user_attrs[MARK]
@@ -293,7 +290,7 @@ CONSTRAINED = {
 
 
 @pytest.mark.parametrize(("name", "stored"), [("tpe", True), ("nsga2", False)])
-def test_a_sampler_knows_what_was_reported_and_heeds_its_constraints(fit, tmp_path, name, stored):
+def test_a_sampler_knows_what_was_reported_and_heeds_its_constraints(fit, restore, name, stored):
     def trained(config):
         return {"acc": config["x"], "time": {"latency": config["x"]}, "note": "text"}
 
@@ -311,9 +308,7 @@ def test_a_sampler_knows_what_was_reported_and_heeds_its_constraints(fit, tmp_pa
     storage = optuna.storages.InMemoryStorage() if stored else None
     one = search(storage)
     fit(trained, space, num_samples=20, search_alg=one, **settings)
-    more = tune.TuneConfig(num_samples=36, search_alg=one)
-    quiet = tune.RunConfig(verbose=0)
-    restored = tune.Tuner.restore(tmp_path / "e", trained, tune_config=more, run_config=quiet).fit()
+    restored = restore(trained, num_samples=36, search_alg=one)
     assert [result.config["x"] for result in restored] == xs
     if storage is not None:
         study = optuna.load_study(study_name="optuna", storage=storage)
@@ -347,15 +342,6 @@ def test_a_suggestion_is_the_same_in_another_process():
         "    scattered(search, 14)\n"
         "    print(search.next())\n"
     )
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-        ).stdout
-        for seed in ("1", "2")
-    }
+    said = {programs.run("-c", code, env={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
     assert len(said) == 1
     assert said.pop().count("model") == 2

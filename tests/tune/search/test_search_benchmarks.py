@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from benchmarks import resource_pictures, search_pictures
 from benchmarks.rows import Row, rows_of
 from benchmarks.search_tables import tables
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.tune import programs
 
 
 def run(*arguments: str) -> dict[str, Row]:
     """The rows of a benchmark."""
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return rows_of(done.stdout)
+    return rows_of(programs.run("-m", *arguments, cwd=programs.ROOT).stdout)
 
 
 def test_every_row_has_what_it_is_held_against():

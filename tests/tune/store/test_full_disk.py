@@ -7,13 +7,12 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import trainkit
+from tests.tune import programs
 from trainkit import tune
 from trainkit.errors import CheckpointError, StoreError
 from trainkit.tune.controller import events as ev
@@ -134,14 +133,7 @@ print("STEPS", [row["step"] for row in grid[0].history] == list(range(200)))
 def test_a_file_that_may_not_grow_loses_nothing_acknowledged(tmp_path):
     script = tmp_path / "limited.py"
     script.write_text(LIMITED)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path, tmp_path / "acknowledged"],
-        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    done = programs.run(script, tmp_path, tmp_path / "acknowledged")
     assert "STORE" in done.stdout, done.stderr
     assert "STEPS True" in done.stdout
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tune import programs
 from trainkit import tune
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.space.serialization import decode_config, encode_config, is_opaque
@@ -108,17 +107,7 @@ def test_a_set_is_spelled_the_same_in_every_process():
         "sets = {'a': {'b', 'c', 'd', 'e'}, 'f': frozenset({1, 2.5, 'x'}), 'o': {Own, int, 'z'}}\n"
         "print(encode_config(sets))"
     )
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parents[3])},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        ).stdout
-        for seed in range(4)
-    }
+    texts = {programs.run("-c", program, env={"PYTHONHASHSEED": str(seed)}).stdout for seed in range(4)}
     assert len(texts) == 1
     back = decode_config(texts.pop())
     assert back["a"] == {"b", "c", "d", "e"}

@@ -10,14 +10,13 @@ import os
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
 import textwrap
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.tune import programs
 from trainkit.errors import ConfigError, StoreError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.configs import CheckpointConfig
@@ -198,9 +197,7 @@ def test_a_second_writer_is_refused_by_pid_also_from_another_process(store):
         except StoreError as error:
             print(error)
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
-    )
+    done = programs.run("-c", code)
     assert f"pid {os.getpid()}" in done.stdout
 
 
@@ -216,7 +213,7 @@ def test_the_lock_goes_with_its_owner_and_commits_stay(tmp_path):
         store.commit([*begun(trial), result(trial, 1, a=1)])
         os.kill(os.getpid(), signal.SIGKILL)
     """)
-    done = subprocess.run([sys.executable, "-c", code], timeout=300, check=False)
+    done = programs.run("-c", code, check=False)
     assert done.returncode == -signal.SIGKILL
     with ExperimentReader(tmp_path / "e") as reader:
         assert [row["a"] for row in reader.history("t_00000")] == [1]
@@ -385,9 +382,7 @@ def test_a_disk_that_refuses_is_an_error_that_keeps_what_was_committed(tmp_path)
         except StoreError as error:
             print(iteration - 1, error)
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
-    )
+    done = programs.run("-c", code)
     committed, message = done.stdout.split(" ", 1)
     assert int(committed) > 10
     assert "cannot be written" in message

@@ -6,19 +6,16 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
+from tests.tune.pausing import steps
 from trainkit import tune
 
 
 def saving(config):
     """Four reports, each with a checkpoint and a file of its own."""
-    checkpoint = tune.get_checkpoint()
-    start = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
     trial_dir = Path(tune.get_context().get_trial_dir())
-    (trial_dir / "scratch").mkdir(exist_ok=True)
-    for step in range(start + 1, config.get("steps", 4) + 1):
-        (trial_dir / "scratch" / "step").write_text(str(step))
+    for step, saved in steps(config.get("steps", 4)):
         (trial_dir / "notes.txt").write_text(f"step {step}")
-        tune.report({"step": step}, checkpoint=tune.Checkpoint(trial_dir / "scratch"))
+        tune.report({"step": step}, checkpoint=saved)
         (trial_dir / "last.txt").write_text(str(step))
 
 

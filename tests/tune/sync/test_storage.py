@@ -50,7 +50,7 @@ def test_the_copy_is_complete_when_fit_returns(fit, tmp_path, results):
 
 
 @pytest.mark.parametrize("address", ["memory://bucket/experiments", "memory"])
-def test_an_experiment_is_restored_from_its_copy_alone(fit, results, address):
+def test_an_experiment_is_restored_from_its_copy_alone(fit, restore, results, address):
     fs = fsspec.filesystem("memory") if address == "memory" else None
     root = "/bucket/experiments" if fs else address
     grid = fit(saving, {"x": tune.uniform(0, 1)}, run={"storage_path": root, "storage_filesystem": fs})
@@ -64,14 +64,8 @@ def test_an_experiment_is_restored_from_its_copy_alone(fit, results, address):
     assert tuner.get_results()[0].checkpoint is not None
 
     longer = {"x": tune.uniform(0, 1), "steps": 6}
-    again = tune.Tuner.restore(
-        copy,
-        saving,
-        storage_filesystem=fs,
-        param_space=longer,
-        resume_finished=True,
-        tune_config=tune.TuneConfig(num_samples=2),
-    ).fit()
+    given = {"storage_filesystem": fs, "param_space": longer, "resume_finished": True}
+    again = restore(saving, copy, num_samples=2, **given)
     # The old trial's configuration stands, and its checkpoint was read: it has nothing left to do.
     assert [row["step"] for row in again[0].history] == [1, 2, 3, 4]
     assert [row["step"] for row in again[1].history] == [1, 2, 3, 4, 5, 6]
@@ -80,7 +74,7 @@ def test_an_experiment_is_restored_from_its_copy_alone(fit, results, address):
     assert [result.history for result in last] == [result.history for result in again]
 
 
-def test_a_trial_goes_on_from_a_checkpoint_that_was_copied_back(fit, tmp_path, results):
+def test_a_trial_goes_on_from_a_checkpoint_that_was_copied_back(fit, restore, tmp_path, results):
     def trainable(config):
         if not (tmp_path / "lucky").exists() and tune.get_checkpoint() is not None:
             raise RuntimeError("not yet")
@@ -92,8 +86,7 @@ def test_a_trial_goes_on_from_a_checkpoint_that_was_copied_back(fit, tmp_path, r
     assert fit(trainable, run=run).num_errors == 1
     shutil.rmtree(results)
     (tmp_path / "lucky").touch()
-    space = {"steps": 5}
-    again = tune.Tuner.restore("memory://bucket/e", trainable, resume_errored=True, param_space=space).fit()
+    again = restore(trainable, "memory://bucket/e", resume_errored=True, param_space={"steps": 5})
     assert again.num_errors == 0
     assert again[0].metrics["step"] == 4
     assert again[0].checkpoint is not None
@@ -107,23 +100,19 @@ def test_a_file_address_is_a_local_folder(fit, tmp_path, results):
     assert len(tune.Tuner.restore(f"file://{tmp_path}/plain/e", saving).get_results()) == 1
 
 
-def test_a_restore_from_the_local_folder_goes_on_copying(fit, results):
+def test_a_restore_from_the_local_folder_goes_on_copying(fit, restore, results):
     fit(saving, run={"storage_path": "memory://bucket"})
-    more = tune.TuneConfig(num_samples=2)
-    tune.Tuner.restore(results / "e", saving, tune_config=more).fit()
+    restore(saving, results / "e", num_samples=2)
     shutil.rmtree(results)
     assert len(tune.Tuner.restore("memory://bucket/e", saving).get_results()) == 2
 
 
-def test_a_file_system_that_no_file_can_hold_is_asked_for_again(fit, tmp_path, results):
+def test_a_file_system_that_no_file_can_hold_is_asked_for_again(fit, restore, tmp_path, results):
     fs = Fails()
     fit(saving, run=at(fs, tmp_path))
     with pytest.raises(ConfigError, match=r"storage_filesystem=Fails\(...\)"):
         tune.Tuner.restore(results / "e", saving)
-    run = tune.RunConfig(**at(fs, tmp_path))
-    tune.Tuner.restore(
-        results / "e", saving, run_config=run, tune_config=tune.TuneConfig(num_samples=2)
-    ).fit()
+    restore(saving, results / "e", run=at(fs, tmp_path), num_samples=2)
     with ExperimentReader(tmp_path / "there" / "e") as reader:
         assert len(reader.trials()) == 2
     text = (tmp_path / "there" / "e" / FILENAME).read_bytes()
@@ -220,7 +209,7 @@ def test_a_checkpoint_that_goes_while_it_is_copied_is_copied_all_the_same(fit, t
     assert copied == ["1"]
 
 
-def test_commands_stay_with_the_one_that_runs_the_experiment(fit, tmp_path, results):
+def test_commands_stay_with_the_one_that_runs_the_experiment(fit, restore, tmp_path, results):
     def trainable(config):
         (results / "e" / "commands").mkdir(exist_ok=True)
         (results / "e" / "commands" / "left").touch()
@@ -232,8 +221,7 @@ def test_commands_stay_with_the_one_that_runs_the_experiment(fit, tmp_path, resu
     assert not (there / "commands").exists()
     leave_command(there, "stop", {}, "ann")  # as a copy of before has it
     shutil.rmtree(results)
-    again = tune.Tuner.restore(str(there), trainable, storage_filesystem=Fails())
-    again.fit()
+    restore(trainable, there, storage_filesystem=Fails())
     assert (results / "e" / FILENAME).exists()
     assert not (results / "e" / "commands").exists()
 
@@ -322,11 +310,10 @@ def test_an_experiment_on_a_network_drive_is_written_locally_and_copied(fit, net
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_restore_finds_an_experiment_on_a_network_drive(fit, network, results, lost):
+def test_a_restore_finds_an_experiment_on_a_network_drive(fit, restore, network, results, lost):
     fit(saving, run={"storage_path": str(network)})
     if lost:  # the disk was another machine's
         shutil.rmtree(results)
-    more = tune.TuneConfig(num_samples=2)
-    again = tune.Tuner.restore(str(network / "e"), saving, tune_config=more).fit()
+    again = restore(saving, network / "e", num_samples=2)
     assert Path(again.experiment_path) == results / "e"
     assert len(tune.ResultGrid.from_path(network / "e")) == len(again) == 2

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import fsspec
 import pytest
 
-import trainkit
 from tests.conftest import eventually
+from tests.tune import programs
 from tests.tune.sync.failing_storage import LOCAL_ONLY, Fails, at, names, saving
 from trainkit import tune
 from trainkit.errors import ConfigError, StorageError, StoreError
@@ -40,7 +37,7 @@ def test_what_fails_for_a_while_is_said_once_and_done_again(fit, tmp_path, resul
     assert names(tmp_path / "there" / "e") == names(results / "e") - LOCAL_ONLY
 
 
-def test_a_copy_that_cannot_be_completed_is_told_loudly(fit, tmp_path, results, monkeypatch):
+def test_a_copy_that_cannot_be_completed_is_told_loudly(restore, tmp_path, results, monkeypatch):
     monkeypatch.setattr("trainkit.tune.sync.mirror.TRIES", 2)
     fs = Fails()
     fs.when = lambda path: "checkpoint_000002" in path
@@ -53,8 +50,7 @@ def test_a_copy_that_cannot_be_completed_is_told_loudly(fit, tmp_path, results, 
     with ExperimentReader(tmp_path / "there" / "e") as reader:  # as it was before, or not there yet
         assert [len(trial.checkpoints) for trial in reader.trials()] in ([], [0], [1], [2])
     fs.when = lambda path: False
-    run = tune.RunConfig(**at(fs, tmp_path))
-    tune.Tuner.restore(results / "e", saving, run_config=run).fit()
+    restore(saving, results / "e", run=at(fs, tmp_path))
     assert names(tmp_path / "there" / "e") == names(results / "e") - LOCAL_ONLY
 
 
@@ -88,11 +84,11 @@ def test_an_experiment_goes_beside_the_one_that_an_address_holds(fit, results):
         assert len(tune.Tuner.restore(f"memory://bucket/{name}", saving).get_results()) == 1
 
 
-def test_a_local_folder_goes_before_its_copy_unless_that_went_on(fit, results):
+def test_a_local_folder_goes_before_its_copy_unless_that_went_on(fit, restore, results):
     run = {"storage_path": "memory://bucket"}
     fit(saving, run=run)
     shutil.copytree(results / "e", results / "old")
-    tune.Tuner.restore("memory://bucket/e", saving, tune_config=tune.TuneConfig(num_samples=2)).fit()
+    restore(saving, "memory://bucket/e", num_samples=2)
     assert len(tune.Tuner.restore("memory://bucket/e", saving).get_results()) == 2
     shutil.rmtree(results / "e")
     (results / "old").rename(results / "e")
@@ -122,6 +118,7 @@ DRIVER = """
 import os, signal, sys
 import trainkit
 from trainkit import tune
+from tests.tune import programs
 from tests.tune.sync.failing_storage import Fails, at, saving
 from pathlib import Path
 
@@ -147,15 +144,10 @@ tune.Tuner(
 
 @pytest.mark.external
 @pytest.mark.parametrize("put", [1, 4, 9, 14, 19, 25])
-def test_a_driver_killed_in_an_upload_leaves_a_copy_to_go_on_with(tmp_path, results, put):
+def test_a_driver_killed_in_an_upload_leaves_a_copy_to_go_on_with(restore, tmp_path, results, put):
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    done = subprocess.run(
-        [sys.executable, script, tmp_path, str(put)],
-        env={**os.environ, "PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-        timeout=300,
-        check=False,
-    )
+    done = programs.run(script, tmp_path, put, check=False)
     assert done.returncode in (0, -signal.SIGKILL)
     there = tmp_path / "there" / "e"
     if not (there / FILENAME).exists():
@@ -163,15 +155,16 @@ def test_a_driver_killed_in_an_upload_leaves_a_copy_to_go_on_with(tmp_path, resu
         return
     # Another machine: nothing but the copy.
     shutil.rmtree(results)
-    fs = Fails()
-    grid = tune.Tuner.restore(str(there), saving, storage_filesystem=fs).fit()
+    grid = restore(saving, there, storage_filesystem=Fails())
     assert [[row["step"] for row in result.history] for result in grid] == [[1, 2, 3, 4]] * 2
     assert names(there) - {name for name in names(there) if name.endswith(".partial")} == (
         names(results / "e") - LOCAL_ONLY
     )
 
 
-def test_a_checkpoint_that_a_killed_driver_copied_and_did_not_commit_is_copied_anew(fit, tmp_path, results):
+def test_a_checkpoint_that_a_killed_driver_copied_and_did_not_commit_is_copied_anew(
+    fit, restore, tmp_path, results
+):
     mended = tmp_path / "mended"
 
     def trainable(config):
@@ -191,8 +184,6 @@ def test_a_checkpoint_that_a_killed_driver_copied_and_did_not_commit_is_copied_a
     fs = Fails()
     written = Path(result.path, "checkpoint_000002", "step")
     fs.when = lambda path: not Path(result.path, "checkpoint_000003").exists()
-    run = tune.RunConfig(**at(fs, tmp_path, verbose=0, sync_config=tune.SyncConfig(sync_period=0.001)))
-    tune.Tuner.restore(
-        str(there), trainable, storage_filesystem=fs, run_config=run, resume_errored=True
-    ).fit()
+    run = at(fs, tmp_path, verbose=0, sync_config=tune.SyncConfig(sync_period=0.001))
+    restore(trainable, there, storage_filesystem=fs, run=run, resume_errored=True)
     assert (written.read_text(), stray.read_text()) == ("3", "3")

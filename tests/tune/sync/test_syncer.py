@@ -48,7 +48,7 @@ class Vault(Syncer):
         return True
 
 
-def test_a_syncer_is_called_and_an_experiment_restored_by_it(fit, tmp_path, results):
+def test_a_syncer_is_called_and_an_experiment_restored_by_it(fit, restore, tmp_path, results):
     vault = Vault(tmp_path / "vault")
     place = {"storage_path": "vault://b", "storage_filesystem": vault}
     fit(saving, run={**place, "checkpoint_config": tune.CheckpointConfig(num_to_keep=1)})
@@ -56,28 +56,20 @@ def test_a_syncer_is_called_and_an_experiment_restored_by_it(fit, tmp_path, resu
     assert "up" in vault.calls and "down" not in vault.calls
     shutil.rmtree(results)
     again = Vault(tmp_path / "vault")
-    more = tune.TuneConfig(num_samples=2)
-    grid = tune.Tuner.restore("vault://b/e", saving, storage_filesystem=again, tune_config=more).fit()
+    grid = restore(saving, "vault://b/e", storage_filesystem=again, num_samples=2)
     assert [len(result.history) for result in grid] == [4, 4]
     shutil.rmtree(results)
     assert len(tune.ResultGrid.from_path("vault://b/e", storage_filesystem=Vault(tmp_path / "vault"))) == 2
 
 
-def test_checkpoints_that_were_dropped_are_deleted_by_it(fit, tmp_path):
+def test_checkpoints_that_were_dropped_are_deleted_by_it(fit, restore, tmp_path):
     vault = Vault(tmp_path / "vault")
     keep = tune.CheckpointConfig(num_to_keep=1)
     run = {"storage_path": "vault://b", "storage_filesystem": vault}
     fit(saving, {"steps": 1}, run=run)
-    more = tune.RunConfig(checkpoint_config=keep, verbose=0)
-    longer = {"steps": 3}
-    tune.Tuner.restore(
-        "vault://b/e",
-        saving,
-        storage_filesystem=vault,
-        run_config=more,
-        param_space=longer,
-        resume_config=tune.ResumeConfig(finished=tune.ResumeConfig.ResumeType.RESTART),
-    ).fit()
+    anew = tune.ResumeConfig(finished=tune.ResumeConfig.ResumeType.RESTART)
+    given = {"storage_filesystem": vault, "param_space": {"steps": 3}, "resume_config": anew}
+    restore(saving, "vault://b/e", run={"checkpoint_config": keep}, **given)
     (left,) = [path for path in vault.folder.rglob("checkpoint_*") if path.is_dir()]
     assert "delete" in vault.calls and left.name != "checkpoint_000000"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tune.pausing import Counted
 from trainkit import tune
 from trainkit.errors import CheckpointError
 from trainkit.tune.schedulers import ASHAScheduler
@@ -74,7 +75,7 @@ def test_num_to_keep_keeps_the_best(fit):
     assert [state_of(checkpoint) for checkpoint, _ in result.best_checkpoints] == [0, 2]
 
 
-def test_a_restore_that_ranks_checkpoints_otherwise_ranks_those_of_before_too(fit, tmp_path):
+def test_a_restore_that_ranks_checkpoints_otherwise_ranks_those_of_before_too(fit, restore, tmp_path):
     mended = tmp_path / "mended"
 
     def trainable(config):
@@ -90,12 +91,7 @@ def test_a_restore_that_ranks_checkpoints_otherwise_ranks_those_of_before_too(fi
     best = tune.CheckpointConfig(
         num_to_keep=1, checkpoint_score_attribute="loss", checkpoint_score_order="min"
     )
-    (result,) = tune.Tuner.restore(
-        tmp_path / "e",
-        trainable,
-        run_config=tune.RunConfig(checkpoint_config=best),
-        resume_errored=True,
-    ).fit()
+    (result,) = restore(trainable, run={"checkpoint_config": best}, resume_errored=True)
     assert result.checkpoint.to_dict() == {"step": 3}
 
 
@@ -127,28 +123,18 @@ def test_a_retry_without_a_checkpoint_starts_again(fit, tmp_path):
     assert [json.loads(line)["first"] for line in lines] == [False] * 3
 
 
-class Counting(tune.Trainable):
-    def setup(self, config):
-        self.count, self.fail_at = 0, config.get("fail_at")
-
-    def step(self):
-        self.count += 1
-        if self.fail_at == self.count and not Path(self.logdir, "failed").exists():
+class Counting(Counted):
+    def reports(self, number):
+        if self.config.get("fail_at") == number and not Path(self.logdir, "failed").exists():
             Path(self.logdir, "failed").touch()
             raise RuntimeError("once")
-        return {"count": self.count}
-
-    def save_checkpoint(self, checkpoint_dir):
-        Path(checkpoint_dir, "count").write_text(str(self.count))
-
-    def load_checkpoint(self, checkpoint_dir):
-        self.count = int(Path(checkpoint_dir, "count").read_text())
+        return {"count": number}
 
 
 def test_a_class_is_checkpointed_every_so_often_and_at_its_end(fit):
     policy = tune.CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True)
     (result,) = fit(Counting, run={"checkpoint_config": policy, "stop": {"count": 5}})
-    counts = [Path(checkpoint.path, "count").read_text() for checkpoint, _ in result.best_checkpoints]
+    counts = [Path(checkpoint.path, "number").read_text() for checkpoint, _ in result.best_checkpoints]
     assert counts == ["2", "4", "5"]
 
 
@@ -158,8 +144,8 @@ def test_a_class_is_checkpointed_every_so_often_and_at_its_end(fit):
 )
 def test_a_class_under_a_tuner_is_saved_at_its_end(fit, policy, ended_by):
     class Ending(Counting):
-        def step(self):
-            return {**super().step(), "done": ended_by == "done" and self.count == 3}
+        def reports(self, number):
+            return {"count": number, "done": ended_by == "done" and number == 3}
 
     scheduler = ASHAScheduler(max_t=3, grace_period=1) if ended_by == "scheduler" else None
     run = {
@@ -167,19 +153,18 @@ def test_a_class_under_a_tuner_is_saved_at_its_end(fit, policy, ended_by):
         "stop": {"count": 3 if ended_by == "stop" else 9},
     }
     (result,) = fit(Ending, run=run, scheduler=scheduler, metric="count", mode="max")
-    assert Path(result.checkpoint.path, "count").read_text() == "3"
+    assert Path(result.checkpoint.path, "number").read_text() == "3"
     run["checkpoint_config"].checkpoint_at_end = False
     (result,) = fit(Ending, run=run, scheduler=scheduler, metric="count", mode="max")
-    counts = [Path(checkpoint.path, "count").read_text() for checkpoint, _ in result.best_checkpoints]
+    counts = [Path(checkpoint.path, "number").read_text() for checkpoint, _ in result.best_checkpoints]
     assert counts == (["2"] if "checkpoint_frequency" in policy else [])
 
 
-def test_a_restored_class_is_saved_at_its_end(fit):
-    (first,) = fit(Counting, run={"stop": {"count": 2}, "name": "again"})
-    run = tune.RunConfig(stop={"count": 4}, checkpoint_config=tune.CheckpointConfig(num_to_keep=1))
-    folder = Path(first.path).parent
-    (second,) = tune.Tuner.restore(folder, Counting, resume_finished=True, run_config=run).fit()
-    assert Path(second.checkpoint.path, "count").read_text() == "4"
+def test_a_restored_class_is_saved_at_its_end(fit, restore):
+    fit(Counting, run={"stop": {"count": 2}})
+    run = {"stop": {"count": 4}, "checkpoint_config": tune.CheckpointConfig(num_to_keep=1)}
+    (second,) = restore(Counting, resume_finished=True, run=run)
+    assert Path(second.checkpoint.path, "number").read_text() == "4"
     assert len(second.best_checkpoints) == 1
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tune import programs
 from trainkit import tune
 from trainkit.errors import CheckpointError, ConfigError
-
-ROOT = Path(__file__).parents[3]
 
 ONCE = {"failure_config": tune.FailureConfig(max_failures=1)}
 
@@ -208,16 +205,8 @@ shell.runcode(compile(open(sys.argv[1]).read(), "<cell 1>", "exec"))
 
 
 def run(arguments, folder):
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TRAINKIT_RESULTS_DIR": str(folder / "results")}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    results = {"TRAINKIT_RESULTS_DIR": str(folder / "results")}
+    return programs.run(*arguments, cwd=folder, env=results, check=False)
 
 
 @pytest.mark.external

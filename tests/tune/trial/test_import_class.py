@@ -6,13 +6,13 @@ import argparse
 import collections
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import trainkit
+from tests.tune import programs
 from trainkit import tune
 from trainkit.errors import ConfigError
 
@@ -106,16 +106,7 @@ print(results[1].error)
 @pytest.mark.external
 def test_classes_of_a_script_in_its_trials(tmp_path):
     Path(tmp_path, "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(trainkit.__file__).parents[1])},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = programs.run("script.py", cwd=tmp_path)
     here, in_trial, *error = done.stdout.splitlines()
     assert (here, in_trial) == ("Unmentioned", "Mentioned")
     assert "__main__ contains only the names that the trainable mentions" in " ".join(error)

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import trainkit
-from tests.conftest import SESSION_CPUS, eventually
+from tests.conftest import SESSION_CPUS, all_is_free, eventually
+from tests.tune.executor.test_task_executor import news
 from trainkit import tune
 from trainkit.runtime.signals import InterruptHandler
 from trainkit.tune.controller import events as ev
@@ -24,10 +25,6 @@ from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.executor.specs import SpecFactory
 
 pytestmark = pytest.mark.usefixtures("runtime")
-
-
-def all_is_free() -> bool:
-    return trainkit.available_resources() == trainkit.cluster_resources()
 
 
 def test_raising_trials_give_their_cpus_back(fit):
@@ -100,11 +97,7 @@ def make_executor(tmp_path):
 def begin(executor: ActorExecutor, trial_id: str) -> None:
     trial = Trial(trial_id, 0, {}, name=trial_id, dirname=trial_id)
     executor.carry_out([ev.Start(trial, 0, 0, None)])
-    news: list[ev.Event] = []
-    while not news:
-        executor.wait(None)
-        news = executor.collect()
-    assert isinstance(news[0], ev.Started), news
+    assert isinstance(news(executor)[0], ev.Started)
 
 
 def test_a_process_that_does_not_end_is_killed_at_its_deadline(make_executor):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tune import programs
 from trainkit import tune
 from trainkit.errors import ActorDiedError
 
@@ -94,16 +94,8 @@ print("result:", tune.Tuner(trainable, param_space={"x": 7}, run_config=run).fit
 @pytest.mark.external
 def test_a_breakpoint_in_a_trial_takes_commands(tmp_path):  # row 1.39
     (tmp_path / "debugged.py").write_text(DEBUGGED)
-    done = subprocess.run(
-        [sys.executable, "debugged.py"],
-        input="p secret\nsecret = 43\ncontinue\n",
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # Ray sets it
-        | {"PYTHONPATH": str(Path(__file__).parents[3]), "TRAINKIT_RESULTS_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    env = {"PYTHONBREAKPOINT": "", "TRAINKIT_RESULTS_DIR": str(tmp_path)}  # Ray sets the first
+    typed = "p secret\nsecret = 43\ncontinue\n"
+    done = programs.run("debugged.py", input=typed, cwd=tmp_path, env=env, check=False)
     assert "(Pdb) 42" in done.stdout, done.stdout + done.stderr
     assert "result: 43" in done.stdout

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import trainkit
-from tests.conftest import eventually
+from tests.conftest import all_is_free, eventually
 from trainkit import air, train, tune
 from trainkit.errors import ConfigError, InfeasibleError
 
@@ -201,4 +201,4 @@ def test_requests_of_different_sizes_all_get_their_turn(fit):
 
 
 def test_after_it_all_nothing_is_held():
-    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
+    assert eventually(all_is_free)

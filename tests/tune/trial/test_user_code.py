@@ -67,7 +67,7 @@ def test_a_raising_stop_function_fails_its_trial_alone(fit):
     assert [len(result.history) for result in grid] == [1, 1, 1]
 
 
-def test_a_raising_sample_from_ends_the_experiment_in_order(fit, tmp_path, caplog):
+def test_a_raising_sample_from_ends_the_experiment_in_order(fit, restore, tmp_path, caplog):
     mended = tmp_path / "mended"
 
     def width(spec):
@@ -91,7 +91,7 @@ def test_a_raising_sample_from_ends_the_experiment_in_order(fit, tmp_path, caplo
         assert [trial.status for trial in trials] == ["TERMINATED"] * 2
         assert len(reader.history(trials[0].trial_id)) == 3
     mended.touch()
-    grid = tune.Tuner.restore(tmp_path / "e", trainable, param_space=space).fit()
+    grid = restore(trainable, param_space=space)
     assert [result.metrics["width"] for result in grid] == [2, 4, 6, 8]
     assert grid.num_terminated == 4
 
@@ -106,9 +106,7 @@ class Raising(BasicVariantGenerator):
 
 
 def test_a_raising_searcher_lets_what_runs_end():
-    play = Play(num_samples=9, cpus=2, searcher=Raising())
-    play.started(0)
-    play.started(1)
+    play = Play(num_samples=9, cpus=2, searcher=Raising(), started=2)
     play.reported(0, {"loss": 1}, done=True)
     assert play.recorded(ev.ResultAdded)
     assert play.trial(0).status == "TERMINATED"

@@ -50,14 +50,14 @@ def retrained(stretches):
 
 
 @pytest.mark.parametrize(("how", "at"), [("resume_errored", 10), ("restart_errored", 0)])
-def test_a_member_that_failed_runs_again(trained, tmp_path, at, how):
+def test_a_member_that_failed_runs_again(trained, restore, tmp_path, at, how):
     Fragile.interrupts = at
     first = trained(Fragile, synch=True)
     before = first.exchanges()
     assert before and first.num_errors == 1
     Fragile.fails = False
     for _ in range(2):
-        results = tune.Tuner.restore(str(tmp_path / "e"), Fragile, **{how: True}).fit()
+        results = restore(Fragile, **{how: True})
         assert [str(result.status) for result in results] == ["TERMINATED"] * 4
         assert results.exchanges()[: len(before)] == before and at_intervals(results)
         for result in results:
@@ -66,15 +66,15 @@ def test_a_member_that_failed_runs_again(trained, tmp_path, at, how):
             assert policy.exists() == (len(result.lineage()) > 1)
 
 
-def test_a_population_that_is_extended_keeps_its_intervals(trained, tmp_path):
+def test_a_population_that_is_extended_keeps_its_intervals(trained, restore, tmp_path):
     Fragile.fails = False
     trained(Fragile, synch=True, until=8)
     config = tune.RunConfig(storage_path=str(tmp_path), name="e", verbose=0, stop={"training_iteration": 20})
     extended = {"resume_finished": True, "run_config": config}
     Fragile.interrupts = 14
-    tune.Tuner.restore(str(tmp_path / "e"), Fragile, **extended).fit()
+    restore(Fragile, **extended)
     assert Fragile.interrupts == 0
-    results = tune.Tuner.restore(str(tmp_path / "e"), Fragile).fit()
+    results = restore(Fragile)
     assert [result.metrics["training_iteration"] for result in results] == [20] * 4
     assert at_intervals(results)
     assert {each["iteration"] for each in results.decisions() if each.get("rule") == "barrier"} == {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tune.pausing import steps
 from trainkit import tune
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
@@ -192,15 +193,8 @@ def test_members_that_fail_or_end_hold_nobody(trained, synch, retries):  # prope
 
 def saves_late(config):
     """Only the members that begin well save, so that the others have nothing of their own to go on from."""
-    checkpoint, step = tune.get_checkpoint(), 0
-    if checkpoint is not None:
-        step = int(Path(checkpoint.path, "step").read_text())
-    while True:
-        step += 1
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "step").write_text(str(step))
-            saved = tune.Checkpoint.from_directory(folder)
-            tune.report({"q": config["lr"], "step": step}, checkpoint=saved if config["good"] else None)
+    for step, saved in steps():
+        tune.report({"q": config["lr"], "step": step}, checkpoint=saved if config["good"] else None)
 
 
 def test_a_member_that_has_not_saved_goes_on_from_its_donor(trained):
@@ -249,12 +243,12 @@ class Interrupted(Toy):
 
 @pytest.mark.parametrize("synch", [False, True])
 @pytest.mark.parametrize("at", [4, 8])
-def test_a_restore_goes_on_with_the_same_decisions(trained, tmp_path, synch, at):
+def test_a_restore_goes_on_with_the_same_decisions(trained, restore, tmp_path, synch, at):
     whole = trained(synch=synch, run={"name": "whole"})
     Interrupted.at = at
     trained(Interrupted, synch=synch, run={"name": "cut"})
     assert Interrupted.at == 0
-    results = tune.Tuner.restore(str(tmp_path / "cut"), Interrupted).fit()
+    results = restore(Interrupted, "cut")
     assert [str(result.status) for result in results] == ["TERMINATED"] * 4
     if synch:  # where the order of reports decides nothing
         assert [result.config for result in results] == [result.config for result in whole]
@@ -268,14 +262,14 @@ def test_a_restore_goes_on_with_the_same_decisions(trained, tmp_path, synch, at)
         assert (len(result.lineage()) > 1) == (f"pbt_policy_{result.trial_id}.txt" in files)
 
 
-def test_a_kill_before_the_first_step_is_restored(trained, tmp_path):
+def test_a_kill_before_the_first_step_is_restored(trained, restore):
     """The file is there, and nothing in it."""
     store = ExperimentStore.create
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExperimentStore, "create", lambda *args: (store(*args).close(), 1 / 0))
         with pytest.raises(ZeroDivisionError):
             trained(synch=True, run={"name": "cut"})
-    results = tune.Tuner.restore(str(tmp_path / "cut"), Toy).fit()
+    results = restore(Toy, "cut")
     assert [str(result.status) for result in results] == ["TERMINATED"] * 4
 
 
@@ -316,7 +310,7 @@ class Kinds(Interrupted):
 
 
 @pytest.mark.parametrize("mutated", [True, False])
-def test_objects_are_taken_over_too(trained, tmp_path, mutated):
+def test_objects_are_taken_over_too(trained, restore, mutated):
     kinds, run = (
         [int, float, str, list],
         {"samples": 6, "space": {"kind": tune.choice([int, float, str, list])}},
@@ -328,12 +322,7 @@ def test_objects_are_taken_over_too(trained, tmp_path, mutated):
     trained(Kinds, run={"name": "cut"}, **run, **how)
     assert Kinds.at == 0
     Kinds.at = -1
-    results = tune.Tuner.restore(
-        str(tmp_path / "cut"),
-        Kinds,
-        param_space=run["space"],
-        tune_config=tune.TuneConfig(metric="q", mode="max", scheduler=pbt(**how)),
-    ).fit()
+    results = restore(Kinds, "cut", param_space=run["space"], metric="q", mode="max", scheduler=pbt(**how))
     assert not results.errors and exploits(results)
     assert [result.config for result in results] == [result.config for result in whole]
 
