@@ -63,7 +63,7 @@ def test_a_callback_written_for_ray_is_called_as_there(fit):
             heard.append(f"start {trial.index}")
 
         def on_trial_restore(self, iteration, trials, trial, **info):
-            heard.append(f"restore {trial.index}")
+            heard.append(f"restore {trial.index} with {len(info['results'])} results")
 
         def on_trial_save(self, iteration, trials, trial, **info):
             heard.append(f"save {trial.index} {trial.checkpoint.dirname}")
@@ -94,13 +94,13 @@ def test_a_callback_written_for_ray_is_called_as_there(fit):
         "save 0 checkpoint_000000",
         "checkpoint 0 checkpoint_000000",
         "recover 0",
-        "restore 0",
+        "restore 0 with 1 results",
         "start 0",
         "result 0 2 0",
         "complete 0 TERMINATED",
         "start 1",
         "recover 1",
-        "restore 1",
+        "restore 1 with 0 results",
         "start 1",
         "error 1 no luck",
         "over ['TERMINATED', 'ERROR'] ''",
@@ -118,11 +118,11 @@ def test_a_callback_that_raises_in_a_hook_is_told_of_once_and_touches_nothing(fi
         called.append(hook)
         raise RuntimeError("the service is down")
 
-    broken = type("Broken", (tune.Callback,), {hook: raises})
+    broken, other = type("Broken", (tune.Callback,), {hook: raises}), Counter("beside it")
     with caplog.at_level(logging.WARNING, "trainkit.tune"):
-        grid = fit(saves, BOTH, run={"callbacks": [broken()], **RETRIED})
+        grid = fit(saves, BOTH, run={"callbacks": [broken(), other], **RETRIED})
     assert (grid.num_terminated, grid.num_errors) == (1, 1)
-    assert grid[0].metrics["loss"] == 2
+    assert (grid[0].metrics["loss"], other.results) == (2, 2)
     told = [record for record in caplog.records if f"Broken.{hook}()" in record.getMessage()]
     assert len(told) == len(called[:1])
     assert called or hook == "set_state"  # which a restore calls
@@ -184,7 +184,7 @@ class Counter(tune.Callback):
         self.given = state
 
 
-def test_a_callbacks_state_comes_back_when_the_experiment_goes_on(fit, tmp_path):
+def test_a_callbacks_state_comes_back_when_the_experiment_goes_on(fit, restore, tmp_path):
     def fails_at_first(config):
         tune.report({"loss": 1})
         if not Path(tmp_path, "go").exists():
@@ -193,12 +193,7 @@ def test_a_callbacks_state_comes_back_when_the_experiment_goes_on(fit, tmp_path)
     fit(fails_at_first, run={"callbacks": [Counter("a"), Counter("b")]})
     Path(tmp_path, "go").touch()
     again = [Counter("x"), Counter("y")]
-    tune.Tuner.restore(
-        str(tmp_path / "e"),
-        fails_at_first,
-        resume_errored=True,
-        run_config=tune.RunConfig(callbacks=again, verbose=0),
-    ).fit()
+    restore(fails_at_first, resume_errored=True, run={"callbacks": again})
     assert [each.given for each in again] == [{"name": "a", "results": 1}, {"name": "b", "results": 1}]
 
 
