@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
+
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
+
+LEVELS = (1, 2, 4, 8)
+scores = st.integers(-4, 4) | st.sampled_from([math.nan, math.inf, -math.inf])
+tables = st.lists(st.tuples(scores, scores, scores, scores), min_size=1, max_size=30)
+"""What each trial reports at each of the levels."""
+orders = st.lists(st.integers(0, 1000), max_size=150)
+"""Which of the jobs that run ends next."""
 
 
 def asha(mode: str = "max", seed: int = 0, **arguments) -> ASHAScheduler:
@@ -83,3 +93,8 @@ class PromotedTrials:
             if not self.running:
                 return
             self.finish(next(order, 0) % len(self.running))
+
+
+def shop_of(table, **arguments) -> PromotedTrials:
+    scheduler = asha(max_t=8, reduction_factor=2, **arguments)
+    return PromotedTrials(scheduler, lambda n, t: table[n][LEVELS.index(int(t))], LEVELS, len(table))

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tune.schedulers.promoted_trials import PromotedTrials, asha
+from tests.tune.pausing import Counted, CutShort
+from tests.tune.schedulers.promoted_trials import LEVELS, PromotedTrials, asha, orders, shop_of, tables
 from trainkit import tune
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.schedulers.base import words_for
-
-LEVELS = (1, 2, 4, 8)
-scores = st.integers(-4, 4) | st.sampled_from([math.nan, math.inf, -math.inf])
-tables = st.lists(st.tuples(scores, scores, scores, scores), min_size=1, max_size=30)
-orders = st.lists(st.integers(0, 1000), max_size=150)
-
-
-def shop_of(table, **arguments) -> PromotedTrials:
-    scheduler = asha(max_t=8, reduction_factor=2, **arguments)
-    return PromotedTrials(
-        scheduler, lambda number, time: table[number][LEVELS.index(int(time))], LEVELS, len(table)
-    )
 
 
 def trained_to_the_end(shop: PromotedTrials) -> list[int]:
@@ -66,17 +54,23 @@ def test_where_one_fails_another_takes_its_place(table, order, workers, data):
     assert not shop.paused or trained_to_the_end(shop)
 
 
-def test_the_best_is_waited_for_while_it_saves():
-    scheduler = asha(max_t=8, reduction_factor=4, finish=True)
-    for trial_id, score in (("0", 1), ("1", 0)):
-        scheduler.on_trial_add(trial_id)
-        scheduler.on_result(trial_id, {"training_iteration": 1, "m": score})
-    assert scheduler.choose_trial_to_run([], ["1"]) is None
-    assert scheduler.choose_trial_to_run([], ["0", "1"]) == "0"
-
-
 def told(scheduler, trial_id, time, score):
     return scheduler.on_result(trial_id, {"training_iteration": time, "m": score})
+
+
+def reported(trials: int, **arguments) -> ASHAScheduler:
+    """So many trials have come to the first rung, each with its number for a score."""
+    scheduler = asha(reduction_factor=4, finish=True, **arguments)
+    for number in range(trials):
+        scheduler.on_trial_add(str(number))
+        told(scheduler, str(number), 1, number)
+    return scheduler
+
+
+def test_the_best_is_waited_for_while_it_saves():
+    scheduler = reported(2, max_t=8)
+    assert scheduler.choose_trial_to_run([], ["0"]) is None
+    assert scheduler.choose_trial_to_run([], ["0", "1"]) == "1"
 
 
 @pytest.mark.parametrize(
@@ -89,10 +83,7 @@ def told(scheduler, trial_id, time, score):
     ],
 )
 def test_one_that_is_promoted_and_ends_counts_if_it_came_further_in_order(time, score, next_one):
-    scheduler = asha(max_t=20, finish=True)
-    for number in range(5):
-        scheduler.on_trial_add(str(number))
-        told(scheduler, str(number), 1, number)
+    scheduler = reported(5, max_t=20)
     assert scheduler.choose_trial_to_run([], ["0", "1", "2", "3", "4"]) == "4"
     scheduler.on_trial_resume("4")
     told(scheduler, "4", 2, 9.0)
@@ -102,10 +93,7 @@ def test_one_that_is_promoted_and_ends_counts_if_it_came_further_in_order(time, 
 
 
 def test_one_that_a_stop_rule_ends_at_its_first_report_does_not_count():
-    scheduler = asha(max_t=20, finish=True)
-    for number in range(3):
-        scheduler.on_trial_add(str(number))
-        told(scheduler, str(number), 1, number)
+    scheduler = reported(3, max_t=20)
     scheduler.on_trial_complete("0")
     assert scheduler.choose_trial_to_run([], ["1", "2"]) == "2"
 
@@ -144,19 +132,9 @@ def test_why_it_goes_on_is_said():
     ]
 
 
-class Falling(tune.Trainable):
-    def setup(self, config):
-        self.steps = 0
-
-    def step(self):
-        self.steps += 1
-        return {"loss": self.config["x"] / self.steps}
-
-    def save_checkpoint(self, checkpoint_dir):
-        Path(checkpoint_dir, "steps").write_text(str(self.steps))
-
-    def load_checkpoint(self, checkpoint):
-        self.steps = int(Path(checkpoint, "steps").read_text())
+class Falling(Counted):
+    def reports(self, number):
+        return {"loss": self.config["x"] / number}
 
 
 @pytest.mark.parametrize("finish", [False, True])
@@ -170,39 +148,18 @@ def test_a_small_search(fit, inline, finish):
 
 class Faulty(Falling):
     def step(self):
-        if self.config["x"] == 1 and self.steps == 4:
+        if self.config["x"] == 1 and self.number == 4:
             raise ValueError("worn out")
         return super().step()
 
 
-class CutShort(tune.Callback):
-    def __init__(self, after: int) -> None:
-        self.after, self.seen = after, 0
-
-    def on_step_end(self, iteration, trials, **info):
-        self.seen += 1
-        if self.seen == self.after:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("after", [24])
 @pytest.mark.parametrize("errored", [False, True])
-def test_a_trial_that_a_restore_leaves_as_it_was_holds_nobody_up(after, errored, inline, results):
-    tuner = tune.Tuner(
-        Faulty,
-        param_space={"x": tune.grid_search([2, 1, 3, 4, 5])},
-        tune_config=tune.TuneConfig(
-            metric="loss",
-            mode="min",
-            scheduler=ASHAScheduler(max_t=20, type="promotion", finish=True),
-            max_concurrent_trials=1,
-        ),
-        run_config=tune.RunConfig(name="e", storage_path=results, verbose=0, callbacks=[CutShort(after)]),
-    )
+def test_a_trial_that_a_restore_leaves_as_it_was_holds_nobody_up(errored, inline, fit, restore):
+    space, run = {"x": tune.grid_search([2, 1, 3, 4, 5])}, {"callbacks": [CutShort(24)]}
+    scheduler = ASHAScheduler(max_t=20, type="promotion", finish=True)
     with pytest.raises(KeyboardInterrupt):
-        tuner.fit()
-    run = tune.RunConfig(callbacks=[CutShort(0)])
-    grid = tune.Tuner.restore(results / "e", Faulty, run_config=run, resume_errored=errored).fit()
+        fit(Faulty, space, metric="loss", scheduler=scheduler, max_concurrent_trials=1, run=run)
+    grid = restore(Faulty, run={"callbacks": [CutShort(0)]}, resume_errored=errored)
     reached = {result.config["x"]: result.metrics["training_iteration"] for result in grid}
     assert reached == {1: 4, 2: 20, 3: 1, 4: 1, 5: 1}
     assert [result.config["x"] for result in grid if result.error] == [1]

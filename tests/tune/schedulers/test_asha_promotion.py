@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tune.schedulers.promoted_trials import PromotedTrials, asha
+from tests.tune.schedulers.promoted_trials import (
+    LEVELS,
+    PromotedTrials,
+    asha,
+    orders,
+    scores,
+    shop_of,
+    tables,
+)
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler, Decision, Verdict
 from trainkit.tune.schedulers.base import words_for
@@ -107,40 +115,13 @@ def promotions(arrivals: Iterable[float], eta: int = 3, mode: str = "max") -> li
     return promoted
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "promoted"),
-    [
-        ([5, 1, 9, 3, 7, 2, 8, 4, 6], [0, 0, 9, 0, 0, 7, 8, 0, 0]),
-        (range(1, 10), [0, 0, 3, 4, 5, 6, 7, 8, 9]),
-        (range(9, 0, -1), [0, 0, 9, 0, 0, 8, 0, 0, 7]),
-    ],
-)
-def test_5_worked_promotions(arrivals, promoted):
-    expected = [[list(arrivals).index(value)] if value else [] for value in promoted]
-    assert promotions(arrivals) == expected
-    assert promotions([-value for value in arrivals], mode="min") == expected
-
-
-def test_5_equal_scores_are_promoted_as_they_came():
-    assert promotions([1] * 6) == [[], [], [0], [], [], [1]]
-
-
 # --- laws -----------------------------------------------------------------------------------------
-
-LEVELS = (1, 2, 4, 8)
-scores = st.integers(-4, 4) | st.sampled_from([math.nan, math.inf, -math.inf])
-tables = st.lists(st.tuples(scores, scores, scores, scores), min_size=1, max_size=30)
-orders = st.lists(st.integers(0, 1000), max_size=150)
-
-
-def shop_of(table, scheduler: ASHAScheduler, sign: int = 1) -> PromotedTrials:
-    return PromotedTrials(scheduler, lambda n, t: sign * table[n][LEVELS.index(int(t))], LEVELS, len(table))
 
 
 @given(tables, orders, st.integers(1, 8), st.data())
 def test_2_and_3_who_is_promoted_and_when_a_new_one_starts(table, order, workers, data):
     """Against the rule written out: each time, all entries of each rung are gone through."""
-    shop = shop_of(table, asha(max_t=8, reduction_factor=2))
+    shop = shop_of(table)
     entries: list[list[tuple[float, int, int]]] = [[], [], []]  # by rung: score, negated arrival, trial
     promoted: list[set[int]] = [set(), set(), set()]
 

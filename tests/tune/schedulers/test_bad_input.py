@@ -61,66 +61,55 @@ def statuses(results: Any) -> set[str]:
 # --- what is reported -----------------------------------------------------------------------------
 
 
+def fails(config, t, rng):
+    raise OSError("no disk")
+
+
+ENDS = {
+    "NaN everywhere": (lambda config, t, rng: {"loss": math.nan, "done": t == LAST}, "TERMINATED"),
+    "fewer reports than are waited for": (
+        lambda config, t, rng: {"loss": config["lr"], "done": t == config["n"] % 3 + 1},
+        "TERMINATED",
+    ),
+    "failures": (fails, "ERROR"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_nan_everywhere_ends(scheduler):
-    results = simulate(lambda config, t, rng: {"loss": math.nan, "done": t == LAST}, scheduler)
+def test_every_trial_ends(scheduler, how):
+    """Nobody waits for ever."""
+    objective, status = ENDS[how]
+    results = simulate(objective, scheduler)
     assert len(results) == 12
-    assert statuses(results) == {"TERMINATED"}
-    if scheduler.startswith(("asha", "hyperband", "bohb", "resources")):  # no rung lets NaN pass
+    assert statuses(results) == {status}
+    # No rung lets NaN pass.
+    if how == "NaN everywhere" and scheduler.startswith(("asha", "hyperband", "bohb", "resources")):
         assert sum(len(result.history) for result in results) < 12 * LAST
 
 
+@pytest.mark.parametrize(
+    ("report", "words", "of_a_population"),
+    [({"cost": 1.0}, "'loss'", "'loss'"), ({"loss": "low"}, "'low'", "without a number for metric='loss'")],
+)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_a_metric_that_never_comes_is_an_error_that_names_it(scheduler):
+def test_a_metric_that_never_comes_or_is_no_number_is_an_error(scheduler, report, words, of_a_population):
     def objective(config, t, rng):
-        return {"cost": 1.0, "done": t == LAST}
+        return {**report, "done": t == LAST}
 
     if scheduler in POPULATIONS:  # they can't go on without, and say so
-        with pytest.raises((ConfigError, MetricError), match="'loss'"):
+        with pytest.raises((ConfigError, MetricError), match=of_a_population):
             simulate(objective, scheduler)
         return
     results = simulate(objective, scheduler)
     assert statuses(results) == {"ERROR"}
-    assert all(isinstance(error, MetricError) and "'loss'" in str(error) for error in results.errors)
+    assert all(isinstance(error, MetricError) and words in str(error) for error in results.errors)
 
 
 def test_a_population_may_lack_the_metric_where_it_is_told_so():
     results = simulate(
         lambda config, t, rng: {"loss": config["lr"], "done": t == LAST} if t % 2 else {"done": t == LAST},
         pbt(require_attrs=False),
-    )
-    assert statuses(results) == {"TERMINATED"}
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_a_metric_that_is_no_number_is_an_error(scheduler):
-    def objective(config, t, rng):
-        return {"loss": "low", "done": t == LAST}
-
-    if scheduler in POPULATIONS:
-        with pytest.raises(ConfigError, match="without a number for metric='loss'"):
-            simulate(objective, scheduler)
-        return
-    results = simulate(objective, scheduler)
-    assert statuses(results) == {"ERROR"}
-    assert all("'low'" in str(error) for error in results.errors)
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_every_trial_fails(scheduler):
-    def objective(config, t, rng):
-        raise OSError("no disk")
-
-    results = simulate(objective, scheduler)
-    assert len(results) == 12
-    assert statuses(results) == {"ERROR"}
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_trials_end_before_any_rung(scheduler):
-    """With fewer reports than the scheduler waits for, nobody waits for ever."""
-    results = simulate(
-        lambda config, t, rng: {"loss": config["lr"], "done": t == config["n"] % 3 + 1}, scheduler
     )
     assert statuses(results) == {"TERMINATED"}
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import (
+    Decision,
     HyperBandForBOHB,
     HyperBandScheduler,
     TrialScheduler,
@@ -21,9 +22,14 @@ STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE
 BOTH = [HyperBandScheduler, HyperBandForBOHB]
 
 
-def hyperband(max_t=9, eta=3, mode="max", cls=HyperBandScheduler, **arguments) -> HyperBandScheduler:
+def hyperband(
+    max_t=9, eta=3, mode="max", cls=HyperBandScheduler, trials: int = 0, **arguments
+) -> HyperBandScheduler:
+    """With trials "0", "1", ... that have come."""
     scheduler = cls(metric="m", mode=mode, max_t=max_t, reduction_factor=eta, **arguments)
     scheduler.set_search_properties("m", mode, scheduler_generator(0))
+    for number in range(trials):
+        scheduler.on_trial_add(str(number))
     return scheduler
 
 
@@ -34,10 +40,14 @@ def report(scheduler: TrialScheduler, trial: object, t: float, m: float | None =
 
 def nine(**arguments) -> HyperBandScheduler:
     """With the widest bracket of 9/3 full: 9 trials, judged at 1 and 3."""
-    scheduler = hyperband(**arguments)
-    for number in range(9):
-        scheduler.on_trial_add(str(number))
-    return scheduler
+    return hyperband(trials=9, **arguments)
+
+
+def all_report(scheduler: TrialScheduler, *numbers: int) -> Decision:
+    """Each reports its number at the first level; return what was decided on the last."""
+    for number in numbers:
+        decision = report(scheduler, number, 1, number)
+    return decision
 
 
 def went_on(scheduler: TrialScheduler) -> list[str]:
@@ -111,16 +121,12 @@ def test_levels_rise_and_every_round_has_a_trial(max_t, eta):
 
 @pytest.mark.parametrize("cls", BOTH)
 def test_the_widest_bracket_comes_first_and_the_turn_begins_again(cls):
-    scheduler = hyperband(cls=cls)
-    for number in range(19):
-        scheduler.on_trial_add(str(number))
+    scheduler = hyperband(cls=cls, trials=19)
     assert [scheduler.bracket_of(str(n)) for n in range(19)] == [0] * 9 + [1] * 5 + [2] * 3 + [3] * 2
 
 
 def test_the_narrow_bracket_first_if_asked_for():
-    scheduler = hyperband(narrow_first=True)
-    for number in range(18):
-        scheduler.on_trial_add(str(number))
+    scheduler = hyperband(narrow_first=True, trials=18)
     assert [scheduler.bracket_of(str(n)) for n in range(18)] == [0] * 3 + [1] * 5 + [2] * 9 + [3]
 
 
@@ -173,19 +179,9 @@ def test_a_round_is_judged_when_its_last_trial_arrives(mode):
     assert scheduler.choose_trial_to_run([], paused) is None
 
 
-def test_the_last_to_come_is_stopped_by_its_own_report():
-    scheduler = nine()
-    for number in range(1, 9):
-        report(scheduler, number, 1, number)
-    last = report(scheduler, 0, 1, 0.0)
-    assert (last.verdict, last.reason["rule"], last.reason["rank"]) == (STOP, "rung", 9)
-    assert [each for each, _ in scheduler.verdicts()] == ["5", "4", "3", "2", "1"]
-
-
 def test_the_second_round_waits_only_for_those_that_went_on():
     scheduler = nine()
-    for number in range(9):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(9))
     assert len(scheduler.verdicts()) == 6
     assert went_on(scheduler) == ["8", "7", "6"]
     assert report(scheduler, 8, 2, 0.0) == report(scheduler, 7, 2, 0.0)  # nothing is judged between
@@ -227,8 +223,7 @@ def test_the_rule_is_the_one_written_down(values, order):
 
 def test_11_without_the_metric_a_trial_stays_on_its_way_but_ends_at_max_t():
     scheduler = nine()
-    for number in range(8):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(8))
     assert report(scheduler, 8, 1).verdict is CONTINUE
     assert scheduler.on_result("8", {"m": 1.0}).verdict is CONTINUE  # no time: nothing to judge
     assert scheduler.verdicts() == []
@@ -239,8 +234,7 @@ def test_11_without_the_metric_a_trial_stays_on_its_way_but_ends_at_max_t():
 
 def test_a_value_that_comes_late_is_taken_at_the_level():
     scheduler = nine()
-    for number in range(8):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(8))
     report(scheduler, 8, 1)
     decision = report(scheduler, 8, 2, 100.0)
     assert (decision.verdict, decision.reason["rung"], decision.reason["awaits"]) == (PAUSE, 1, 0)
@@ -250,8 +244,7 @@ def test_a_value_that_comes_late_is_taken_at_the_level():
 def test_9_a_jump_is_judged_at_the_level_that_was_awaited_and_the_next_counts_from_the_plan():
     scheduler = nine()
     assert report(scheduler, 0, 8, 100.0).reason["rung"] == 1
-    for number in range(1, 9):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(1, 9))
     scheduler.on_trial_resume("0")
     assert report(scheduler, 0, 8, 100.0) == report(scheduler, 7, 2, 0.0)  # the same report again
     assert report(scheduler, 0, 8.5, 100.0).reason["rung"] == 3
@@ -261,8 +254,7 @@ def test_a_jump_to_the_end_counts_where_the_trial_was_awaited():
     scheduler = nine()
     assert report(scheduler, 0, 9, 100.0).reason == {"rule": "max_t", "max_t": 9, "bracket": 0, "budget": 2}
     scheduler.on_trial_complete("0")
-    for number in range(1, 9):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(1, 9))
     assert len(scheduler.verdicts()) == 5
     reason = scheduler.on_trial_resume("8")
     assert (reason["rank"], reason["cutoff"]) == (2, 6)
@@ -271,14 +263,10 @@ def test_a_jump_to_the_end_counts_where_the_trial_was_awaited():
 
 @pytest.mark.parametrize("cls", BOTH)
 def test_without_a_last_stop_trials_run_on(cls):
-    scheduler = hyperband(max_t=2, eta=3, stop_last_trials=False, cls=cls)
-    scheduler.on_trial_add("0")
+    scheduler = hyperband(max_t=2, eta=3, stop_last_trials=False, cls=cls, trials=1)
     assert report(scheduler, 0, 1, 1.0).reason == {}
     end = report(scheduler, 0, 2, 1.0)
     assert (end.verdict, end.reason["budget"]) == (CONTINUE, 0)
     assert report(scheduler, 0, 3, 1.0).reason == {}
     wide = nine(stop_last_trials=False)
     assert report(wide, 0, 50, 1.0).verdict is PAUSE
-
-
-# --- arguments ------------------------------------------------------------------------------------

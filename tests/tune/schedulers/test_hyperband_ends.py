@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tune.schedulers.simulated_workers import SimulatedWorkers
-from tests.tune.schedulers.test_hyperband import PAUSE, STOP, hyperband, nine, report, went_on
+from tests.tune.schedulers.test_hyperband import PAUSE, STOP, all_report, hyperband, nine, report, went_on
 from trainkit.tune.schedulers.halving import places
 
 SIZES = st.integers(2, 100), st.integers(2, 5), st.integers(1, 40), st.integers(1, 32)
@@ -24,9 +24,7 @@ def fallen(scheduler) -> list[int]:
 
 @pytest.mark.parametrize(("came", "go_on"), [(1, 1), (2, 1), (3, 1), (5, 1), (6, 2), (8, 2), (9, 3)])
 def test_15_a_bracket_that_stays_partial_is_halved_by_those_that_came(came, go_on):
-    scheduler = hyperband()
-    for number in range(came):
-        scheduler.on_trial_add(str(number))
+    scheduler = hyperband(trials=came)
     answers = [report(scheduler, number, 1, number).verdict for number in range(came)]
     if came < 9:
         assert set(answers) == {PAUSE}
@@ -76,8 +74,7 @@ def test_15_failed_trials_count_as_the_worst_and_are_not_waited_for():
 
 def test_15_the_last_failure_completes_the_round():
     scheduler = nine()
-    for number in range(8):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(8))
     assert went_on(scheduler) == []
     scheduler.on_trial_error("8")
     assert fallen(scheduler) == [4, 3, 2, 1, 0]
@@ -90,8 +87,7 @@ def test_15_the_last_failure_completes_the_round():
 
 def test_a_trial_that_fails_while_paused_gives_its_place_up():
     scheduler = nine()
-    for number in range(8):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(8))
     scheduler.on_trial_error("7")
     assert report(scheduler, 8, 1, 0.5).reason["rank"] == 7  # 7 is behind it now, and 0
     assert went_on(scheduler) == ["6", "5", "4"]
@@ -102,8 +98,7 @@ def test_a_trial_that_ends_early_keeps_its_score_and_gives_its_place_up():
     assert report(scheduler, 0, 1, 100.0).verdict is PAUSE
     scheduler.on_trial_complete("0")  # stopped from outside, say
     scheduler.on_trial_complete("1")  # before it came to the level
-    for number in range(2, 8):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(2, 8))
     last = report(scheduler, 8, 1, 2.5)
     assert (last.verdict, last.reason["rank"], last.reason["entries"]) == (STOP, 7, 9)
     assert went_on(scheduler) == ["7", "6", "5"]
@@ -129,8 +124,7 @@ def test_trials_that_come_after_all_open_a_new_bracket():
 
 def test_a_trial_that_is_tried_again_goes_before_those_that_wait_for_it():
     scheduler = nine()
-    for number in range(9):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(9))
     scheduler.on_trial_add("9")
     paused = [str(number) for number in range(8)]
     assert scheduler.choose_trial_to_run(["8"], paused) == "8"
@@ -144,8 +138,7 @@ def test_a_trial_that_is_tried_again_goes_before_those_that_wait_for_it():
 def test_10_a_trial_that_failed_in_its_pause_may_run_again():
     """It waits at its level as before, whatever it reports there now."""
     scheduler = nine()
-    for number in range(7):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(7))
     assert report(scheduler, 0, 0.5, 9.0) == report(scheduler, 7, 0.5, 9.0)
     again = report(scheduler, 0, 1, 100.0)
     assert (again.verdict, again.reason) == (PAUSE, {"rule": "waits", "bracket": 0, "rung": 1})
@@ -160,8 +153,7 @@ def test_10_a_trial_that_failed_in_its_pause_may_run_again():
 def test_10_one_that_goes_on_without_a_word_is_resumed_only_at_its_next_pause():
     """Judged while it ran again after a failure in its pause: it just goes on."""
     scheduler = nine()
-    for number in (8, 7, 6, 0, 1, 2, 3, 4, 5):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, 8, 7, 6, 0, 1, 2, 3, 4, 5)
     assert len(fallen(scheduler)) == 5
     assert report(scheduler, 8, 1, 8.0) == report(scheduler, 8, 2, 8.0)
     assert report(scheduler, 8, 3, 8.0).verdict is PAUSE
@@ -172,8 +164,7 @@ def test_10_one_that_goes_on_without_a_word_is_resumed_only_at_its_next_pause():
 def test_a_trial_that_a_restore_runs_again_after_its_end_joins_like_a_new_one(more):
     scheduler = nine()
     scheduler.on_trial_error("0")
-    for number in range(1, 9):
-        report(scheduler, number, 1, number)
+    all_report(scheduler, *range(1, 9))
     if not more:
         scheduler.on_no_more_trials()
     decision = report(scheduler, 0, 3, 0.0)
@@ -181,6 +172,3 @@ def test_a_trial_that_a_restore_runs_again_after_its_end_joins_like_a_new_one(mo
     assert decision.reason["awaits"] == 4 * more
     assert went_on(scheduler)[-1:] == (["6"] if more else ["0"])  # alone in its bracket, it goes on
     assert (report(scheduler, 0, 9, 1.0).verdict) is STOP
-
-
-# --- 16, 17, 28: whole experiments ----------------------------------------------------------------
