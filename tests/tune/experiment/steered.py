@@ -13,7 +13,7 @@ from trainkit.tune.results.overview import LogReader
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from tests.tune import programs
+import trainkit
 from trainkit import tune
 
 class Counts(tune.Trainable):

@@ -118,7 +118,6 @@ DRIVER = """
 import os, signal, sys
 import trainkit
 from trainkit import tune
-from tests.tune import programs
 from tests.tune.sync.failing_storage import Fails, at, saving
 from pathlib import Path
 
