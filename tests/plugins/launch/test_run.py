@@ -191,8 +191,7 @@ def test_only_the_traceback_of_the_rank_that_failed_first_is_shown(programs: Pro
             "leaves",
             (),
             1,
-            "a rank lost the other ranks, and no rank has failed: they ended early or never "
-            "connected\nTraceback",
+            "a rank lost the others, and no rank has failed: they ended early or never connected\nTraceback",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_stages_are_of_about_equal_size_or_begin_where_they_are_said_to() -> Non
         (linears(2, 2, 2), ["0"], 2, "without the first block"),
         (linears(2, 2, 2, 2), ["2", "1"], 3, "in their order"),
         (linears(2, 2, 2), lambda model: 3, 2, "the split function gave a int"),
-        (linears(2, 2, 2), lambda model: ["0", "1"], 2, "gave a str, which is not a module"),
+        (linears(2, 2, 2), lambda model: ["0", "1"], 2, "gave a str, not a module"),
         (Staged(shared=True), None, 2, r"embed.weight of stage 0 is also used as weight by stage 1"),
         (Skips(tied=True), ["last"], 2, r"first.weight of stage 0 is also used as last.weight by stage 1"),
         (Skips(), ["middle"], 2, "calls no module 'middle'; it calls first, blocks.0, blocks.1, last"),

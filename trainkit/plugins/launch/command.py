@@ -153,12 +153,7 @@ def _add_own(group: Any) -> None:
         help="maximum number of restarts of all ranks after failures (default: 0)",
     )  # fmt: skip
     _add(group, "module", "-m", action="store_true", help="run a module, as python -m does")
-    _add(
-        group,
-        "fresh",
-        action="store_true",
-        help="start a new Python for each rank, not a fork with torch loaded",
-    )
+    _add(group, "fresh", action="store_true", help="start a new Python for each rank, without a fork")
     _add(group, "no-python", action="store_true", help="run the script as a program, without Python")
     _add(
         group, "shutdown-timeout", type=float, default=30.0, metavar="S",
@@ -169,9 +164,7 @@ def _add_own(group: Any) -> None:
 def _add_torchrun(group: Any) -> None:
     _add(group, "nnodes", default="1", metavar="1", help="number of machines, which must be 1")
     _add(group, "node-rank", type=int, default=0, metavar="0", help="index of this machine, which must be 0")
-    _add(
-        group, "standalone", action="store_true", help="let the ranks meet at a free port, with a new run id"
-    )
+    _add(group, "standalone", action="store_true", help="meet at a free port, with a new run id")
     for name in ("master-addr", "main-process-ip"):
         _add(group, name, dest="master_addr", help="address where the ranks meet (default: 127.0.0.1)")
     for name in ("master-port", "main-process-port"):
@@ -181,7 +174,7 @@ def _add_torchrun(group: Any) -> None:
             dest="master_port",
             type=int,
             metavar="PORT",
-            help="port where the ranks meet (default: a free port)",
+            help="port to meet at (default: a free port)",
         )
     _add(group, "rdzv-endpoint", default="", metavar="HOST:PORT", help="address and port in one")
     _add(group, "rdzv-id", default="none", metavar="ID", help="TORCHELASTIC_RUN_ID")
@@ -192,15 +185,8 @@ def _add_torchrun(group: Any) -> None:
         group, "redirects", "-r", default="0", metavar="STREAMS",
         help="write output to files: 1 stdout, 2 stderr, 3 both; or by rank, such as 0:1,1:3",
     )  # fmt: skip
-    _add(
-        group,
-        "tee",
-        "-t",
-        default="0",
-        metavar="STREAMS",
-        help="write output to files, and here with the rank",
-    )
-    _add(group, "local-ranks-filter", default="", metavar="RANKS", help="show only the output of these ranks")
+    _add(group, "tee", "-t", default="0", metavar="STREAMS", help="write to files, and here with the rank")
+    _add(group, "local-ranks-filter", default="", metavar="RANKS", help="only show these ranks' output")
     for name in _NO_EFFECT:
         _add(group, name, help="has no effect")
     for name in _NO_EFFECT_SWITCHES:
@@ -213,7 +199,7 @@ def _add_accelerate(group: Any) -> None:
     add(
         "machine-rank", dest="node_rank", type=int, metavar="0", help="index of this machine, which must be 0"
     )
-    add("multi-gpu", action="store_true", help="start a rank for each GPU, if no number of ranks is given")
+    add("multi-gpu", action="store_true", help="one rank per GPU, if no number is given")
     for name, variable in _ACCELERATE.items():
         choices = ("no", "fp16", "bf16", "fp8") if name == "mixed-precision" else None
         add(name, choices=choices, metavar=None if choices else "VALUE", help=variable)

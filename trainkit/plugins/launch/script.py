@@ -101,9 +101,8 @@ class ScriptOptions:
         each = (1 if ranks > 1 else devices.cpu_count()) if cpus is None else cpus
         if each <= 0 or gpus < 0 or more["max_restarts"] < 0 or more["shutdown_s"] < 0:
             raise ConfigError(
-                f"the CPUs of a rank must be more than 0, not {each:g}; its GPUs, the restarts and the "
-                "shutdown timeout must be 0 or more, not "
-                f"{gpus:g}, {more['max_restarts']} and {more['shutdown_s']:g}"
+                f"the CPUs of a rank must be more than 0, not {each:g}; its GPUs, restarts and timeout "
+                f"must be 0 or more, not {gpus:g}, {more['max_restarts']} and {more['shutdown_s']:g}"
             )
         bundle = {"CPU": float(each), "GPU": gpus}
         return cls(command=tuple(command), num_workers=ranks, bundle=bundle, sees_own_gpus=gpus > 0, **more)
@@ -348,8 +347,7 @@ def every_rank(text: str) -> Callable[[int], int]:
     )
     if not fits or (len(parts) > 1 and not all(colon for _, colon, _ in parts)):
         raise ConfigError(
-            "streams must be 1 (stdout), 2 (stderr), 3 (both) or 0, or given by rank, such as 0:3, not "
-            f"{text!r}"
+            f"streams must be 0, 1 (stdout), 2 (stderr), 3 (both), or by rank, such as 0:3, not {text!r}"
         )
     by_rank = {rank: int(which) for rank, _, which in parts}
     return lambda rank: by_rank.get(str(rank), by_rank.get("", 0))
@@ -627,7 +625,7 @@ def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> Ra
         return RankFailure(event, 1, cause.text)
     if isinstance(lost, LostOthersError):
         return RankFailure(
-            "a rank lost the other ranks, and no rank has failed: they ended early or never connected",
+            "a rank lost the others, and no rank has failed: they ended early or never connected",
             1,
             lost.text,
         )

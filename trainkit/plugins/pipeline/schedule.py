@@ -320,9 +320,7 @@ class MicrobatchSchedule:
             )
         sizes = [len(feature) for feature in features]
         if len(set(sizes)) > 1:
-            raise ConfigError(
-                f"a pipeline cuts features along their first dimensions, which must be equal, not {sizes}"
-            )
+            raise ConfigError(f"the first dimensions of a pipeline's features must be equal, not {sizes}")
         count = next(n for n in range(min(self._most, sizes[0]), 0, -1) if sizes[0] % n == 0)
         for leaf in tensors_in(target):
             if not leaf.dim() or len(leaf) % count:

@@ -232,8 +232,7 @@ def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
     if isinstance(model, nn.Sequential):
         return list(_flat(model, "")), True
     raise ConfigError(
-        f"{type(model).__name__} can't be cut into stages, as only its forward knows the order of its "
-        f"modules: {_ADVICE}"
+        f"{type(model).__name__} can't be cut, as only its forward knows the order of modules: {_ADVICE}"
     )
 
 
@@ -256,9 +255,7 @@ def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
         # A plain list has no name in the model, so its modules become the blocks.
         for module in item if isinstance(item, (list, tuple)) else [item]:
             if not isinstance(module, nn.Module):
-                raise ConfigError(
-                    f"{origin} gave a {type(module).__name__}, which is not a module: {_ADVICE}"
-                )
+                raise ConfigError(f"{origin} gave a {type(module).__name__}, not a module: {_ADVICE}")
             blocks.append(Block(names.get(id(module), str(number)), module))
     return blocks
 

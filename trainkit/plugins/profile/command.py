@@ -16,11 +16,9 @@ class Trace(Command):
     help = HELP["trace"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("pid", metavar="PID", type=int, help="PID of the rank, see the dashboard")
         parser.add_argument(
-            "pid", metavar="PID", type=int, help="PID of the rank's process, which the dashboard shows"
-        )
-        parser.add_argument(
-            "--steps", metavar="N", type=int, default=5, help=f"number of steps, 1 to {MAX_STEPS}; default 5"
+            "--steps", metavar="N", type=int, default=5, help=f"steps, 1 to {MAX_STEPS}; default 5"
         )
         parser.add_argument(
             "--timeout",

@@ -359,9 +359,8 @@ def _try_sizes(
         log.info("scale_batch_size: %d %s", size, "fits" if fitted else "is too large")
         if batches is not None and batches > 1 and batches == passes.get(size // 2):
             raise ConfigError(
-                f"scale_batch_size(batch_arg_name={key!r}): the loader ignores this argument, as a pass has "
-                f"{batches} batches with {size // 2} and with {size}: create the loader in setup with "
-                f"batch_size=config[{key!r}]"
+                f"scale_batch_size(batch_arg_name={key!r}): a pass has {batches} batches with {size // 2} "
+                f"and with {size}: create the loader in setup with batch_size=config[{key!r}]"
             )
         # A loader that drops an incomplete last batch may return no batch at this size.
         if not search.told(fitted and batches != 0, whole=batches == 1):
