@@ -84,7 +84,7 @@ def test_who_says_done_is_not_paused_nor_taken_over(fit):
             {"a": {"x": lambda: 3}, "y": tune.uniform(0, 1)},
             "param_space['a/x'] is a lambda, which is passed to the",
         ),
-        ({"x": (0, 1)}, "param_space['x'] is the tuple (0, 1), which is a constant"),
+        ({"x": (0, 1)}, "param_space['x'] is the tuple (0, 1), which is passed to the trials as a constant"),
         ({"betas": (0.9, 0.999), "y": tune.uniform(0, 1)}, ""),
         ({"size": (3, 3), "make": str}, ""),
         ({"y": tune.choice([lambda: 3, (0, 1)]), "z": tune.sample_from(lambda spec: 3)}, ""),
@@ -93,7 +93,7 @@ def test_who_says_done_is_not_paused_nor_taken_over(fit):
 def test_a_constant_that_was_probably_meant_to_vary_is_told(fit, caplog, space, told):
     fit(lambda config: 1.0, space)
     assert told in caplog.text
-    assert bool(told) == ("as it is" in caplog.text)
+    assert bool(told) == ("to the trials" in caplog.text)
 
 
 def test_a_name_that_is_chosen_is_of_no_folder_of_the_users(tmp_path):

@@ -88,7 +88,7 @@ def constant_words(value: Any, *, alone: bool) -> str | None:
     if alone and is_range:
         low, high = value
         return (
-            f"the tuple {value!r}, which is a constant; to sample from the range, write "
+            f"the tuple {value!r}, which is passed to the trials as a constant; for a range, write "
             f"tune.uniform({low!r}, {high!r}), tune.randint({low!r}, {high!r}) or tune.loguniform"
         )
     return None
