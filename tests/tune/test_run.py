@@ -158,7 +158,7 @@ def test_trials_begin_with_the_checkpoint_of_another(run, tmp_path):
     (first,) = run(Counting, checkpoint_freq=1, stop={"count": 2}).trials
     (second,) = run(Counting, name="second", restore=first.checkpoint.path).trials
     assert [row["count"] for row in second.history] == [3, 4]
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         run(Counting, name="third", restore=tmp_path / "nothing")
 
 
@@ -216,7 +216,7 @@ def test_auto_begins_where_there_is_nothing_and_true_does_not(run):
     assert len(run(objective, resume="AUTO", name=None).trials) == 1
     with pytest.raises(tune.error.StoreError):
         run(objective, resume=True, name="never begun")
-    with pytest.raises(ConfigError, match="needs name="):
+    with pytest.raises(ConfigError, match="needs the name"):
         run(objective, resume=True, name=None)
 
 

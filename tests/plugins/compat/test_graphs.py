@@ -58,7 +58,7 @@ def test_the_input_is_one_value_its_parts_or_several(engine: str) -> None:
     assert trainkit.get(parts.execute({"x": 2, "y": 3})) == 5
     assert trainkit.get(named.execute(2, step=4)) == 6
     assert trainkit.get(part.execute(3 + 4j)) == 5
-    with pytest.raises(ConfigError, match=r"part 'step' of its input, but .* 2 values and \[\] by name"):
+    with pytest.raises(ConfigError, match=r"input 'step', but .* 2 positional values and \[\] by name"):
         named.execute(1, 2)
 
 
@@ -68,7 +68,7 @@ def test_an_input_without_a_part_is_refused_before_a_call_is_made(engine: str) -
         first = summing.add.bind(inp[0])
         graph = MultiOutputNode([first, summing.add.bind(inp.more)])
     for refused in (graph, graph.experimental_compile()):
-        with pytest.raises(ConfigError, match="takes the part 'more'"):
+        with pytest.raises(ConfigError, match="needs the input 'more'"):
             refused.execute(5, 6)
     assert trainkit.get(graph.execute(1, more=2)) == [1, 3]
 
@@ -126,7 +126,7 @@ def test_an_actor_that_dies_fails_what_needs_it_and_no_other(engine: str) -> Non
 def test_what_is_no_graph_is_refused() -> None:
     with InputNode() as given:
         made = trainkit.remote(Summing).bind().add.bind(given)
-    with pytest.raises(ConfigError, match=r"make them by \.remote"):
+    with pytest.raises(ConfigError, match=r"create them by \.remote"):
         made.experimental_compile()
     with pytest.raises(ConfigError, match="InputNode"):
         added.bind(1).experimental_compile()

@@ -35,16 +35,16 @@ from trainkit.tune.store.reader import ExperimentReader
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: DistributeResources(increase_by={"CPU": 0}), "is of nothing"),
+        (lambda: DistributeResources(increase_by={"CPU": 0}), "has no resources"),
         (lambda: DistributeResources(increase_by={"CPU": -1}), "negative"),
         (lambda: DistributeResources(increase_by_times=1.5), "increase_by_times=1.5"),
         (lambda: DistributeResourcesToTopJob(mode="up"), "mode='up'"),
         (lambda: ResourceChangingScheduler("asha"), "base_scheduler='asha': give a scheduler"),
         (lambda: ResourceChangingScheduler(ResourceChangingScheduler()), "base_scheduler="),
-        (lambda: ResourceChangingScheduler(None, 3), "resources_allocation_function=3 is no function"),
+        (lambda: ResourceChangingScheduler(None, 3), "resources_allocation_function=3 is not callable"),
         (
             lambda: ResourceChangingScheduler(None, DistributeResources),
-            "DistributeResources'> is no function",
+            "DistributeResources'> is not callable",
         ),
     ],
 )

@@ -25,7 +25,7 @@ def test_dictionaries_are_flattened_and_back():
     assert flatten_dict(NESTED) == FLAT
     assert unflatten_dict(FLAT) == {"a": {"b": {"c": 1}}, "e": [1, {"f": 2}]}
     assert flatten_dict(NESTED, delimiter=".", flatten_list=True) == {"a.b.c": 1, "e.0": 1, "e.1.f": 2}
-    with pytest.raises(ValueError, match="contains '/'"):
+    with pytest.raises(ValueError, match="contains the delimiter '/'"):
         flatten_dict({"a/b": 1}, prevent_delimiter=True)
 
 
@@ -57,7 +57,7 @@ def test_one_that_counts_its_iterations_by_itself_is_not():
         def step(self):
             return {**super().step(), "training_iteration": 7}
 
-    with pytest.raises(AssertionError, match="iteration 7 where 4 is due"):
+    with pytest.raises(AssertionError, match="iteration 7 instead of 4"):
         validate_save_restore(Own)
 
 
@@ -71,7 +71,7 @@ def test_what_keeps_a_trainable_from_a_worker_is_named():
 @pytest.mark.process
 def test_a_wait_for_a_gpu_ends_once_its_memory_is_free(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="asks nvidia-smi"):
+    with pytest.raises(RuntimeError, match="needs nvidia-smi"):
         wait_for_gpu(0)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     looks = tmp_path / "looks"
@@ -85,9 +85,9 @@ def test_a_wait_for_a_gpu_ends_once_its_memory_is_free(tmp_path, monkeypatch):
     program.chmod(0o755)
     assert wait_for_gpu("GPU-bb", delay_s=0)
     assert wait_for_gpu(0, target_util=0.5)
-    with pytest.raises(RuntimeError, match=r"still had 50\.0 % of its memory in use"):
+    with pytest.raises(RuntimeError, match=r"still used 50\.0 % of its memory"):
         wait_for_gpu("0", retry=2, delay_s=0)
-    with pytest.raises(ValueError, match="the GPUs here are 0, GPU-aa, 1, GPU-bb"):
+    with pytest.raises(ValueError, match="this machine has the GPUs 0, GPU-aa, 1, GPU-bb"):
         wait_for_gpu(4)
-    with pytest.raises(RuntimeError, match="asked for a GPU"):
+    with pytest.raises(RuntimeError, match="requested no GPU"):
         wait_for_gpu()

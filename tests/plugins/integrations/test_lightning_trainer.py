@@ -104,7 +104,7 @@ def unprepared(config: dict[str, Any]) -> None:
     ("strategy", "message"),
     [
         (True, "DDPStrategy is not one of RayDDPStrategy, RayFSDPStrategy and RayDeepSpeedStrategy"),
-        (False, r"LightningEnvironment takes this for worker \d of 1, but it is worker \d of 2"),
+        (False, r"LightningEnvironment identifies this process as worker \d of 1, but it is worker \d of 2"),
     ],
 )
 def test_a_trainer_that_would_not_train_together_is_refused(

@@ -181,7 +181,7 @@ def test_a_service_that_fails_touches_no_trial(fit, caplog):  # row 1.30
     assert grid.num_terminated == 3
     told = [record.getMessage() for record in caplog.records if "Weights & Biases:" in record.getMessage()]
     assert len(told) == len(set(told)) == 1
-    assert "opening a run failed; the experiment goes on" in told[0]
+    assert "opening a run failed; the experiment continues" in told[0]
 
 
 def test_the_configuration_with_each_report_where_asked(fit, tmp_path):
@@ -203,7 +203,7 @@ def test_the_key_is_given_once_and_its_file_is_read_at_once(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         WandbLoggerCallback(api_key_file=str(tmp_path / "nothing"))
     (tmp_path / "empty").touch()
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="has no key"):
         WandbLoggerCallback(api_key_file=str(tmp_path / "empty"))
 
 

@@ -130,7 +130,7 @@ def test_what_is_forbidden_never_comes():
 @pytest.mark.parametrize(
     ("arguments", "space", "words"),
     [
-        ({}, {"x": tune.uniform(0, 1), "n": tune.randn()}, "n: BayesOptSearch searches between bounds"),
+        ({}, {"x": tune.uniform(0, 1), "n": tune.randn()}, "n: BayesOptSearch supports bounds"),
         ({}, {"a": tune.choice([0, 1]), "b": tune.when({"a": 1}, tune.uniform(0, 1))}, "b: BayesOptSearch"),
         ({}, {"g": tune.grid_search([1, 2])}, "g: BayesOptSearch"),
         ({"space": {"x": (1, 0)}}, {}, "lower bound"),

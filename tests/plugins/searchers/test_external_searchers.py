@@ -87,7 +87,7 @@ def test_ax_keeps_to_constraints() -> None:
 @pytest.mark.parametrize("name", ["kind", "z"])
 def test_a_parameter_that_no_constraint_can_have_is_named(name: str) -> None:
     row = Row("ax", lambda **given: AxSearch(parameter_constraints=[f"{name} <= 1"], **given))
-    with pytest.raises(ConfigError, match=f"names '{name}', which is no parameter of tune.uniform"):
+    with pytest.raises(ConfigError, match=f"names '{name}', which is not a tune.uniform parameter"):
         Search(row, {"kind": tune.choice([1, 2])}, num_samples=1)
 
 
@@ -115,7 +115,7 @@ def test_an_optimizer_of_nevergrad_comes_near_the_best(optimizer: Any) -> None:
         (lambda: SkOptSearch(acq_func="XX"), "acq_func"),
         (lambda: AxSearch(method="best"), "method"),
         (lambda: AxSearch(parameter_constraints=["x + y"]), "has no <= or >="),
-        (lambda: AxSearch(outcome_constraints=["x * y <= 1"]), "multiplies what it names"),
+        (lambda: AxSearch(outcome_constraints=["x * y <= 1"]), "multiplies parameters"),
         (lambda: SMACSearch(n_initial_points=0), "n_initial_points"),
         (lambda: RustunaSearch(space=[("x", 1)]), "give RustunaSearch domains"),
         (lambda: AxSearch({"x": tune.grid_search([1, 2])}), "grid_search"),

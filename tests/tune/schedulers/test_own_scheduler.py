@@ -268,7 +268,7 @@ class Forgets(TrialScheduler):
 
 
 def test_an_argument_that_is_not_kept_is_named(fit, tmp_path, monkeypatch):
-    with pytest.raises(AssertionError, match=r"Forgets has no attribute for its arguments \['limit'\]"):
+    with pytest.raises(AssertionError, match=r"Forgets has no attributes for its arguments \['limit'\]"):
         SchedulerSuite().test_it_is_made_again_from_its_arguments(Forgets)
     monkeypatch.setattr(Forgets, "decide", lambda *asked: Decision(Verdict.CONTINUE))
     fit(trainable, scheduler=Forgets(), metric="loss")

@@ -79,7 +79,9 @@ class _Arriving:
     ) -> None:
         _require_size("chunk_size", chunk_size)
         if "num_returns" in kwargs:
-            raise ConfigError("num_returns: give chunk_size, which says how many results to wait for")
+            raise ConfigError(
+                "num_returns is not supported: pass chunk_size, the number of results to wait for"
+            )
         self._pending = refs
         self._done: list[ObjectRef[Any]] = []
         self._chunk_size = chunk_size
@@ -118,7 +120,7 @@ class _Arriving:
 
 def _require_size(name: str, value: int) -> None:
     if value < 1:
-        raise ConfigError(f"{name}={value!r}: give 1 or more")
+        raise ConfigError(f"{name} must be at least 1, not {value!r}")
 
 
 def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:

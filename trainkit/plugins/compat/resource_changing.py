@@ -80,7 +80,9 @@ class DistributeResources:
         self.add_bundles = add_bundles
         self.increase_by = normalize(increase_by or {}, what="increase_by")
         if increase_by is not None and not self.increase_by:
-            raise ConfigError(f"increase_by={dict(increase_by)!r} is of nothing: give such as {{'CPU': 1}}")
+            raise ConfigError(
+                f"increase_by={dict(increase_by)!r} has no resources: pass resources such as {{'CPU': 1}}"
+            )
         self.increase_by_times = increase_by_times
         self.reserve_resources = normalize(reserve_resources or {}, what="reserve_resources")
 
@@ -103,8 +105,9 @@ class DistributeResources:
             return None
         if not self.add_bundles and len(base.bundles) > 1:
             raise ConfigError(
-                f"trials begin with {len(base.bundles)} bundles, and {type(self).__name__}("
-                "add_bundles=False) adds to one: give add_bundles=True"
+                f"trials begin with {len(base.bundles)} bundles, but "
+                f"{type(self).__name__}(add_bundles=False) supports one bundle only: pass "
+                "add_bundles=True"
             )
         unit = self._unit(base)
         live = tune_controller.get_live_trials()
@@ -293,7 +296,7 @@ class ResourceChangingScheduler(TrialScheduler):
         check_made(base)
         if allocate is not None and (isinstance(allocate, type) or not callable(allocate)):
             raise ConfigError(
-                f"resources_allocation_function={allocate!r} is no function: give such as "
+                f"resources_allocation_function={allocate!r} is not callable: pass "
                 "DistributeResources(), or a function f(tune_controller, trial, result, scheduler)"
             )
         super().__init__(base.time_attr, base.metric, base.mode)
@@ -415,9 +418,10 @@ class ResourceChangingScheduler(TrialScheduler):
             self._base = trial.request
         if trial_id not in self._changed and trial.request != self._base:
             raise ConfigError(
-                f"ResourceChangingScheduler needs trials that all begin with the same resources, and trial "
-                f"{trial.name} has {describe(trial.request.required_resources)}, where others began with "
-                f"{describe(self._base.required_resources)}: give tune.with_resources no function"
+                "ResourceChangingScheduler needs the same initial resources for all trials, but "
+                f"trial {trial.name} has {describe(trial.request.required_resources)}, and others "
+                f"have {describe(self._base.required_resources)}: pass no function to "
+                "tune.with_resources"
             )
         given = self._allocate(view, trial, dict(result), self) if self._allocate is not None else None
         if given is None:
@@ -464,6 +468,4 @@ class ResourceChangingScheduler(TrialScheduler):
 
 @words_of("resources")
 def _resources_words(reason: Facts) -> str:
-    return (
-        f"{reason['before']} before, {reason['after']} from now on" if "after" in reason else "it is resized"
-    )
+    return f"from {reason['before']} to {reason['after']}" if "after" in reason else "it is resized"

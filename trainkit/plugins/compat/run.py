@@ -62,7 +62,9 @@ class Experiment:
         """
         arguments = dict(spec)
         if "run" not in arguments:
-            raise ConfigError(f"the experiment {name!r} has no 'run': give the trainable, or its name")
+            raise ConfigError(
+                f"the experiment {name!r} has no 'run': set it to the trainable, or to its name"
+            )
         if "env" in arguments:  # RLlib's specifications have the entry `env`.
             arguments["config"] = {**arguments.get("config", {}), "env": arguments.pop("env")}
         return cls(name, arguments.pop("run"), **arguments)
@@ -79,7 +81,8 @@ def _taking_experiments(function: Front) -> Front:
             return _run_each(run, run_or_experiment, **given)
         if isinstance(run_or_experiment, Mapping):
             raise ConfigError(
-                "tune.run() takes no dictionary: give Experiment objects, or call tune.run_experiments()"
+                "tune.run() does not support dictionaries: pass Experiment objects, or call "
+                "tune.run_experiments()"
             )
         if isinstance(run_or_experiment, Experiment):
             experiment = run_or_experiment
@@ -99,7 +102,7 @@ def _run_each(
     """Run experiments one after another, and return one analysis of all trials."""
     given.pop("name", None)  # each experiment has its own name
     if not experiments:
-        raise ConfigError("tune.run([]): give at least one experiment")
+        raise ConfigError("tune.run([]) has no experiments: pass at least one")
     analyses = [run(each, raise_on_failed_trial=False, **given) for each in experiments]
     trials = [trial for analysis in analyses for trial in analysis.trials]
     folders = [analysis.experiment_path for analysis in analyses]
@@ -290,7 +293,7 @@ def _resumed(
         # A generated name is always new, so no experiment with this name can be resumed.
         if not wish.required:
             return None
-        raise ConfigError(f"resume={resume!r} needs name=..., to find the experiment by")
+        raise ConfigError(f"resume={resume!r} needs the name of the experiment: pass name=...")
     root = settings.results_dir() if run_config.storage_path is None else run_config.storage_path
     path = f"{root}/{run_config.name}"
     filesystem = run_config.storage_filesystem
@@ -311,39 +314,39 @@ def _resumed(
 def _checkpoint_folder(restore: str | os.PathLike[str]) -> str:
     folder = Path(restore).expanduser().absolute()
     if not folder.is_dir():
-        raise ConfigError(f"restore={os.fspath(restore)!r}: there is no such folder; give a checkpoint's")
+        raise ConfigError(f"restore={os.fspath(restore)!r} does not exist: pass the folder of a checkpoint")
     return str(folder)
 
 
 def _failed(trials: Sequence[Result], folders: str) -> TrialError:
     failed = [result for result in trials if result.error is not None]
     return TrialError(
-        f"{len(failed)} of {len(trials)} trials failed ("
-        f"{', '.join(result.trial_id for result in failed[:10])}"
-        f"{', ...' if len(failed) > 10 else ''}); the first: {first_line(failed[0].reason)}. "
-        f"All results are in {folders}, for tune.ExperimentAnalysis(path); to get them from "
-        "tune.run() itself, give raise_on_failed_trial=False"
+        f"{len(failed)} of {len(trials)} trials failed "
+        f"({', '.join(result.trial_id for result in failed[:10])}{', ...' if len(failed) > 10 else ''}); "
+        f"the first error: {first_line(failed[0].reason)}. All results are in {folders}: read them by "
+        "tune.ExperimentAnalysis(path), or pass raise_on_failed_trial=False to get them from "
+        "tune.run()"
     )
 
 
 # These arguments of Ray 1.x are obsolete.
 
 OBSOLETE = {
-    "export_formats": "export_model() is not called: save a checkpoint, and export from that",
-    "global_checkpoint_period": "every report is kept before report() returns",
-    "loggers": "give callbacks=[...]; CSV and JSON files are written by themselves",
-    "queue_trials": "a trial that does not fit waits; one that never will is refused",
-    "ray_auto_init": "the runtime starts by itself",
-    "server_port": "serve experiments by `trainkit dashboard --port N FOLDER`",
+    "export_formats": "export_model() is not called: save a checkpoint, and export the model from it",
+    "global_checkpoint_period": "report() always saves a report before it returns",
+    "loggers": "pass callbacks=[...]; CSV and JSON files are written automatically",
+    "queue_trials": "trials wait for free resources; a trial that can never fit is refused",
+    "ray_auto_init": "the runtime starts automatically",
+    "server_port": "run `trainkit dashboard --port N FOLDER` to serve experiments",
     "sync_on_checkpoint": "give sync_config=tune.SyncConfig(...)",
     "sync_to_cloud": "give storage_path='s3://...'",
-    "sync_to_driver": "all trials write where the experiment is",
-    "trial_executor": "there is one executor",
+    "sync_to_driver": "all trials write to the folder of the experiment",
+    "trial_executor": "trainkit has only one executor",
     "upload_dir": "give storage_path='s3://...'",
-    "with_server": "serve experiments by `trainkit dashboard FOLDER`",
-    "_entrypoint": "it was Ray's own",
-    "_remote": "it was Ray's own",
-    "_remote_string_queue": "it was Ray's own",
+    "with_server": "run `trainkit dashboard FOLDER` to serve experiments",
+    "_entrypoint": "it is an internal setting of Ray",
+    "_remote": "it is an internal setting of Ray",
+    "_remote_string_queue": "it is an internal setting of Ray",
 }
 """Arguments of older versions of Ray, with the reason why each has no effect here."""
 
@@ -362,7 +365,7 @@ def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
     for name in names:
         if name not in OBSOLETE:
             raise ConfigError(
-                f"tune.run() takes no argument {name!r}.{did_you_mean(name, [*known, *OBSOLETE])}"
+                f"tune.run() has no argument {name!r}.{did_you_mean(name, [*known, *OBSOLETE])}"
             )
     return "; ".join(f"{name} has no effect: {OBSOLETE[name]}" for name in names)
 
@@ -389,7 +392,9 @@ def checkpoint_settings(
     used = [name for name, value in old.items() if value]
     if config is not None:
         if used:
-            raise ConfigError(f"give checkpoint_config or {', '.join(used)}, not both")
+            raise ConfigError(
+                f"checkpoint_config and {', '.join(used)} exclude each other: pass only one of them"
+            )
         config = CheckpointConfig(**config) if isinstance(config, Mapping) else copy.copy(config)
         config.checkpoint_at_end = bool(config.checkpoint_at_end)
         return config
@@ -438,13 +443,16 @@ def resuming(resume: bool | str | None, resume_config: Any = None) -> Resuming:
     if head in _ERRORED and not tail:
         head, tail = "LOCAL", head
     if head == "PROMPT":
-        raise ConfigError("resume='PROMPT' would ask: give True, or 'AUTO' to go on where there is something")
+        raise ConfigError(
+            "resume='PROMPT' is not supported, because it asks a question: pass True, or 'AUTO' to "
+            "resume an existing experiment"
+        )
     if head not in ("LOCAL", "REMOTE", "AUTO") or (tail and tail not in _ERRORED):
         raise ConfigError(
             f"resume={resume!r}: give True or 'AUTO', which may be followed by one of "
             f"{', '.join(f'+{name}' for name in _ERRORED)}; or 'ERRORED_ONLY'"
         )
     if resume_config is not None and tail:
-        raise ConfigError(f"resume={resume!r} and resume_config contradict each other: give one")
+        raise ConfigError(f"resume={resume!r} and resume_config contradict each other: pass only one of them")
     how = {"resume_config": resume_config} if resume_config is not None else dict(_ERRORED.get(tail, {}))
     return Resuming(wanted=True, required=head != "AUTO", how=how)

@@ -44,7 +44,9 @@ def flatten_dict(
     flat: dict[str, Any] = {}
     for key, value in dt.items():
         if prevent_delimiter and delimiter in str(key):
-            raise ValueError(f"the name {key!r} contains {delimiter!r}: give another delimiter=")
+            raise ValueError(
+                f"the name {key!r} contains the delimiter {delimiter!r}: pass a different delimiter="
+            )
         if flatten_list and isinstance(value, list):
             value = {str(place): each for place, each in enumerate(value)}
         if isinstance(value, Mapping):
@@ -114,10 +116,12 @@ def wait_for_gpu(
     if gpu_id is None:
         held = get_gpu_ids() if is_initialized() else []
         if not held:
-            raise NoFreeGPUError("wait_for_gpu: nothing here asked for a GPU: ask for gpu=1, or give gpu_id=")
+            raise NoFreeGPUError(
+                "wait_for_gpu: this process has requested no GPU: request gpu=1, or pass gpu_id="
+            )
         gpu_id = held[0]
     if not isinstance(gpu_id, (int, str)):
-        raise ConfigError(f"gpu_id={gpu_id!r}: give the number or the uuid of a GPU")
+        raise ConfigError(f"gpu_id={gpu_id!r} must be the index or UUID of a GPU")
     used = 0.0
     for look in range(int(retry)):
         if look:
@@ -125,13 +129,15 @@ def wait_for_gpu(
             SYSTEM.sleep(delay_s)
         shares = _shares_of_memory(_nvidia_smi())
         if str(gpu_id) not in shares:
-            raise ConfigError(f"gpu_id={gpu_id!r}: the GPUs here are {', '.join(shares)}")
+            raise ConfigError(
+                f"gpu_id={gpu_id!r} does not exist: this machine has the GPUs {', '.join(shares)}"
+            )
         used = shares[str(gpu_id)]
         if used <= target_util:
             return True
     raise NoFreeGPUError(
-        f"GPU {gpu_id} still had {100 * used:.1f} % of its memory in use at the last of {retry} looks, "
-        f"{delay_s} s apart: end what uses it, or give a larger retry= or target_util="
+        f"GPU {gpu_id} still used {100 * used:.1f} % of its memory after {retry} checks, {delay_s} s "
+        "apart: stop the processes that use it, or pass a larger retry= or target_util="
     )
 
 
@@ -149,7 +155,7 @@ def _nvidia_smi() -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise NoFreeGPUError(
-            f"wait_for_gpu asks nvidia-smi, which NVIDIA's driver brings: {error}"
+            f"wait_for_gpu needs nvidia-smi, which is part of NVIDIA's driver: {error}"
         ) from error
 
 
@@ -190,8 +196,8 @@ def validate_save_restore(
                 if iteration != expected:
                     raise AssertionError(
                         f"{trainable_cls.__name__} was restored after iteration {STEPS}, and reported "
-                        f"iteration {iteration!r} where {expected} is due: leave training_iteration out of "
-                        "what step() returns"
+                        f"iteration {iteration!r} instead of {expected}: remove training_iteration "
+                        "from the result of step()"
                     )
     finally:
         first.stop()

@@ -18,8 +18,8 @@ except ModuleNotFoundError as error:
     if error.name == "keras":
         raise missing("reporting from Keras", "keras") from error
     raise MissingDependencyError(
-        f"Keras cannot be imported on the backend that it is set to: {error}. Set the environment variable "
-        "KERAS_BACKEND=torch before Python imports it, or install what that backend needs"
+        f"Keras cannot be imported with its configured backend: {error}. Set the environment variable "
+        "KERAS_BACKEND=torch before Python imports Keras, or install the packages of that backend"
     ) from error
 
 # Registered packages are imported once, because the import would take seconds in each trial.

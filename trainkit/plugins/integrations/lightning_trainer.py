@@ -73,8 +73,8 @@ class _OnWorker(OfEitherPackage):
     def setup_environment(self) -> None:
         if self.NEEDS_GPUS and self.root_device.type == "cpu":
             raise ConfigError(
-                "RayFSDPStrategy needs GPUs, as Lightning gives PyTorch no CPU to shard on: ask for "
-                "ScalingConfig(use_gpu=True), or take RayDDPStrategy()"
+                "RayFSDPStrategy needs GPUs, because Lightning does not support sharding on CPUs: "
+                "set ScalingConfig(use_gpu=True), or use RayDDPStrategy()"
             )
         super().setup_environment()  # type: ignore[misc]
 
@@ -161,9 +161,9 @@ def prepare_trainer(trainer: Any) -> Any:
     found = (environment.global_rank(), environment.world_size())
     if found != (context.get_world_rank(), context.get_world_size()):
         raise ConfigError(
-            f"prepare_trainer: {type(environment).__name__} takes this for worker {found[0]} of {found[1]}, "
-            f"but it is worker {context.get_world_rank()} of {context.get_world_size()}: pass "
-            "Trainer(plugins=[RayLightningEnvironment()])"
+            f"prepare_trainer: {type(environment).__name__} identifies this process as worker "
+            f"{found[0]} of {found[1]}, but it is worker {context.get_world_rank()} of "
+            f"{context.get_world_size()}: pass Trainer(plugins=[RayLightningEnvironment()])"
         )
     return trainer
 

@@ -236,7 +236,7 @@ def _experiment_id(
         return str(found.experiment_id)
     if not may_make:
         raise ConfigError(
-            f"MLflow has no experiment {name!r}: make it, or give create_experiment_if_not_exists=True"
+            f"MLflow has no experiment {name!r}: create it, or pass create_experiment_if_not_exists=True"
         )
     try:
         return str(client.create_experiment(name, artifact_location=artifact_location))

@@ -234,8 +234,9 @@ class ExperimentStorage(BaseStorage):
 
     def _refuse(self, what: str) -> NoReturn:
         raise StoreError(
-            f"{what} cannot be written: this storage only reads the experiments of {self._root}, which "
-            "belong to the program that runs them. Search by tune.Tuner; steer it by the commands of trainkit"
+            f"{what} cannot be written: this storage only reads the experiments of {self._root}, "
+            "which belong to the program that runs them. Run searches with tune.Tuner, and steer "
+            "them by the commands of trainkit"
         )
 
 

@@ -45,7 +45,9 @@ class Reporter:
             picked = {name: found[theirs] for name, theirs in self._names.items() if theirs in found}
             for theirs in set(self._names.values()) - found.keys() - self._missed:
                 self._missed.add(theirs)
-                logger.warning("there is no metric %r to report; there are %s", theirs, sorted(found))
+                logger.warning(
+                    "metric %r cannot be reported; the available metrics are %s", theirs, sorted(found)
+                )
         return self._change(picked) if self._change is not None else picked
 
     def report(

@@ -64,11 +64,11 @@ class Outbox:
             thread.join(seconds)
             return not thread.is_alive()
 
-        wait_saying(f"{self._name} to take the rest", wait, timeout_s, say)
+        wait_saying(f"{self._name} to receive the remaining data", wait, timeout_s, say)
         if thread.is_alive():
             logger.warning(
-                "%s has not taken all that it was told within %g s: the rest may be lost there; the "
-                "experiment's own file has it",
+                "%s has not received all data within %g s: the rest may be missing there; the "
+                "experiment's own file has all data",
                 self._name,
                 timeout_s,
             )
@@ -83,7 +83,7 @@ class Outbox:
                 if what not in self._told:
                     self._told.add(what)
                     logger.warning(
-                        "%s: %s failed; the experiment goes on, and this is said once",
+                        "%s: %s failed; the experiment continues, and further failures are not logged",
                         self._name,
                         what,
                         exc_info=True,

@@ -188,5 +188,5 @@ def _key(api_key: str | None, api_key_file: str | None) -> str | None:
         lines = Path(api_key_file).expanduser().read_text().splitlines()
     except OSError as error:
         raise ConfigError(f"api_key_file={api_key_file!r} cannot be read: {error}") from error
-    require(bool(lines and lines[0].strip()), f"api_key_file={api_key_file!r} holds no key in its first line")
+    require(bool(lines and lines[0].strip()), f"api_key_file={api_key_file!r} has no key in its first line")
     return lines[0].strip()

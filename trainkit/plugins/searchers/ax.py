@@ -80,8 +80,8 @@ class AxSearch(UnitSearcher):
             for name in bound.factors:
                 if name not in codes or codes[name].ends is None:
                     raise ConfigError(
-                        f"the parameter constraint {bound.text!r} names {name!r}, which is no parameter of "
-                        f"tune.uniform: constrain those of {sorted(codes)} that are"
+                        f"the parameter constraint {bound.text!r} names {name!r}, which is not a "
+                        f"tune.uniform parameter: use only {sorted(codes)} in constraints"
                     )
         self._bounds = [
             bound.over({name: ends for name in bound.factors if (ends := codes[name].ends) is not None})
@@ -94,8 +94,8 @@ class AxSearch(UnitSearcher):
             if self._keeps(place):
                 return place
         raise ConfigError(
-            f"none of {MOST_DRAWS} configurations drawn at random keeps to the parameter constraints "
-            f"{[bound.text for bound in self._on_parameters]}: widen them"
+            f"none of {MOST_DRAWS} random configurations satisfies the parameter constraints "
+            f"{[bound.text for bound in self._on_parameters]}: relax the constraints"
         )
 
     def _keeps(self, place: Place) -> bool:
@@ -197,8 +197,8 @@ class Inequality:
             sums = _sum(ast.BinOp(left, ast.Sub(), right))
         except (SyntaxError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"the constraint {text!r} can't be read ({error}): give an inequality of a sum and a bound, "
-                "such as 'x1 + 2 * x2 <= 3.0'"
+                f"the constraint {text!r} cannot be parsed ({error}): write an inequality of a sum "
+                "and a bound, such as 'x1 + 2 * x2 <= 3.0'"
             ) from error
         most = -sums.pop("", 0.0)
         return cls(text, sums, most)
@@ -236,10 +236,10 @@ def _sum(tree: ast.expr) -> dict[str, float]:
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             one, other = _sum(left), _sum(right)
             if {""} not in (set(one), set(other)):
-                raise ValueError("it multiplies what it names")
+                raise ValueError("it multiplies parameters")
             number, rest = (one[""], other) if set(one) == {""} else (other[""], one)
             return {name: number * factor for name, factor in rest.items()}
-    raise ValueError("it has more than sums and factors")
+    raise ValueError("it has other operations than sums and factors")
 
 
 @contextlib.contextmanager

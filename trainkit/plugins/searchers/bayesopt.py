@@ -74,8 +74,8 @@ class Coordinates:
     def __init__(self, name: str, domain: Domain) -> None:
         if isinstance(domain, Normal):
             raise ConfigError(
-                f"{name}: BayesOptSearch searches between bounds and in lists, as tune.uniform, tune.randint "
-                f"and tune.choice give them, and this is {domain}; take OptunaSearch for others"
+                f"{name}: BayesOptSearch supports bounds and lists, such as tune.uniform, "
+                f"tune.randint and tune.choice, not {domain}; use OptunaSearch for other domains"
             )
         self._name, self.code = name, code_of(name, domain, "BayesOptSearch")
         self.bounds: dict[str, tuple[float, float]] = {name: (0.0, 1.0)}
@@ -122,8 +122,8 @@ class Box(Declared[Coordinates]):
         for each in space.parameters:
             if each.is_conditional:
                 raise ConfigError(
-                    f"{each.name}: BayesOptSearch needs the same parameters in every trial, and this one has "
-                    "a condition; take OptunaSearch"
+                    f"{each.name}: BayesOptSearch needs the same parameters in every trial, but this "
+                    "parameter has a condition; use OptunaSearch"
                 )
 
     @property

@@ -67,10 +67,11 @@ class Expression:
                 label = node.arg["label"].obj
                 if self.nodes.setdefault(label, node) is not node:
                     raise ConfigError(
-                        f"space has two parameters labelled {label!r}: label each in its own way"
+                        f"space has two parameters with the label {label!r}: give each parameter its "
+                        "own label"
                     )
         if not self.nodes:
-            raise ConfigError("space has no parameter of hyperopt's, such as hp.uniform('lr', 0, 1)")
+            raise ConfigError("space has no hyperopt parameter, such as hp.uniform('lr', 0, 1)")
 
     def configuration(self, values: Values, rng: Generator) -> tuple[dict[str, Any], Values]:
         memo = {node: values[label] for label, node in self.nodes.items()}
@@ -98,8 +99,8 @@ class Expression:
         found = _found(self._root, nested(point), partial=True)
         if found is None:
             raise ConfigError(
-                f"points_to_evaluate has {dict(point)!r}, which HyperOptSearch's space does not have: give "
-                "values as the configuration has them, not their places in a choice"
+                f"points_to_evaluate has {dict(point)!r}, which is not in HyperOptSearch's space: "
+                "give the values of the configuration, not their indices in a choice"
             )
         active: Values = {}
         try:

@@ -60,7 +60,7 @@ class NevergradSearch(UnitSearcher):
             require_whole("budget", budget, 1)
         require(
             optimizer_kwargs is None or isinstance(optimizer_kwargs, Mapping),
-            f"optimizer_kwargs={optimizer_kwargs!r}: give a dictionary of the optimizer's arguments",
+            f"optimizer_kwargs={optimizer_kwargs!r} is not a dictionary of arguments of the optimizer",
         )
         self._given, self._keywords, self._budget = optimizer, dict(optimizer_kwargs or {}), budget
         self._parametrization: Any = None
@@ -150,16 +150,17 @@ def _maker(nevergrad: Any, optimizer: Any) -> Any:
     is_class = isinstance(found, type) and issubclass(found, base.Optimizer)
     require(
         is_class or isinstance(found, base.ConfiguredOptimizer),
-        f"optimizer={optimizer!r}: give a name of nevergrad.optimizers.registry, as 'CMA', or what has that "
-        "name in nevergrad.optimizers",
+        f"optimizer={optimizer!r} is unknown: pass a name of nevergrad.optimizers.registry, such as "
+        "'CMA', or the object of nevergrad.optimizers with that name",
     )
     require(
         not isinstance(found, nevergrad.families.ParametrizedBO),
-        f"optimizer={optimizer!r}: it needs an old bayesian-optimization; take BayesOptSearch",
+        f"optimizer={optimizer!r} requires an old version of bayesian-optimization: use BayesOptSearch",
     )
     require(
         not found.no_parallelization,
-        f"optimizer={optimizer!r}: it waits for each result before it suggests again; take 'CMA' or another",
+        f"optimizer={optimizer!r} waits for each result before its next suggestion: use 'CMA' or "
+        "another optimizer",
     )
     return found
 

@@ -36,7 +36,7 @@ def lacks(*promises: str) -> Callable[[F], F]:
 def _depending(how: str, promises: tuple[str, ...]) -> Callable[[F], F]:
     unknown = set(promises) - set().union(*PROMISES.values())
     if unknown:
-        raise ValueError(f"no engine promises {unknown}")
+        raise ValueError(f"unknown engine features: {unknown}")
 
     def mark(test: F) -> F:
         setattr(test, f"_{how}", frozenset(promises))

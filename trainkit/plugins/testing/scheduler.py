@@ -176,8 +176,9 @@ class SchedulerSuite:
         scheduler = make()
         lacking = [name for name, value in scheduler.arguments.items() if value is NOT_KEPT]
         assert not lacking, (
-            f"{type(scheduler).__name__} has no attribute for its arguments {lacking}, so a restore can't "
-            "make it again: keep each as an attribute of its name, or define the property `arguments`"
+            f"{type(scheduler).__name__} has no attributes for its arguments {lacking}, so a restore "
+            "can't recreate the scheduler: store each argument in an attribute of its name, or "
+            "define the property `arguments`"
         )
         remade(scheduler)
 

@@ -123,7 +123,7 @@ class ActorPool(Generic[A]):
             ConfigError: the actor is already in the pool.
         """
         if any(actor is own for own in (*self._idle, *(busy for _, busy, _ in self._running.values()))):
-            raise ConfigError(f"push({actor!r}): the pool has this actor already")
+            raise ConfigError(f"push({actor!r}): the pool already has this actor")
         self._idle.append(actor)
         self._feed()
 
@@ -169,13 +169,13 @@ class ActorPool(Generic[A]):
         self._collect(0)
         while not there():
             if not self._running:
-                raise ConfigError("the pool has no actor left for what was submitted: push() one")
+                raise ConfigError("the pool has no actor left for the submitted calls: add one by push()")
             left = None if deadline is None else max(deadline - SYSTEM.monotonic(), 0)
             if left == 0:
                 if ignored is not None:
                     self._forget(ignored)
                 outcome = "can be asked for again" if ignored is None else "is forgotten"
-                raise GetTimeoutError(f"no result of the pool within {timeout:g} s; it {outcome}")
+                raise GetTimeoutError(f"the pool has no result after {timeout:g} s; the call {outcome}")
             self._collect(left)
 
     def _forget(self, index: int) -> None:
@@ -185,7 +185,7 @@ class ActorPool(Generic[A]):
 
     def _hand_out(self, index: int | None) -> Any:
         if index is None:
-            raise StopIteration("no result is owed: all that was submitted has been handed out")
+            raise StopIteration("the pool has no pending results: all results were already returned")
         del self._owed[index]
         result = self._arrived.pop(index)
         if isinstance(result, Exception):

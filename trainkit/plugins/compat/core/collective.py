@@ -111,7 +111,7 @@ def init_collective_group(
     """
     _require_gloo(backend)
     if not 0 <= rank < world_size:
-        raise ConfigError(f"rank={rank} of world_size={world_size}: give a rank from 0 to world_size - 1")
+        raise ConfigError(f"rank={rank} must be from 0 to world_size - 1, with world_size={world_size}")
     if "isolation" not in api.promises() and world_size > 1:
         raise ConfigError(
             "this engine runs all actors in one process, where they can't wait for each other: "
@@ -121,7 +121,7 @@ def init_collective_group(
     # process.
     with _lock:
         if group_name in _groups or group_name in _joining:
-            raise ConfigError(f"this process is in the group {group_name!r} already: destroy it first")
+            raise ConfigError(f"this process is already in the group {group_name!r}: destroy the group first")
         _joining.add(group_name)
     try:
         _groups[group_name] = _joined(world_size, rank, group_name, timedelta(milliseconds=gloo_timeout))
@@ -303,8 +303,8 @@ def _tensor(given: Any) -> Any:
     if isinstance(given, numpy.ndarray) and given.flags.writeable:
         return torch.from_numpy(given)
     raise ConfigError(
-        f"{type(given).__name__} can't be changed in place here: give a tensor of torch on the CPU, or a "
-        f"writable array of NumPy (one that came with a call is shared and read-only: copy it)"
+        f"{type(given).__name__} can't be changed in place: pass a torch tensor on the CPU, or a "
+        "writable NumPy array (arrays received as arguments are shared and read-only: copy them)"
     )
 
 
@@ -318,25 +318,25 @@ def _reducing(op: ReduceOp, operation: str) -> Any:
 
 def _checked(rank: int, group: _Group, what: str) -> int:
     if not 0 <= rank < group.size:
-        raise ConfigError(f"{what}={rank}: give a rank from 0 to {group.size - 1}")
+        raise ConfigError(f"{what} must be a rank from 0 to {group.size - 1}, not {rank}")
     return rank
 
 
 def _other(rank: int, group: _Group, what: str) -> int:
     if _checked(rank, group, what) == group.rank:
-        raise ConfigError(f"{what}={rank} is this member itself: give another one's rank")
+        raise ConfigError(f"{what}={rank} is this process itself: pass a different rank")
     return rank
 
 
 def _require_length(tensors: Sequence[Any], group: _Group) -> None:
     if len(tensors) != group.size:
-        raise ConfigError(f"tensor_list has {len(tensors)} tensors: give one for each of {group.size} ranks")
+        raise ConfigError(f"tensor_list has {len(tensors)} tensors: pass one for each of {group.size} ranks")
 
 
 def _require_gloo(backend: str) -> None:
     name = str(getattr(backend, "value", backend)).upper()
     if name not in ("GLOO", "TORCH_GLOO"):
         raise ConfigError(
-            f"backend={name!r}: groups of actors run on gloo (backend='gloo'), on the CPU; for GPUs take "
-            f"trainkit.train, whose workers use NCCL"
+            f"backend={name!r} is not supported: groups of actors use gloo (backend='gloo'), on the "
+            "CPU; for GPUs use trainkit.train, whose workers use NCCL"
         )

@@ -150,8 +150,9 @@ class InputAttributeNode(DAGNode):
             return parts[self._key]
         except LookupError:
             raise ConfigError(
-                f"the graph takes the part {self._key!r} of its input, but execute() was given "
-                f"{len(given.args)} values and {sorted(given.kwargs)} by name: give it too"
+                f"the graph needs the input {self._key!r}, but execute() was called with "
+                f"{len(given.args)} positional values and {sorted(given.kwargs)} by name: pass "
+                f"{self._key!r} too"
             ) from None
 
 
@@ -274,7 +275,7 @@ class MultiOutputNode(DAGNode):
 
     def __init__(self, args: Sequence[DAGNode]) -> None:
         if not args or not all(isinstance(node, DAGNode) for node in args):
-            raise ArgumentTypeError(f"MultiOutputNode({args!r}): give a list of what bind() returned")
+            raise ArgumentTypeError(f"MultiOutputNode({args!r}): pass a list of nodes that bind() returned")
         super().__init__(args)
 
     def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
@@ -305,11 +306,13 @@ class CompiledDAG:
         self._is_open = True
         if any(isinstance(node, ClassNode) for node in self._order):
             raise ConfigError(
-                "a graph that makes actors can't be compiled, as each execution would make new actors: make "
-                "them by .remote(), and bind the methods of their handles"
+                "a graph that creates actors can't be compiled, because each execution would create "
+                "new ones: create them by .remote(), and bind the methods of their handles"
             )
         if not any(isinstance(node, InputNode) for node in self._order):
-            raise ConfigError("a graph without an InputNode can't be compiled: bind one to its first calls")
+            raise ConfigError(
+                "a graph without an InputNode can't be compiled: bind an InputNode to its first calls"
+            )
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         """Make the calls; return the reference or references of the graph's result without waiting.
@@ -318,7 +321,9 @@ class CompiledDAG:
             ConfigError: the graph was torn down, or compiled with `enable_asyncio=True`.
         """
         if self._is_async:
-            raise ConfigError("the graph was compiled with enable_asyncio=True: await its execute_async()")
+            raise ConfigError(
+                "the graph was compiled with enable_asyncio=True: use `await graph.execute_async()`"
+            )
         return self._executed(args, kwargs)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:

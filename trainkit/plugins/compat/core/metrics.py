@@ -115,7 +115,7 @@ class _Values:
                     file.write_value(key, number + file.read_value(key)[0] if adds else number, SYSTEM.now())
         except OSError as error:  # a failed recording must not fail the caller
             self._is_full = True
-            sys.stderr.write(f"trainkit: metrics of this process are kept no longer: {error}\n")
+            sys.stderr.write(f"trainkit: metrics of this process are no longer recorded: {error}\n")
         finally:
             self._writes = False
 
@@ -196,11 +196,12 @@ class Metric:
 
     def __init__(self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None) -> None:
         if not name:
-            raise ValueError("a metric needs a name, and was given an empty one")
+            raise ValueError("the name of a metric must not be empty")
         self._is_valid = _VALID.fullmatch(name) is not None
         if not self._is_valid:
             warnings.warn(
-                f"the metric {name!r} is discarded: a name has letters, digits, _ and :, and no digit first",
+                f"the metric {name!r} is discarded: its name may have letters, digits, _ and :, and "
+                "must not begin with a digit",
                 UserWarning,
                 stacklevel=2,
             )
@@ -211,17 +212,18 @@ class Metric:
         self._keys: dict[tuple[str, ...], str] = {}
         self._of_ray: Any = None
         if not isinstance(self._tag_keys, tuple):
-            raise TypeError(f"tag_keys is a tuple of texts, not {self._tag_keys!r}")
+            raise TypeError(f"tag_keys must be a tuple of strings, not {self._tag_keys!r}")
         for key in self._tag_keys:
             if not isinstance(key, str):
-                raise TypeError(f"tag_keys is a tuple of texts, and {key!r} is no text")
+                raise TypeError(f"tag_keys must be a tuple of strings, but {key!r} is not a string")
             if not _VALID_TAG.fullmatch(key) or key == self._reserved:
                 raise ValueError(
-                    f"the metric {name} can't have a tag {key!r}: take letters, digits and _, no digit first"
-                    + (f", and not {key}, which is Prometheus' own" if key == self._reserved else "")
+                    f"the metric {name} can't have a tag {key!r}: use letters, digits and _, not "
+                    "beginning with a digit"
+                    + (f", and not {key}, which Prometheus reserves" if key == self._reserved else "")
                 )
         if self._kinds.setdefault(name, self._kind) != self._kind:
-            raise ValueError(f"there is a metric {name!r} of another kind: take another name")
+            raise ValueError(f"a metric {name!r} of a different type already exists: use a different name")
 
     def set_default_tags(self, default_tags: dict[str, str]) -> Self:
         """Set tags for values that are recorded without them; return this metric.
@@ -250,9 +252,9 @@ class Metric:
     def _require_tags(self, tags: Mapping[str, str]) -> None:
         for key, value in tags.items():
             if key not in self._tag_keys:
-                raise ValueError(f"there is no tag {key!r}: the metric {self._name} has {self._tag_keys}")
+                raise ValueError(f"the metric {self._name} has no tag {key!r}: its tags are {self._tag_keys}")
             if not isinstance(value, str):
-                raise TypeError(f"the tag {key}={value!r} of the metric {self._name} is no text")
+                raise TypeError(f"the tag {key} of the metric {self._name} must be a string, not {value!r}")
 
     def _labels(self, tags: Mapping[str, str] | None) -> dict[str, str]:
         """Return the tags of a value, in the order of `tag_keys`."""
@@ -260,7 +262,7 @@ class Metric:
         given = {**self._default_tags, **(tags or {})}
         missing = [key for key in self._tag_keys if key not in given]
         if missing:
-            raise ValueError(f"the metric {self._name} lacks a value for: {', '.join(missing)}")
+            raise ValueError(f"the metric {self._name} has no values for the tags {', '.join(missing)}")
         return {key: given[key] for key in self._tag_keys}
 
     def _key(self, suffix: str, labels: Mapping[str, str]) -> str:
@@ -279,7 +281,7 @@ class Metric:
     def _record(self, verb: str, value: float, tags: Mapping[str, str] | None) -> None:
         """Store a value; in a session on Ray, pass it to the method `verb` of Ray's metric."""
         if not isinstance(value, int | float):
-            raise TypeError(f"the value of a metric is a number, not {value!r}")
+            raise TypeError(f"the value of a metric must be a number, not {value!r}")
         labels = self._labels(tags)
         if not self._is_valid:
             return
@@ -315,7 +317,7 @@ class Counter(Metric):
             TypeError: `value` is not a number, or a tag is not a string.
         """
         if isinstance(value, int | float) and value <= 0:
-            raise ValueError(f"a counter only grows: inc({value}) of {self._name}")
+            raise ValueError(f"the counter {self._name} cannot decrease: inc({value}) needs a positive value")
         self._record("inc", value, tags)
 
     def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:
@@ -365,7 +367,7 @@ class Histogram(Metric):
         if boundaries is None or len(boundaries) == 0:
             raise ValueError(f"the histogram {name} needs boundaries, such as boundaries=[0.1, 1.0]")
         if min(boundaries) <= 0 or sorted(set(boundaries)) != list(boundaries):
-            raise ValueError(f"boundaries={boundaries}: give numbers above 0, each above the one before")
+            raise ValueError(f"boundaries={boundaries} must be increasing numbers above 0")
         self.boundaries = boundaries
 
     def observe(self, value: float, tags: dict[str, str] | None = None) -> None:

@@ -36,7 +36,9 @@ class Queue:
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
         if isinstance(maxsize, bool) or not isinstance(maxsize, int):
-            raise ConfigError(f"maxsize={maxsize!r}: give a whole number; 0 or less is without end")
+            raise ConfigError(
+                f"maxsize must be an integer, with 0 or less for an unlimited queue, not {maxsize!r}"
+            )
         self.maxsize = maxsize
         made: Any = remote(QueueActor)
         self._actor = self.actor = made.options(**{"label": "Queue", **(actor_options or {})}).remote(maxsize)
@@ -108,15 +110,15 @@ class Queue:
         """Add all `items` in one call, or raise Full and add none of them."""
         batch = list(items)
         if not get(self._actor.put_batch.remote(batch)):
-            raise Full(f"{len(batch)} items don't fit into the queue, which may hold {self.maxsize}")
+            raise Full(f"{len(batch)} items don't fit into the queue, whose maxsize is {self.maxsize}")
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
         """Remove and return the first `num_items` in one call, or raise Empty and remove none."""
         if isinstance(num_items, bool) or not isinstance(num_items, int) or num_items < 0:
-            raise ConfigError(f"get_nowait_batch({num_items!r}): give a number of items")
+            raise ConfigError(f"get_nowait_batch() needs a number of items of at least 0, not {num_items!r}")
         taken: list[Any] | None = get(self._actor.get_batch.remote(num_items))
         if taken is None:
-            raise Empty(f"the queue does not hold {num_items} items")
+            raise Empty(f"the queue has fewer than {num_items} items")
         return taken
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
@@ -219,7 +221,7 @@ def _patience(block: bool, timeout: float | None) -> float | None:
     if not block:
         return 0
     if timeout is not None and timeout < 0:
-        raise ValueError(f"timeout={timeout!r}: give a number of seconds that is not negative")
+        raise ValueError(f"timeout must be a number of seconds of at least 0, not {timeout!r}")
     return timeout
 
 

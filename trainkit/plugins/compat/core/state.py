@@ -53,7 +53,9 @@ class State(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"a row has no column {name!r}; it has {', '.join(sorted(self))}") from None
+            raise AttributeError(
+                f"a row has no column {name!r}; its columns are {', '.join(sorted(self))}"
+            ) from None
 
     def asdict(self) -> dict[str, Any]:
         """Return a plain dictionary of the columns."""
@@ -229,7 +231,7 @@ def get_log(
     if submission_id is not None or filter_ansi_code:
         raise ConfigError("get_log() has no submission_id and no filter_ansi_code here")
     if suffix not in ("out", "err"):
-        raise ConfigError(f"suffix={suffix!r}; there are 'out' and 'err'")
+        raise ConfigError(f"suffix must be 'out' or 'err', not {suffix!r}")
     if filename is None:
         pid = _pid_of(actor_id, task_id, pid)
     matching = [
@@ -239,7 +241,7 @@ def get_log(
     ]
     if not matching:
         whose = filename or f"the process {pid}"
-        raise ConfigError(f"there is no log of {whose}: it has printed nothing, or is not of this session")
+        raise ConfigError(f"{whose} has no log: it has printed nothing, or belongs to a different session")
     # A rotated file, such as "name.out.1", contains the earlier output, so it comes first.
     paths = sorted(matching, key=lambda path: not path.name.endswith(".1"))
     return _printed(paths, follow, tail, encoding or "utf-8", errors or "strict", _interval or _FOLLOW_S)
@@ -366,7 +368,7 @@ def _rows(kind: str) -> list[State]:
 def _selected(kind: str, filters: Sequence[Filter] | None, limit: int) -> list[State]:
     """Return the first `limit` rows of a listing that meet all `filters`."""
     if not 0 < limit <= _MOST:
-        raise ConfigError(f"limit={limit}: give 1 to {_MOST}")
+        raise ConfigError(f"limit must be from 1 to {_MOST}, not {limit}")
     conditions = [_checked(condition, _COLUMNS[kind].names()) for condition in filters or ()]
     kept = [row for row in _rows(kind) if all(_meets(row, *condition) for condition in conditions)]
     return kept[:limit]
@@ -376,12 +378,14 @@ def _checked(condition: Filter, columns: frozenset[str]) -> Filter:
     try:
         column, predicate, value = condition
     except (TypeError, ValueError):
-        raise ConfigError(f"filter {condition!r}: give (column, '=' or '!=', value)") from None
+        raise ConfigError(f"filter {condition!r} must have the form (column, '=' or '!=', value)") from None
     column = column.lower()
     if column not in columns:
-        raise ConfigError(f"filter {condition!r}: the columns to filter by are {', '.join(sorted(columns))}")
+        raise ConfigError(
+            f"filter {condition!r} has an unknown column: use one of {', '.join(sorted(columns))}"
+        )
     if predicate not in ("=", "!="):
-        raise ConfigError(f"filter {condition!r}: the predicates are '=' and '!='")
+        raise ConfigError(f"filter {condition!r} has an unknown predicate: use '=' or '!='")
     return column, predicate, value
 
 
@@ -421,7 +425,7 @@ def _pid_of(actor_id: str | None, task_id: str | None, pid: int | None) -> int:
     else:
         raise ConfigError("get_log() needs a filename, an actor_id, a task_id or a pid")
     if row is None or row["pid"] is None:
-        raise ConfigError(f"there is no process of {actor_id or task_id} to show the output of")
+        raise ConfigError(f"{actor_id or task_id} has no process whose output can be shown")
     return int(row["pid"])
 
 

@@ -40,8 +40,8 @@ def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, A
         events = trace_events(_recorded(engine.scratch_dir() / FOLDER))
     else:
         raise ConfigError(
-            "the calls of this session are not recorded, as that makes each some microseconds longer: set "
-            f"{TIMELINE}=1 before the program calls trainkit.init()"
+            "this session does not record its calls, because recording slows each call by some "
+            f"microseconds: set {TIMELINE}=1 before the program calls trainkit.init()"
         )
     if filename is None:
         return events
