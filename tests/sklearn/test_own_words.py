@@ -114,7 +114,7 @@ def test_fewer_candidates_than_asked_for_are_told(space: str) -> None:
     conditional = {"kernel": ["rbf"], "C": tune.when({"kernel": "rbf"}, tune.choice([1.0, 2.0]))}
     few = search(listed if space == "listed" else conditional, n_trials=6)
     few.search_optimization = "optuna" if space == "listed" else "random"
-    with pytest.warns(UserWarning, match="n_trials=6, and 2 candidates were evaluated") as told:
+    with pytest.warns(UserWarning, match="n_trials=6, but only 2 candidates were evaluated") as told:
         few.fit(X, Y)
     assert {warning.filename for warning in told} == {__file__}
     assert len(few.cv_results_["params"]) == 2
