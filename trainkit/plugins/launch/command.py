@@ -163,7 +163,7 @@ def _add_own(group: Any) -> None:
 
 def _add_torchrun(group: Any) -> None:
     _add(group, "nnodes", default="1", metavar="1", help="number of machines, which must be 1")
-    _add(group, "node-rank", type=int, default=0, metavar="0", help="index of this machine, which must be 0")
+    _add(group, "node-rank", type=int, default=0, metavar="0", help="index of this machine, always 0")
     _add(group, "standalone", action="store_true", help="meet at a free port, with a new run id")
     for name in ("master-addr", "main-process-ip"):
         _add(group, name, dest="master_addr", help="address where the ranks meet (default: 127.0.0.1)")
@@ -196,9 +196,7 @@ def _add_torchrun(group: Any) -> None:
 def _add_accelerate(group: Any) -> None:
     add = functools.partial(_add, group, pet=False)
     add("num-machines", dest="nnodes", metavar="1", help="number of machines, which must be 1")
-    add(
-        "machine-rank", dest="node_rank", type=int, metavar="0", help="index of this machine, which must be 0"
-    )
+    add("machine-rank", dest="node_rank", type=int, metavar="0", help="index of this machine, always 0")
     add("multi-gpu", action="store_true", help="one rank per GPU, if no number is given")
     for name, variable in _ACCELERATE.items():
         choices = ("no", "fp16", "bf16", "fp8") if name == "mixed-precision" else None

@@ -106,15 +106,11 @@ class Pipeline(StrategySpec):
         ]
         given = vars(self)
         wrong = [
-            f"Pipeline({name}=) must be {kind}, not {given[name]!r}"
-            for name, right, kind in rules
-            if not right
+            f"Pipeline({name}=) must be {of}, not {given[name]!r}" for name, fits, of in rules if not fits
         ]
         named = self._named
         if not wrong and named is not None and self.degree not in (None, named):
-            wrong = [
-                f"Pipeline(degree={self.degree}) contradicts split={self.split!r}, which makes {named} stages"
-            ]
+            wrong = [f"degree={self.degree} contradicts split={self.split!r}, which makes {named} stages"]
         if not wrong and self.tensor is not None and not (self.tensor.degree or self.degree or named):
             wrong = [f"{self!r} needs a degree, its own or that of its tensor parallelism"]
         if wrong:
