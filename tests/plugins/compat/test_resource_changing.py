@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.tune.controller.harness import Play
-from tests.tune.controller.test_pauses import CutShort
+from tests.tune.pausing import CutShort
 from tests.tune.schedulers.test_resource_allocation import REPORT, seen
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
