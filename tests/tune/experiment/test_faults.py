@@ -334,7 +334,7 @@ def test_a_restore_says_what_it_must_be_given_again(inline, tmp_path):
         pass
 
     path = run("space", {"a": tune.choice([dict])})
-    with pytest.raises(ConfigError, match=r"give it again.*param_space"):
+    with pytest.raises(ConfigError, match=r"give the space again.*param_space"):
         tune.Tuner.restore(path, lambda c: 1.0)
     tune.Tuner.restore(path, lambda c: 1.0, param_space={"a": tune.choice([dict])}).fit()
     path = run("stop", stop=lambda trial_id, result: True)
