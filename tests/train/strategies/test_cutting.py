@@ -86,7 +86,7 @@ def test_stages_are_of_about_equal_size_or_begin_where_they_are_said_to() -> Non
 @pytest.mark.parametrize(
     ("model", "split", "degree", "message"),
     [
-        (nn.Linear(2, 2), None, 2, r"Linear can't be cut .* split=function"),
+        (nn.Linear(2, 2), None, 2, r"Linear can't be cut, .* split=function"),
         (linears(2, 2, 2), None, 3, "has 2 blocks in a row, too few for 3 stages"),
         (linears(2, 2, 2), ["7"], 2, "no block is called '7'; the blocks are 0, 1"),
         (linears(2, 2, 2), ["0"], 2, "without the first block"),
