@@ -55,7 +55,7 @@ def check_that_it_runs(page: Path, tmp_path: Path, code: str | None = None) -> N
         [sys.executable, script],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,  # a hang; a busy machine may take minutes
         cwd=tmp_path,
         env=os.environ | {"TRAINKIT_RESULTS_DIR": str(tmp_path / "results")},
         check=False,
