@@ -110,7 +110,7 @@ def test_what_a_trial_printed_and_wrote(ask: Asker) -> None:
     assert out["lines"] == ["plain line", HOSTILE] and not out["cut"]
     assert ask.get(f"{one}/logs?search=PLAIN")["files"][0]["lines"] == ["plain line"]
     assert ask.get(f"{one}/logs?lines=1")["files"][0]["lines"] == [HOSTILE]
-    assert "give 1 at least" in ask.get(f"{one}/logs?lines=0", 400)["error"]
+    assert "must be at least 1" in ask.get(f"{one}/logs?lines=0", 400)["error"]
     entries = {each["name"]: each for each in ask.get(f"{one}/files")["entries"]}
     assert {"params.json", "result.json", "stdout"} <= entries.keys()
     reply = ask("GET", f"/api{one}/files/params.json")

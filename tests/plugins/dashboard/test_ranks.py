@@ -191,7 +191,7 @@ def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest
         assert "another trace" in refused(traced(ask, pids[0], steps=1))
         with monkeypatch.context() as patch:
             patch.setattr(threads, "MAX_BESIDE", 1)
-            assert "try again when one of them has finished" in refused(traced(ask, pids[1], steps=1), 429)
+            assert "try again when one has finished" in refused(traced(ask, pids[1], steps=1), 429)
             assert rows_of(ask, pids), "what else is asked is answered meanwhile"
         (tmp_path / "hold").unlink()
         one.join()

@@ -123,9 +123,7 @@ def trials(call: Call) -> dict[str, Any]:
     wanted = call.query
     states = [text for text in (wanted["status"] or "").split(",") if text]
     if unknown := set(states).difference(STATES, TrialStatus):
-        raise BadRequestError(
-            f"{min(unknown)[:100]!r} is not a state of trials: choose from {', '.join(STATES)}"
-        )
+        raise BadRequestError(f"{min(unknown)[:100]!r} is not a state: choose from {', '.join(STATES)}")
     server: Served = call.server
     total, rows = server.board.table(folder_of(call)).page(
         offset=wanted["offset"],
@@ -364,23 +362,10 @@ _EXPERIMENT = "/api/experiments/{name}"
 _TRIAL = f"{_EXPERIMENT}/trials/{{trial}}"
 
 READING = (
+    Endpoint("/api/status", "Version, folder and read-only mode of the server.", status, ref("Status")),
+    Endpoint("/api/experiments", "All experiments in the folder.", experiments, many(ref("Summary"))),
+    Endpoint(_EXPERIMENT, "One experiment: settings, search space, columns.", experiment, ref("Experiment")),
     Endpoint(
-        "GET",
-        "/api/status",
-        "Version and folder of the server, and whether it is read-only.",
-        status,
-        ref("Status"),
-    ),
-    Endpoint("GET", "/api/experiments", "All experiments in the folder.", experiments, many(ref("Summary"))),
-    Endpoint(
-        "GET",
-        _EXPERIMENT,
-        "Settings, search space and columns of one experiment.",
-        experiment,
-        ref("Experiment"),
-    ),
-    Endpoint(
-        "GET",
         f"{_EXPERIMENT}/trials",
         "One page of the list of trials.",
         trials,
@@ -388,17 +373,9 @@ READING = (
         (
             QueryParameter("offset", "number of trials before the page", "integer", 0),
             QueryParameter("limit", "maximum number of trials on the page", "integer", 100, MAX_PAGE),
-            QueryParameter(
-                "sort", "field to sort by: a field of a row, `config/NAME` or `metrics/NAME`", default="index"
-            ),
-            QueryParameter(
-                "descending", "largest value first; trials without a value are always last", "boolean", False
-            ),
-            QueryParameter(
-                "status",
-                "only trials in these states or statuses, separated by commas",
-                default="",
-            ),
+            QueryParameter("sort", "sort by a row's field, `config/NAME` or `metrics/NAME`", default="index"),
+            QueryParameter("descending", "largest first, but trials without a value last", "boolean", False),
+            QueryParameter("status", "trials in these states or statuses, separated by commas", default=""),
             QueryParameter(
                 "search",
                 "only trials with this text in their name, status, reason, configuration, report or error",
@@ -406,23 +383,12 @@ READING = (
             ),
         ),
     ),
+    Endpoint(_TRIAL, "Decisions, attempts, checkpoints, error and log of one trial.", trial, ref("Trial")),
+    Endpoint(f"{_TRIAL}/history", "The reports of a trial.", history, ref("History")),
+    Endpoint(f"{_TRIAL}/logs", "Printed output of a trial.", logs, ref("Logs"), (files.SEARCH, files.LINES)),
+    Endpoint(f"{_TRIAL}/files", "Content of a trial's folder.", listing, ref("Files")),
+    Endpoint(f"{_TRIAL}/files/{{path:path}}", "A file or subfolder of a trial's folder.", file, DOWNLOAD),
     Endpoint(
-        "GET", _TRIAL, "Decisions, attempts, checkpoints, error and log of one trial.", trial, ref("Trial")
-    ),
-    Endpoint("GET", f"{_TRIAL}/history", "The reports of a trial.", history, ref("History")),
-    Endpoint(
-        "GET", f"{_TRIAL}/logs", "Printed output of a trial.", logs, ref("Logs"), (files.SEARCH, files.LINES)
-    ),
-    Endpoint("GET", f"{_TRIAL}/files", "Content of a trial's folder.", listing, ref("Files")),
-    Endpoint(
-        "GET",
-        f"{_TRIAL}/files/{{path:path}}",
-        "A file or subfolder of a trial's folder.",
-        file,
-        DOWNLOAD,
-    ),
-    Endpoint(
-        "GET",
         f"{_EXPERIMENT}/events",
         "Log entries of the experiment and its trials.",
         events,
@@ -433,7 +399,6 @@ READING = (
         ),
     ),
     Endpoint(
-        "GET",
         f"{_EXPERIMENT}/export",
         "All trials as one file.",
         export,
@@ -441,30 +406,23 @@ READING = (
         (QueryParameter("format", "format of the file: csv or json", default="csv"),),
     ),
     Endpoint(
-        "GET",
         f"{_EXPERIMENT}/charts/{{kind}}",
         "A chart as a Plotly figure; further parameters are options of the chart.",
         chart,
         ref("Figure"),
         takes_any=True,
     ),
-    Endpoint(
-        "PUT",
-        f"{_EXPERIMENT}/note",
-        "Save a note about the experiment.",
-        note,
-        ref("Note"),
-        body={"text": TEXT},
-        required=("text",),
-    ),
-    Endpoint(
-        "PUT",
-        f"{_TRIAL}/note",
-        "Save a note about the trial.",
-        note,
-        ref("Note"),
-        body={"text": TEXT},
-        required=("text",),
+    *(
+        Endpoint(
+            f"{path}/note",
+            f"Save a note about the {subject}.",
+            note,
+            ref("Note"),
+            body={"text": TEXT},
+            required=("text",),
+            method="PUT",
+        )
+        for path, subject in ((_EXPERIMENT, "experiment"), (_TRIAL, "trial"))
     ),
 )
 """Read-only endpoints on experiments, and the endpoints for notes."""
@@ -499,7 +457,6 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 
 STEERING = tuple(
     Endpoint(
-        "POST",
         f"{_EXPERIMENT}/{verb}",
         summary,
         partial(command, verb),
@@ -507,6 +464,7 @@ STEERING = tuple(
         body={name: _schema_of(each.annotation) for name, each in _parameters_of(verb).items()},
         required=[name for name, each in _parameters_of(verb).items() if each.default is each.empty],
         waits=True,
+        method="POST",
     )
     for verb, summary in VERBS.items()
 )

@@ -18,15 +18,11 @@ class ServeDashboard(Command):
     help = HELP["dashboard"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "folder", metavar="DIR", nargs="?", help="folder of experiments, or of one experiment"
-        )
+        parser.add_argument("folder", metavar="DIR", nargs="?", help="folder of one experiment or of several")
         parser.add_argument("--port", type=int, default=0, help="port to listen on (default: any free port)")
         parser.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine only)")
         parser.add_argument(
-            "--read-only",
-            action="store_true",
-            help="only show experiments: no steering, tracing or writing of notes",
+            "--read-only", action="store_true", help="only show experiments: no steering, tracing or notes"
         )
         parser.add_argument("--optuna", action="store_true", help="serve Optuna's own dashboard, read-only")
 
@@ -35,15 +31,12 @@ class ServeDashboard(Command):
         if arguments.optuna:
             if arguments.host is not None:
                 raise ConfigError(
-                    "--optuna serves this machine only: leave --host out, and use an ssh tunnel from "
-                    "other machines"
+                    "--optuna serves this machine only: leave --host out, and connect by an ssh tunnel"
                 )
             return _serve_optuna(root, arguments.port)
         host = arguments.host or "127.0.0.1"
         with dashboard.Dashboard(root, arguments.port, host, read_only=arguments.read_only) as server:
-            sys.stdout.write(
-                f"Experiments in {root}: open {server.address}\nPress Ctrl-C to stop the server.\n"
-            )
+            sys.stdout.write(f"Experiments in {root}: open {server.address}\nCtrl-C stops the server.\n")
             sys.stdout.flush()
             dashboard.stand_back()
             try:
@@ -58,7 +51,7 @@ def _serve_optuna(root: Path, port: int) -> int:
         for name, why in server.storage.left_out.items():
             sys.stdout.write(f"Experiment {name} is left out: {why}\n")
         sys.stdout.write(f"Experiments in {root}, in Optuna's dashboard: open {server.address}\n")
-        sys.stdout.write("Press Ctrl-C to stop the server.\n")
+        sys.stdout.write("Ctrl-C stops the server.\n")
         sys.stdout.flush()
         try:
             server.serve_forever(poll_interval=0.2)

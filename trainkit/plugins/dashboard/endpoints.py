@@ -148,7 +148,6 @@ class Endpoint:
     """One path with one method.
 
     Attributes:
-        method: "GET", "POST" or "PUT".
         path: path such as "/api/experiments/{name}".
         summary: one line for the API reference.
         run: function that receives the call, and returns the answer or a complete response.
@@ -161,9 +160,9 @@ class Endpoint:
         waits: True: the endpoint waits for another process, so it runs in separate threads.
         in_turn: for an endpoint that waits. True: it begins after earlier requests to the same session are
             answered; False: it runs concurrently.
+        method: "GET", "POST" or "PUT".
     """
 
-    method: str
     path: str
     summary: str
     run: Callable[[Call], Any]
@@ -175,6 +174,7 @@ class Endpoint:
     is_async: bool = False
     waits: bool = False
     in_turn: bool = True
+    method: str = "GET"
 
     def route(self, server: Any) -> Route:
         """Return the route of the endpoint on `server`."""
@@ -303,6 +303,4 @@ async def refuse_http(request: Request, error: Exception) -> Response:
 async def refuse_fault(request: Request, error: Exception) -> Response:
     """Answer a request that failed because of an error in the server, and log the error."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return refusal(
-        500, f"the dashboard failed on this request: {type(error).__name__}; its terminal shows the traceback"
-    )
+    return refusal(500, f"the dashboard failed with {type(error).__name__}: its terminal shows the traceback")

@@ -102,9 +102,7 @@ def _guarded(app: Application, page: bytes, access: Access) -> Application:
 
     def answer(environment: Environment, start: Start) -> Iterable[bytes]:
         if not access.knows_host(environment.get("HTTP_HOST", "")):
-            return _refusal(
-                start, HTTPStatus.FORBIDDEN, "this server accepts requests for 127.0.0.1 and localhost only"
-            )
+            return _refusal(start, HTTPStatus.FORBIDDEN, "only 127.0.0.1 and localhost are valid host names")
         method, path = environment["REQUEST_METHOD"], environment.get("PATH_INFO", "")
         is_read = method in ("GET", "HEAD")
         if method == "GET" and path == f"/static/{_SCRIPT.name}":

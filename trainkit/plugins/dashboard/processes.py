@@ -237,9 +237,8 @@ def _trace(call: Call) -> Response:
 
 _SESSION = "/api/sessions/{session}"
 SESSIONS = (
-    Endpoint("GET", "/api/sessions", "Your sessions on this machine.", _listed, many(ref("SessionHead"))),
+    Endpoint("/api/sessions", "Your sessions on this machine.", _listed, many(ref("SessionHead"))),
     Endpoint(
-        "GET",
         _SESSION,
         "Processes, actors, tasks, placement groups of one session, and waiting requests with their reasons.",
         _session,
@@ -247,7 +246,6 @@ SESSIONS = (
         waits=True,
     ),
     Endpoint(
-        "GET",
         f"{_SESSION}/logs",
         "Printed output of a session's workers.",
         _logs,
@@ -260,23 +258,21 @@ SESSIONS = (
         waits=True,
     ),
     Endpoint(
-        "GET",
         f"{_SESSION}/metrics",
         "The metrics of a session (`trainkit.util.metrics`), in Prometheus' text format.",
         _metrics,
         METRICS,
     ),
     Endpoint(
-        "POST",
         f"{_SESSION}/workers/{{pid}}/stacks",
         "Python stacks of a worker's threads.",
         _stacks,
         ref("Stacks"),
         body={},
         waits=True,
+        method="POST",
     ),
     Endpoint(
-        "POST",
         f"{_SESSION}/workers/{{pid}}/trace",
         "A torch.profiler trace of the next steps of a trainer's rank.",
         _trace,
@@ -288,6 +284,7 @@ SESSIONS = (
         required=("steps",),
         waits=True,
         in_turn=False,
+        method="POST",
     ),
 )
 """Endpoints on sessions."""

@@ -45,17 +45,15 @@ def answer(value: Any, status: int = 200) -> Response:
     return Response(text, status, media_type="application/json")
 
 
-def refusal(status: int, words: str, *, closes: bool = False) -> Response:
-    """Return the answer to a refused request.
+def refusal(status: int, words: str) -> Response:
+    """Return the answer to a refused request: its HTTP status, 400 or more, and the reason for the user."""
+    return answer({"error": words}, status)
 
-    Args:
-        status: HTTP status, 400 or more.
-        words: reason for the user.
-        closes: True: close the connection after the answer, because the rest of the request is not read.
-    """
-    refused = answer({"error": words}, status)
-    if closes:
-        refused.headers["Connection"] = "close"
+
+def _closing(status: int, words: str) -> Response:
+    """Return a refusal that closes the connection, because the rest of the request is not read."""
+    refused = refusal(status, words)
+    refused.headers["Connection"] = "close"
     return refused
 
 
@@ -92,7 +90,7 @@ class Guard:
                 async with asyncio.timeout(REQUEST_S):
                     found = await _body(receive)
             except TimeoutError:
-                found = refusal(408, f"the request was incomplete after {REQUEST_S:g} s", closes=True)
+                found = _closing(408, f"the request was incomplete after {REQUEST_S:g} s")
             if found is None:  # the client has disconnected
                 return
             if isinstance(found, Response):
@@ -117,44 +115,33 @@ class Guard:
         """Return the refusal of a request with an unacceptable head, else None."""
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
-            return refusal(
-                431, f"the URL and headers of the request have more than {MAX_HEAD} bytes", closes=True
-            )
+            return _closing(431, f"the URL and headers of the request have more than {MAX_HEAD} bytes")
         values: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts, origins = values.get("host", []), values.get("origin", [])
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
-            return refusal(
+            return _closing(
                 403,
-                f"this server does not accept the host name {', '.join(hosts)!r}: use an IP address or a "
-                "name of its machine",
-                closes=True,
+                f"{', '.join(hosts)!r} is not a name of this server: use a name or IP address of its machine",
             )
-        if any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
-            return refusal(
+        is_foreign = any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins)
+        site = values.get("sec-fetch-site", ["none"])[0]
+        if is_foreign or (is_api and site not in ("none", "same-origin")):
+            return _closing(
                 403,
                 "requests from pages of other sites are refused: open the address that `trainkit "
                 "dashboard` printed",
-                closes=True,
-            )
-        if is_api and values.get("sec-fetch-site", ["none"])[0] not in ("none", "same-origin"):
-            return refusal(
-                403,
-                "requests from pages of other sites are refused: open the address that `trainkit "
-                "dashboard` printed",
-                closes=True,
             )
         if is_api and not self._access.knows_token(values.get("authorization", [])):
-            return refusal(
+            return _closing(
                 403,
                 "the token is missing or wrong: open the address that `trainkit dashboard` printed, or send "
                 "the token of that address as `Authorization: Bearer TOKEN`",
-                closes=True,
             )
         lengths = values.get("content-length", ["0"])
         if not lengths[0].isascii() or not lengths[0].isdecimal():
-            return refusal(400, "the Content-Length header is not a number", closes=True)
+            return _closing(400, "the Content-Length header is not a number")
         if len(lengths[0]) > 18 or int(lengths[0]) > MAX_BODY:
             return _too_long()
         return None
@@ -177,7 +164,7 @@ async def _body(receive: Receive) -> bytes | Response | None:
 
 
 def _too_long() -> Response:
-    return refusal(413, f"the body of the request has more than {MAX_BODY} bytes", closes=True)
+    return _closing(413, f"the body of the request has more than {MAX_BODY} bytes")
 
 
 class _Deadline:

@@ -61,7 +61,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *api.STEERING,
     *processes.SESSIONS,
     *STREAMS,
-    Endpoint("GET", "/api/openapi.json", "This description.", _describe, OBJECT),
+    Endpoint("/api/openapi.json", "This description.", _describe, OBJECT),
 )
 """All endpoints of the API."""
 
@@ -83,9 +83,7 @@ class Dashboard:
         self, root: Path, port: int = 0, host: str = "127.0.0.1", *, read_only: bool = False
     ) -> None:
         if not root.is_dir():
-            raise DashboardError(
-                f"{root} is not a folder: name a folder of experiments, or of one experiment"
-            )
+            raise DashboardError(f"{root} is not a folder: name a folder of one experiment or of several")
         self.root = root
         self.token = secrets.token_urlsafe(24)
         self.board = Board(root)

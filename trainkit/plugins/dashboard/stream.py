@@ -199,15 +199,12 @@ async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Fou
 
 STREAMS = (
     Endpoint(
-        "GET",
         "/api/stream",
         "Changes, as server-sent events.",
         stream,
         STREAM,
         (
-            QueryParameter(
-                "experiment", "experiment to watch (default: the list of all experiments)", default=""
-            ),
+            QueryParameter("experiment", "experiment to watch (default: the list of all)", default=""),
             QueryParameter("sessions", "1 to watch your sessions", "integer", 0, 1),
         ),
         is_async=True,

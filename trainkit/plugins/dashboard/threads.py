@@ -92,9 +92,7 @@ class Threads:
             BusyError: MAX_BESIDE functions of this kind are already running.
         """
         if self._beside[kind] == MAX_BESIDE:
-            raise BusyError(
-                f"{MAX_BESIDE} {kind} are already running: try again when one of them has finished"
-            )
+            raise BusyError(f"{MAX_BESIDE} {kind} are already running: try again when one has finished")
         self._beside[kind] += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._waiting, function)

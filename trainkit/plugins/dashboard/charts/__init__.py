@@ -147,9 +147,8 @@ def _curves(source: Source) -> Figure:
 
 def _compare(source: Source) -> Figure:
     if not source.options.trials:
-        raise ConfigError(
-            f"the chart needs trials to compare: pass trials={'[ID, ID]' if source.is_whole else 'ID,ID'}"
-        )
+        form = "[ID, ID]" if source.is_whole else "ID,ID"
+        raise ConfigError(f"the chart needs trials to compare: pass trials={form}")
     known = source.reader.numbers(source.options.trials)
     unknown = [trial_id for trial_id in source.options.trials if trial_id not in known]
     if unknown:
@@ -239,10 +238,9 @@ def _matrix(source: Source) -> Figure:
         columns = columns[:PAIRED]
     columns.append(parameter_figures.Parameter(metric, trials.values))
     more = [name for name in source.options.more if name != metric]
-    if len(columns) + len(more) > MAX_PAIRED:
+    if (count := len(columns) + len(more)) > MAX_PAIRED:
         raise ConfigError(
-            f"{len(columns) + len(more)} hyperparameters and metrics are too many to pair: choose at most "
-            f"{MAX_PAIRED}"
+            f"{count} hyperparameters and metrics are too many to pair: choose at most {MAX_PAIRED}"
         )
     for name in more:
         values = source.reader.last_values(name)
@@ -348,9 +346,8 @@ def _lineage(source: Source) -> Figure:
     exchanges = [each for each in changes if each.donor is not None]
     if not exchanges:
         raise ConfigError(
-            "the experiment has no lineage to draw: no trial has taken over the state of another. "
-            "Set TuneConfig(scheduler=PopulationBasedTraining(...)); trials may take over states "
-            "after its perturbation_interval"
+            "the experiment has no lineage to draw: no trial has taken over another's state. Set "
+            "TuneConfig(scheduler=PopulationBasedTraining(...)), and wait for its perturbation_interval"
         )
     grid = source.grid
     ways = ways_of(grid, metric, shown, changes, log_y=source.options.log_y)

@@ -265,8 +265,7 @@ def rungs(
             steps += [(place - 0.4, known[0][1]), *known, (place + 0.4, known[-1][1]), (None, None)]
     traces.append(path(steps, labels.cutoff, BEST[7], 2, "hvh", hover="y"))
     words = [
-        f"{level:g}<br>{len(levels[level])} "
-        f"arrived<br>{sum(entry.went_on for entry in levels[level])} continued"
+        f"{level:g}<br>{len(levels[level])} arrived<br>{sum(e.went_on for e in levels[level])} continued"
         for level in order
     ]
     across = axis_of("rung") | {"tickvals": list(range(len(order))), "ticktext": words, "showgrid": False}

@@ -211,11 +211,7 @@ class Source:
             values = [best, *values[1:]]
         trial_ids = [trial_id for trial_id, _ in values]
         numbers = self.reader.numbers(trial_ids)
-        return Scored(
-            trial_ids,
-            [numbers[trial_id] for trial_id, _ in values],
-            [value for _, value in values],
-        )
+        return Scored(trial_ids, [numbers[each] for each in trial_ids], [value for _, value in values])
 
     def best_of(self, values: Sequence[tuple[str, float]]) -> tuple[str, float]:
         """Return the best trial, the first of equal ones, with its value."""

@@ -362,8 +362,7 @@ def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
         value, values = ("trial_index" if sort == "index" else sort), []
     else:
         raise NotFoundError(
-            f"{sort[:100]!r} is not a column: choose one of {', '.join(SORTABLE)}, config/NAME or "
-            "metrics/NAME"
+            f"{sort[:100]!r} is not a column: choose {', '.join(SORTABLE)}, config/NAME or metrics/NAME"
         )
     number = (
         f"CASE {value} WHEN 'NaN' THEN NULL WHEN 'Infinity' THEN 9e999 "

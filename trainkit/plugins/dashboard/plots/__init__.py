@@ -71,7 +71,7 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
         if option not in known:
             hint = did_you_mean(option, known, cutoff=0.6)
             raise ConfigError(
-                f"plot({name!r}) has no option {option!r}: the options are {', '.join(known)}.{hint}"
+                f"plot({name!r}) has no option {option!r}: choose from {', '.join(known)}.{hint}"
             )
     source = GridSource(grid, name, options)
     return drawing.draw(DRAWN[name](source), ax)

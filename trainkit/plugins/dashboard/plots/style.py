@@ -88,8 +88,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
     mode = mode or modes.get(metric or "") or grid.mode
     if metric is None or mode is None:
         raise ConfigError(
-            "the experiment defines no metric and mode to plot: pass both, results.plot(..., "
-            "metric='loss', mode='min')"
+            "the experiment has no metric and mode to plot: pass results.plot(..., metric='loss', mode='min')"
         )
     require_one_of("mode", mode, ("min", "max"))
     return metric, mode
