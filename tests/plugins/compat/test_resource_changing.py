@@ -35,7 +35,7 @@ from trainkit.tune.store.reader import ExperimentReader
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: DistributeResources(increase_by={"CPU": 0}), "has no resources"),
+        (lambda: DistributeResources(increase_by={"CPU": 0}), "needs resources"),
         (lambda: DistributeResources(increase_by={"CPU": -1}), "negative"),
         (lambda: DistributeResources(increase_by_times=1.5), "increase_by_times=1.5"),
         (lambda: DistributeResourcesToTopJob(mode="up"), "mode='up'"),

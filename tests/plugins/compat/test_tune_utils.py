@@ -57,7 +57,7 @@ def test_one_that_counts_its_iterations_by_itself_is_not():
         def step(self):
             return {**super().step(), "training_iteration": 7}
 
-    with pytest.raises(AssertionError, match="iteration 7 instead of 4"):
+    with pytest.raises(AssertionError, match="reported 7 instead of 4"):
         validate_save_restore(Own)
 
 
@@ -87,7 +87,7 @@ def test_a_wait_for_a_gpu_ends_once_its_memory_is_free(tmp_path, monkeypatch):
     assert wait_for_gpu(0, target_util=0.5)
     with pytest.raises(RuntimeError, match=r"still used 50\.0 % of its memory"):
         wait_for_gpu("0", retry=2, delay_s=0)
-    with pytest.raises(ValueError, match="this machine has the GPUs 0, GPU-aa, 1, GPU-bb"):
+    with pytest.raises(ValueError, match="not one of this machine's GPUs 0, GPU-aa, 1, GPU-bb"):
         wait_for_gpu(4)
     with pytest.raises(RuntimeError, match="requested no GPU"):
         wait_for_gpu()

@@ -159,7 +159,7 @@ def test_what_a_worker_printed(engine: str):
     pid = trainkit.get(talker.say.remote("first\nsecond"))
     if engine == "inline":
         assert state.list_logs() == {}
-        with pytest.raises(ConfigError, match="no log of the process"):
+        with pytest.raises(ConfigError, match="has no log"):
             state.get_log(pid=pid)
         return
     (row,) = state.list_actors(filters=[("pid", "=", pid), ("state", "=", "ALIVE")])

@@ -79,9 +79,7 @@ class _Arriving:
     ) -> None:
         _require_size("chunk_size", chunk_size)
         if "num_returns" in kwargs:
-            raise ConfigError(
-                "num_returns is not supported: pass chunk_size, the number of results to wait for"
-            )
+            raise ConfigError("pass chunk_size, the number of results to wait for, not num_returns")
         self._pending = refs
         self._done: list[ObjectRef[Any]] = []
         self._chunk_size = chunk_size

@@ -80,9 +80,7 @@ class DistributeResources:
         self.add_bundles = add_bundles
         self.increase_by = normalize(increase_by or {}, what="increase_by")
         if increase_by is not None and not self.increase_by:
-            raise ConfigError(
-                f"increase_by={dict(increase_by)!r} has no resources: pass resources such as {{'CPU': 1}}"
-            )
+            raise ConfigError(f"increase_by={dict(increase_by)!r} needs resources, such as {{'CPU': 1}}")
         self.increase_by_times = increase_by_times
         self.reserve_resources = normalize(reserve_resources or {}, what="reserve_resources")
 
@@ -105,9 +103,8 @@ class DistributeResources:
             return None
         if not self.add_bundles and len(base.bundles) > 1:
             raise ConfigError(
-                f"trials begin with {len(base.bundles)} bundles, but "
-                f"{type(self).__name__}(add_bundles=False) supports one bundle only: pass "
-                "add_bundles=True"
+                f"{type(self).__name__}(add_bundles=False) supports one bundle only, but trials begin with "
+                f"{len(base.bundles)} bundles: pass add_bundles=True"
             )
         unit = self._unit(base)
         live = tune_controller.get_live_trials()
@@ -418,10 +415,9 @@ class ResourceChangingScheduler(TrialScheduler):
             self._base = trial.request
         if trial_id not in self._changed and trial.request != self._base:
             raise ConfigError(
-                "ResourceChangingScheduler needs the same initial resources for all trials, but "
-                f"trial {trial.name} has {describe(trial.request.required_resources)}, and others "
-                f"have {describe(self._base.required_resources)}: pass no function to "
-                "tune.with_resources"
+                "ResourceChangingScheduler needs the same initial resources for all trials, but trial "
+                f"{trial.name} has {describe(trial.request.required_resources)}, and others have "
+                f"{describe(self._base.required_resources)}: pass no function to tune.with_resources"
             )
         given = self._allocate(view, trial, dict(result), self) if self._allocate is not None else None
         if given is None:

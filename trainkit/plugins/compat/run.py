@@ -62,9 +62,7 @@ class Experiment:
         """
         arguments = dict(spec)
         if "run" not in arguments:
-            raise ConfigError(
-                f"the experiment {name!r} has no 'run': set it to the trainable, or to its name"
-            )
+            raise ConfigError(f"the experiment {name!r} has no 'run': set it to the trainable or its name")
         if "env" in arguments:  # RLlib's specifications have the entry `env`.
             arguments["config"] = {**arguments.get("config", {}), "env": arguments.pop("env")}
         return cls(name, arguments.pop("run"), **arguments)
@@ -81,8 +79,7 @@ def _taking_experiments(function: Front) -> Front:
             return _run_each(run, run_or_experiment, **given)
         if isinstance(run_or_experiment, Mapping):
             raise ConfigError(
-                "tune.run() does not support dictionaries: pass Experiment objects, or call "
-                "tune.run_experiments()"
+                "tune.run() supports no dictionaries: pass Experiment objects, or call tune.run_experiments()"
             )
         if isinstance(run_or_experiment, Experiment):
             experiment = run_or_experiment
@@ -323,9 +320,8 @@ def _failed(trials: Sequence[Result], folders: str) -> TrialError:
     return TrialError(
         f"{len(failed)} of {len(trials)} trials failed "
         f"({', '.join(result.trial_id for result in failed[:10])}{', ...' if len(failed) > 10 else ''}); "
-        f"the first error: {first_line(failed[0].reason)}. All results are in {folders}: read them by "
-        "tune.ExperimentAnalysis(path), or pass raise_on_failed_trial=False to get them from "
-        "tune.run()"
+        f"the first error: {first_line(failed[0].reason)}. Read all results in {folders} by "
+        "tune.ExperimentAnalysis(path), or get them from tune.run() by raise_on_failed_trial=False"
     )
 
 
@@ -364,9 +360,8 @@ def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
     names = sorted(given)
     for name in names:
         if name not in OBSOLETE:
-            raise ConfigError(
-                f"tune.run() has no argument {name!r}.{did_you_mean(name, [*known, *OBSOLETE])}"
-            )
+            hint = did_you_mean(name, [*known, *OBSOLETE])
+            raise ConfigError(f"tune.run() has no argument {name!r}.{hint}")
     return "; ".join(f"{name} has no effect: {OBSOLETE[name]}" for name in names)
 
 
@@ -392,9 +387,7 @@ def checkpoint_settings(
     used = [name for name, value in old.items() if value]
     if config is not None:
         if used:
-            raise ConfigError(
-                f"checkpoint_config and {', '.join(used)} exclude each other: pass only one of them"
-            )
+            raise ConfigError(f"pass either checkpoint_config or {', '.join(used)}, not both")
         config = CheckpointConfig(**config) if isinstance(config, Mapping) else copy.copy(config)
         config.checkpoint_at_end = bool(config.checkpoint_at_end)
         return config
@@ -444,8 +437,7 @@ def resuming(resume: bool | str | None, resume_config: Any = None) -> Resuming:
         head, tail = "LOCAL", head
     if head == "PROMPT":
         raise ConfigError(
-            "resume='PROMPT' is not supported, because it asks a question: pass True, or 'AUTO' to "
-            "resume an existing experiment"
+            "resume='PROMPT' is not supported: pass True, or 'AUTO' to resume the experiment if it exists"
         )
     if head not in ("LOCAL", "REMOTE", "AUTO") or (tail and tail not in _ERRORED):
         raise ConfigError(

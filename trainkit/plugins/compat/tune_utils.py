@@ -44,9 +44,7 @@ def flatten_dict(
     flat: dict[str, Any] = {}
     for key, value in dt.items():
         if prevent_delimiter and delimiter in str(key):
-            raise ValueError(
-                f"the name {key!r} contains the delimiter {delimiter!r}: pass a different delimiter="
-            )
+            raise ValueError(f"the name {key!r} contains the delimiter {delimiter!r}: pass another delimiter")
         if flatten_list and isinstance(value, list):
             value = {str(place): each for place, each in enumerate(value)}
         if isinstance(value, Mapping):
@@ -116,9 +114,7 @@ def wait_for_gpu(
     if gpu_id is None:
         held = get_gpu_ids() if is_initialized() else []
         if not held:
-            raise NoFreeGPUError(
-                "wait_for_gpu: this process has requested no GPU: request gpu=1, or pass gpu_id="
-            )
+            raise NoFreeGPUError("this process has requested no GPU: request gpu=1, or pass gpu_id=")
         gpu_id = held[0]
     if not isinstance(gpu_id, (int, str)):
         raise ConfigError(f"gpu_id={gpu_id!r} must be the index or UUID of a GPU")
@@ -129,9 +125,7 @@ def wait_for_gpu(
             SYSTEM.sleep(delay_s)
         shares = _shares_of_memory(_nvidia_smi())
         if str(gpu_id) not in shares:
-            raise ConfigError(
-                f"gpu_id={gpu_id!r} does not exist: this machine has the GPUs {', '.join(shares)}"
-            )
+            raise ConfigError(f"gpu_id={gpu_id!r} is not one of this machine's GPUs {', '.join(shares)}")
         used = shares[str(gpu_id)]
         if used <= target_util:
             return True
@@ -154,9 +148,7 @@ def _nvidia_smi() -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise NoFreeGPUError(
-            f"wait_for_gpu needs nvidia-smi, which is part of NVIDIA's driver: {error}"
-        ) from error
+        raise NoFreeGPUError(f"wait_for_gpu needs nvidia-smi of NVIDIA's driver: {error}") from error
 
 
 def _shares_of_memory(table: str) -> dict[str, float]:
@@ -195,9 +187,8 @@ def validate_save_restore(
                 iteration = second.train().get("training_iteration")
                 if iteration != expected:
                     raise AssertionError(
-                        f"{trainable_cls.__name__} was restored after iteration {STEPS}, and reported "
-                        f"iteration {iteration!r} instead of {expected}: remove training_iteration "
-                        "from the result of step()"
+                        f"{trainable_cls.__name__}, restored after iteration {STEPS}, reported {iteration!r} "
+                        f"instead of {expected}: remove training_iteration from the result of step()"
                     )
     finally:
         first.stop()

@@ -150,9 +150,8 @@ class InputAttributeNode(DAGNode):
             return parts[self._key]
         except LookupError:
             raise ConfigError(
-                f"the graph needs the input {self._key!r}, but execute() was called with "
-                f"{len(given.args)} positional values and {sorted(given.kwargs)} by name: pass "
-                f"{self._key!r} too"
+                f"the graph needs the input {self._key!r}, but execute() was given {len(given.args)} "
+                f"positional values and {sorted(given.kwargs)} by name: pass {self._key!r} too"
             ) from None
 
 
@@ -310,9 +309,7 @@ class CompiledDAG:
                 "new ones: create them by .remote(), and bind the methods of their handles"
             )
         if not any(isinstance(node, InputNode) for node in self._order):
-            raise ConfigError(
-                "a graph without an InputNode can't be compiled: bind an InputNode to its first calls"
-            )
+            raise ConfigError("a compiled graph needs an InputNode: bind an InputNode to its first calls")
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
         """Make the calls; return the reference or references of the graph's result without waiting.
@@ -321,9 +318,7 @@ class CompiledDAG:
             ConfigError: the graph was torn down, or compiled with `enable_asyncio=True`.
         """
         if self._is_async:
-            raise ConfigError(
-                "the graph was compiled with enable_asyncio=True: use `await graph.execute_async()`"
-            )
+            raise ConfigError("the graph was compiled with enable_asyncio=True: await graph.execute_async()")
         return self._executed(args, kwargs)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:

@@ -200,8 +200,7 @@ class Metric:
         self._is_valid = _VALID.fullmatch(name) is not None
         if not self._is_valid:
             warnings.warn(
-                f"the metric {name!r} is discarded: its name may have letters, digits, _ and :, and "
-                "must not begin with a digit",
+                f"the metric {name!r} is discarded: use letters, digits, _ and :, but no digit at the start",
                 UserWarning,
                 stacklevel=2,
             )
@@ -218,8 +217,7 @@ class Metric:
                 raise TypeError(f"tag_keys must be a tuple of strings, but {key!r} is not a string")
             if not _VALID_TAG.fullmatch(key) or key == self._reserved:
                 raise ValueError(
-                    f"the metric {name} can't have a tag {key!r}: use letters, digits and _, not "
-                    "beginning with a digit"
+                    f"{name} can't have a tag {key!r}: use letters, digits and _, but no digit at the start"
                     + (f", and not {key}, which Prometheus reserves" if key == self._reserved else "")
                 )
         if self._kinds.setdefault(name, self._kind) != self._kind:

@@ -36,9 +36,7 @@ class Queue:
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
         if isinstance(maxsize, bool) or not isinstance(maxsize, int):
-            raise ConfigError(
-                f"maxsize must be an integer, with 0 or less for an unlimited queue, not {maxsize!r}"
-            )
+            raise ConfigError(f"maxsize must be an integer (unlimited if 0 or less), not {maxsize!r}")
         self.maxsize = maxsize
         made: Any = remote(QueueActor)
         self._actor = self.actor = made.options(**{"label": "Queue", **(actor_options or {})}).remote(maxsize)

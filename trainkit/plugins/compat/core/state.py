@@ -53,9 +53,7 @@ class State(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(
-                f"a row has no column {name!r}; its columns are {', '.join(sorted(self))}"
-            ) from None
+            raise AttributeError(f"a row has no column {name!r}, only {', '.join(sorted(self))}") from None
 
     def asdict(self) -> dict[str, Any]:
         """Return a plain dictionary of the columns."""
@@ -381,9 +379,7 @@ def _checked(condition: Filter, columns: frozenset[str]) -> Filter:
         raise ConfigError(f"filter {condition!r} must have the form (column, '=' or '!=', value)") from None
     column = column.lower()
     if column not in columns:
-        raise ConfigError(
-            f"filter {condition!r} has an unknown column: use one of {', '.join(sorted(columns))}"
-        )
+        raise ConfigError(f"filter {condition!r} has an unknown column: use {', '.join(sorted(columns))}")
     if predicate not in ("=", "!="):
         raise ConfigError(f"filter {condition!r} has an unknown predicate: use '=' or '!='")
     return column, predicate, value
