@@ -199,7 +199,7 @@ def test_tune_params_that_are_not_taken(given_: Any, words: str) -> None:
 
 
 def test_trials_that_are_tried_again_and_an_error_that_ends_the_search_contradict_each_other() -> None:
-    with pytest.raises(ConfigError, match="max_failures=1, and error_score='raise'"):
+    with pytest.raises(ConfigError, match="max_failures=1, but error_score='raise'"):
         settled({"max_failures": 1}, error_score="raise")
 
 

@@ -36,7 +36,7 @@ def test_dimensions_of_scikit_optimize_keep_bounds_prior_and_type() -> None:
     assert domain_of("x", space.Real(1e-4, 0.1, prior="log-uniform")) == Float(1e-4, 0.1, log=True)
     assert domain_of("x", space.Integer(1, 5)) == Integer(1, 6)
     assert domain_of("x", space.Categorical(["a", "b"])) == Categorical(("a", "b"))
-    with pytest.raises(SpaceError, match=r"x: .*leave out prior"):
+    with pytest.raises(SpaceError, match=r"x: .*leave prior out"):
         domain_of("x", space.Categorical(["a", "b"], prior=[0.2, 0.8]))
     drawn = list(ParameterSampler(for_sampler({"x": space.Real(1e-4, 0.1)}), 5, random_state=0))
     assert all(type(each["x"]) is float and 1e-4 <= each["x"] <= 0.1 for each in drawn)

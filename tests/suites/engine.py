@@ -275,7 +275,7 @@ class EngineSuite(engine.EngineSuite):
         def outer() -> None:
             trainkit.get(trainkit.remote(wrong).remote())
 
-        with pytest.raises(ArgumentTypeError, match="it was given 3") as caught:
+        with pytest.raises(ArgumentTypeError, match=r"\(\), not 3") as caught:
             trainkit.get(trainkit.remote(outer).remote())
         printed = "".join(traceback.format_exception(caught.value))
         assert printed.count("in wrong\n") == 1

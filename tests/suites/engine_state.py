@@ -36,7 +36,7 @@ class StateSuite(Suite):
     """Inherit and name the engine; every test uses the public verbs alone."""
 
     def test_an_unknown_kind_is_an_error(self) -> None:
-        with pytest.raises(ConfigError, match=r"state\('actor'\); there are nodes, actors, tasks"):
+        with pytest.raises(ConfigError, match=r"'actor'\) is not supported: use one of nodes, actors"):
             engine().state("actor")
 
     def test_what_waits_is_a_listing_on_every_engine(self) -> None:
@@ -278,7 +278,7 @@ class StateSuite(Suite):
             calls[0] = calls[0].options(concurrency_group="io")
         named, plain = trainkit.get([call.remote() for call in calls], timeout=60)
         assert (named["task_name"], plain["task_name"]) == ("nick", f"{cls.__name__}.context")
-        with pytest.raises(TypeError, match="name=7"):
+        with pytest.raises(TypeError, match="name must be a string, not 7"):
             actor.context.options(name=7)
 
     def test_an_actor_hands_on_a_handle_to_itself(self) -> None:

@@ -95,7 +95,7 @@ def test_a_plateau_is_a_small_deviation_of_the_last_reports(values, num_results,
     ("make", "words"),
     [
         (lambda: tune.MaximumIterationStopper(0), "max_iter=0"),
-        (lambda: tune.TrialPlateauStopper("loss", metric_threshold=1.0), "metric_threshold=1.0 needs"),
+        (lambda: tune.TrialPlateauStopper("loss", metric_threshold=1.0), "metric_threshold=1.0 must be"),
         (lambda: tune.ExperimentPlateauStopper("loss", top=1), "top=1"),
         (lambda: tune.ExperimentPlateauStopper("loss", mode="best"), "mode='best'"),
         (lambda: tune.TimeoutStopper(0), "timeout=0"),

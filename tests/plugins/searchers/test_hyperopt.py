@@ -185,7 +185,7 @@ def test_an_interrupted_search_goes_on(fit, tmp_path):
         ({"points_to_evaluate": [{"z": 3}]}, PLANE, "z=3"),
         ({"points_to_evaluate": [{"x": 30}]}, PLANE, "x=30"),
         ({"space": 3}, {}, "space=3"),
-        ({"space": {"a": hp.uniform("x", 0, 1), "b": hp.uniform("x", 0, 2)}}, {}, "labelled 'x'"),
+        ({"space": {"a": hp.uniform("x", 0, 1), "b": hp.uniform("x", 0, 2)}}, {}, "the label 'x'"),
         ({"space": [hp.uniform("x", 0, 1)]}, {}, "space="),
         ({"space": hp.uniform("x", 0, 1)}, {}, "dictionary"),
         ({"space": {"a": hp.uniform("a", 0, 1)}, "points_to_evaluate": [{"b": 1}]}, {}, "'b': 1"),

@@ -243,9 +243,9 @@ def test_a_row_that_is_not_there_is_named() -> None:
 def test_what_cannot_be_shared_says_so() -> None:
     with pytest.raises(ConfigError, match=r"train_loader has batch_size=None.*add_dist_sampler=False"):
         feed(loader(batch_size=None), Seat(0, 2))
-    with pytest.raises(ConfigError, match="validation_loader is a int"):
+    with pytest.raises(ConfigError, match=r"validation_loader must be a DataLoader .*, not a int"):
         feed(3, training=False)
-    with pytest.raises(ConfigError, match=r"train_loader is a list_iterator"):
+    with pytest.raises(ConfigError, match=r"train_loader must be .*, not a list_iterator"):
         feed(iter([1, 2]))
 
 

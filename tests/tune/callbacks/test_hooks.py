@@ -204,7 +204,7 @@ def test_a_state_that_cannot_be_kept_is_told_of(fit, caplog):
 
     assert fit(saves, {"n": 0}, run={"callbacks": [Odd()], **RETRIED}).num_terminated == 1
     (told,) = [record for record in caplog.records if "Odd.get_state()" in record.getMessage()]
-    assert re.search("Odd.get_state.*'lock' is <object.*cannot hold", str(told.exc_info[1]))
+    assert re.search("Odd.get_state.*'lock' is <object.*cannot store", str(told.exc_info[1]))
 
 
 # --- the loggers that come by themselves ----------------------------------------------------------
@@ -266,10 +266,10 @@ def test_a_method_that_can_not_be_called_is_refused_when_it_is_given():
 
     with pytest.raises(
         ConfigError,
-        match=r"Short\.on_trial_result\(trial, result\) can't be .*: define on_trial_result\(self",
+        match=r"on_trial_result\(trial, result\) has the wrong signature .*: define on_trial_result\(self",
     ):
         tune.RunConfig(callbacks=[Short()])
-    with pytest.raises(ConfigError, match=r"WithoutInfo\.on_experiment_end\(trials\) can't be called"):
+    with pytest.raises(ConfigError, match=r"WithoutInfo\.on_experiment_end\(trials\) has the wrong signature"):
         tune.RunConfig(callbacks=[WithoutInfo()])
     with pytest.raises(ConfigError, match=r"callbacks=Short is a class; give an object, Short\(\)"):
         tune.RunConfig(callbacks=[Short])
@@ -277,7 +277,7 @@ def test_a_method_that_can_not_be_called_is_refused_when_it_is_given():
     class Off(tune.Callback):
         on_trial_start = None
 
-    with pytest.raises(ConfigError, match=r"Off\.on_trial_start=None can't be called .*: define on_trial_st"):
+    with pytest.raises(ConfigError, match=r"Off\.on_trial_start=None has the wrong signature .*: define on_trial_st"):
         tune.RunConfig(callbacks=[Off()])
     Off.on_trial_start = {}.update  # such a one does not say what it takes
     tune.RunConfig(callbacks=[Off()])

@@ -111,8 +111,8 @@ def test_promotions_are_drawn_as_such():
     results = simulated(LOSSES)
     (axes,) = results.plot("rungs").axes
     assert [label.get_text() for label in axes.get_xticklabels()] == [
-        "1\n9 came\n3 went on",
-        "3\n3 came\n1 went on",
+        "1\n9 arrived\n3 continued",
+        "3\n3 arrived\n1 continued",
     ]
     assert [text.get_text() for text in axes.get_legend().get_texts()][:2] == ["not promoted", "promoted"]
     points = [each for each in axes.collections if isinstance(each, PathCollection)]

@@ -88,4 +88,4 @@ def test_rungs_are_drawn_in_the_order_of_arrival_with_one_cutoff_each():
         cutoffs = {each["cutoff"] for each in decisions if each["rule"] == "rung" and each["rung"] == level}
         assert len(cutoffs) == 1
         assert set(axes.get_lines()[index].get_ydata()) == cutoffs
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["stopped", "went on", "cutoff"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["stopped", "continued", "cutoff"]

@@ -262,7 +262,7 @@ def test_a_file_system_of_pyarrow_is_one_of_fsspec(fit, tmp_path, results, kind)
 def test_bad_places_are_named():
     with pytest.raises(ConfigError, match="nonsense://x"):
         locate("nonsense://x")
-    with pytest.raises(ConfigError, match="no file system of fsspec or pyarrow"):
+    with pytest.raises(ConfigError, match="not a file system of fsspec or pyarrow"):
         locate("/x", object())
     with pytest.raises(ConfigError, match="needs storage_path"):
         tune.Tuner(saving, run_config=tune.RunConfig(storage_filesystem=MemoryFileSystem()))
