@@ -37,7 +37,7 @@ COUNTS = {
     "lines of the core": Limit(48_650, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
-    "files with two unconnected parts": Limit(29, 0),
+    "files with two unconnected parts": Limit(0, 0),
     "classes of one name": Limit(0, 0),
     "constructors of many parts": Limit(0, 0),
     "docstrings that are riddles": Limit(0, 0),
@@ -72,8 +72,8 @@ ENGLISH = {
     "is none": Limit(5, 0),
     "lets go": Limit(1, 0),
     "in order": Limit(1, 0),
-    "that of": Limit(29, 0),
-    "who": Limit(2, 0),
+    "that of": Limit(27, 0),
+    "who": Limit(1, 0),
     "inversion": Limit(0, 0),
     "none of": Limit(0, 0),
 }
@@ -148,6 +148,8 @@ SMALL_FILES: dict[str, str] = {
 
 SEVERAL_PARTS: dict[str, str] = {
     "trainkit/errors.py": "all exceptions that users catch, in one list",
+    "trainkit/sklearn/search.py": "the two public searches, in one module as in scikit-learn",
+    "trainkit/tune/config.py": "the two settings classes of a Tuner, which users import together",
     "trainkit/runtime/api.py": "all functions of the runtime that users call, in one list",
     "trainkit/plugins/integrations/lightning_trainer.py": (
         "all that Lightning's trainer needs in a training function, under Ray's names"

@@ -197,8 +197,8 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     name = "train" if dataset_name is None else dataset_name
     if name not in context.shards:
         raise ConfigError(
-            f"get_dataset_shard({name!r}): TorchTrainer has no such data set; its datasets are "
-            f"{sorted(context.shards) or 'none'}"
+            f"get_dataset_shard({name!r}): TorchTrainer has no such data set, but "
+            f"{sorted(context.shards) or 'no data set'}"
         )
     return context.shards[name]
 
