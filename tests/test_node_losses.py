@@ -27,6 +27,7 @@ from trainkit.sklearn import TuneGridSearchCV
 from trainkit.tune.store.reader import ExperimentReader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", node_losses.GROUPS)
 def test_killed_at_once_or_at_any_moment_it_ends_as_if_undisturbed(group: str) -> None:
     """Results, suggestions, decisions and best are equal; no failure is counted, nothing is left."""
@@ -72,6 +73,7 @@ class Keeping:
         return self.kept.path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["actor", "node"])
 def test_a_checkpoint_of_a_killed_actor_is_on_the_disk_and_goes_with_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
@@ -140,6 +142,7 @@ def killed_templates(seed: int) -> Iterator[None]:
         killer.join()
 
 
+@pytest.mark.slow
 def test_a_killed_template_is_nobody_s_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     @trainkit.remote(max_retries=0)
     def task(number: int) -> int:
@@ -233,6 +236,7 @@ def trainers() -> Iterator[None]:
     trainkit.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["apply", "train"])
 @pytest.mark.usefixtures("trainers")
 def test_what_is_not_to_be_run_again_raises_and_the_workers_are_formed_again(
@@ -272,6 +276,7 @@ def test_what_is_not_to_be_run_again_raises_and_the_workers_are_formed_again(
         assert begun.read_text() == "xx"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trainers")
 def test_a_trainer_without_a_snapshot_says_that_its_state_is_lost() -> None:
     from tests.train.operators import Digits  # what no other test here waits for in its workers

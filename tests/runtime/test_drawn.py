@@ -54,6 +54,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[str]:
     assert eventually(lambda: children() <= before)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # 300 programs of several processes each: 25 s where nothing else runs
 @given(programs())
 @settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))

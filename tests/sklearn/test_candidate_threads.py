@@ -24,6 +24,7 @@ def most_threads(estimator: Any, X: Any, y: Any) -> float:
     return float(max(pool["num_threads"] for pool in threadpool_info()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sk_n_jobs", "threads"), [(None, 1), (3, 3)])  # row 1.44
 def test_a_candidate_has_as_many_threads_as_cpus(
     monkeypatch: pytest.MonkeyPatch, sk_n_jobs: int | None, threads: int
@@ -37,6 +38,7 @@ def threads_of_booster(estimator: Any, X: Any, y: Any) -> float:
     return float(estimator.named_steps["model"].n_jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopping", [{}, {"early_stopping": "fifo", "max_iters": 2}])
 def test_lightgbm_has_them_too_unless_the_user_gives_it_others(
     monkeypatch: pytest.MonkeyPatch, stopping: dict[str, Any]

@@ -229,6 +229,7 @@ def test_ends_of_portions_warn_nobody() -> None:
         search.fit(X, Y)
 
 
+@pytest.mark.slow
 def test_a_scorer_that_needs_probabilities_is_given_them() -> None:
     scorer = make_scorer(accuracy_score)
     for scoring in ("neg_log_loss", scorer):

@@ -83,6 +83,7 @@ def test_the_same_random_candidates_survive(settings: dict[str, Any]) -> None:
     assert_same(TuneHalvingRandomSearchCV(SVC(), SPACE, **settings).fit(X, Y), theirs)
 
 
+@pytest.mark.slow
 def test_a_parameter_of_the_estimator_grows() -> None:
     settings = {"resource": "n_estimators", "max_resources": 18, "min_resources": 2, "random_state": 0}
     forest, space = RandomForestClassifier(random_state=0), {"max_depth": randint(1, 6)}

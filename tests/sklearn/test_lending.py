@@ -73,6 +73,7 @@ class TestLent:
         assert sum(most) < X.nbytes / 2, [size / MB for size in most]
         assert len({tuple(lines[0]["segments"]) for lines in workers.values()}) == 1, "one segment for all"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("cv", [TimeSeriesSplit(3), KFold(2), KFold(3)])
     def test_what_an_estimator_writes_is_seen_by_no_other(self, tmp_path: Path, cv: Any) -> None:
         X = np.random.default_rng(0).standard_normal((5_000, 20))

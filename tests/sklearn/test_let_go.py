@@ -70,6 +70,7 @@ def test_x_goes(case: str) -> None:
     assert gone() is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("runtime", "no_collector")
 @pytest.mark.parametrize("where", ["suggest", "on_trial_complete"])
 def test_x_goes_where_a_searcher_of_the_users_own_raises(where: str) -> None:

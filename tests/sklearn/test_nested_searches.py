@@ -57,6 +57,7 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.mark.usefixtures("joblibs_workers", "nothing_left")
 class TestInJoblibsWorkers:
+    @pytest.mark.slow
     def test_cross_val_score(self, expected: Any) -> None:
         scores = cross_val_score(search(), X, Y, cv=2, n_jobs=2)
         theirs = cross_val_score(GridSearchCV(GaussianNB(), GRID, cv=3), X, Y, cv=2)
@@ -70,6 +71,7 @@ class TestInJoblibsWorkers:
         assert found.best_params_ == theirs.best_params_
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("cpus", [1, 2])
 def test_a_search_in_a_search_needs_no_cpu_of_its_own(cpus: int) -> None:

@@ -99,6 +99,7 @@ class UnusedLayer(Digits):
         self.register(models=model, optimizers=optimizer, criterion=nn.CrossEntropyLoss())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("runtime")
 def test_unused_parameters_are_told_where_to_be_named() -> None:
     options: dict[str, Any] = {"num_workers": 2, "num_cpus_per_worker": 0.5, "use_gpu": False}

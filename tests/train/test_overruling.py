@@ -123,6 +123,7 @@ class Rates(Digits):
         return {**metrics, "lr_used": self.optimizer.param_groups[0]["lr"]}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("runtime")
 def test_trainers_as_a_population(tmp_path: Path) -> None:  # row 1.13
     """After an exploit a member trains with the rate that it was given, from the weights of another."""

@@ -59,6 +59,7 @@ def every(members: list[Any], operation: str, arguments: list[tuple[Any, ...]], 
     return [numpy.array(result).tolist() for result in trainkit.get(calls)]
 
 
+@pytest.mark.slow
 def test_tensors_are_reduced_and_sent_to_all(members: list[Any]) -> None:
     own = [(array(rank, 1.0),) for rank in range(3)]
     assert every(members, "allreduce", own) == [[3.0, 3.0]] * 3

@@ -119,6 +119,7 @@ def left(ask: Asker) -> list[Path]:
     return list(scratch_dir().glob("trace-*"))
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_its_data(ask: Asker, tmp_path: Path) -> None:
     with training(tmp_path, loads=0) as pids:
         assert eventually(lambda: rows_of(ask, pids)[0]["batches"] > 10, 60)
@@ -134,6 +135,7 @@ def test_a_rank_that_waits_for_its_data(ask: Asker, tmp_path: Path) -> None:
         assert rows_of(ask, pids)[1]["rank_wait_percent"] > 0
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_slow_in_its_step_is_the_straggler(ask: Asker, tmp_path: Path) -> None:
     with training(tmp_path, steps=1) as pids:
         assert eventually(lambda: [each["straggles"] for each in rows_of(ask, pids)] == [False, True], 60)

@@ -65,6 +65,7 @@ def large(config: dict[str, Any]) -> dict[str, Any]:
     return {"loss": 1.0, "text": "x" * 3_000_000, **{f"m{number}": "y" * 900 for number in range(400)}}
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_experiments_is_bounded_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def printing(config: dict[str, Any]) -> dict[str, Any]:
     return {"loss": 1.0}
 
 
+@pytest.mark.slow
 def test_answers_are_shared_by_who_asks_for_one_experiment_only(tmp_path: Path) -> None:
     """Also where a name has characters that would end a path, or that an address leaves out."""
     names = ["run#1", "run#2", "run%231", "ab", "a\tb"]

@@ -119,6 +119,7 @@ def compare(
         return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_uneven_batches_clipping_and_accumulation_over_two_pipelines(steps: int) -> None:
     # 22 samples in batches of 8: of the last one each pipeline gets 3, which are 3 or 1 microbatches.
@@ -181,6 +182,7 @@ class Several(Toy):
         return {"num_samples": len(batch[1])} | ({} if loss is None else {"train_loss": loss})
 
 
+@pytest.mark.slow
 def test_several_values_between_stages_and_several_optimizers() -> None:
     state = compare(Several, Pipeline(), 2, 4, max_grad_norm=0.5)
     # A parameter that no worker used has no gradient, so weight decay leaves it alone as in a plain loop.
@@ -309,6 +311,7 @@ def test_a_frozen_stage_is_left_alone_and_one_set_free_is_noticed() -> None:
             gang.train(num_steps=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "rank"), [("train 5", 0), ("validate 1", 1)])
 def test_a_killed_stage_changes_no_number(at: str, rank: int, tmp_path: Path) -> None:
     expected = undisturbed(2, tmp_path, strategy="pipeline")

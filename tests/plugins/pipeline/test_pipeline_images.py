@@ -33,6 +33,7 @@ def losses(**options: Any) -> list[float]:
         return [trainer.train()["train_loss"] for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_channels_last_targets_arrive_as_they_were_sent() -> None:
     """They are in another order in memory where they are received than the sender sends them in."""
     piped = losses(num_workers=2, strategy="pipeline", channels_last=True)

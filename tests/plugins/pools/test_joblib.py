@@ -78,6 +78,7 @@ def test_nested_joblib_calls_end() -> None:
         assert joblib.Parallel()(joblib.delayed(inner)(x) for x in range(4)) == [0, 0, 2, 6]
 
 
+@pytest.mark.slow
 def test_scikit_learn_gives_the_same_scores() -> None:
     from sklearn.datasets import load_iris
     from sklearn.linear_model import LogisticRegression

@@ -115,6 +115,7 @@ def smoothed(rates: list[float]) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "options"),
     [
@@ -228,6 +229,7 @@ class Hungry(Valley):
         return super().train_batch(batch, batch_info)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "room", "arguments", "found"),
     [
@@ -248,6 +250,7 @@ def test_the_largest_batch_that_fits(workers: int, room: int, arguments: dict[st
         assert trainer.train()["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_the_size_over_all_workers_and_all_data_in_one_batch() -> None:
     with valley(2, Hungry, config={"samples": 48, BATCH_SIZE: 2, "room": 99}) as trainer:
         with pytest.raises(ConfigError, match=r"init_val must be a multiple of 2 .* not 3"):
@@ -256,6 +259,7 @@ def test_the_size_over_all_workers_and_all_data_in_one_batch() -> None:
             trainer.scale_batch_size(batch_arg_name=BATCH_SIZE)  # Its setup looks at another key.
 
 
+@pytest.mark.slow
 def test_all_data_in_one_batch_is_the_end() -> None:
     with valley(2, Hungry, config={"samples": 48, "batch_size": 2, "room": 99}) as trainer:
         assert trainer.scale_batch_size(init_val=4) == 32
@@ -272,6 +276,7 @@ class Killed(Valley):
         return super().train_batch(batch, batch_info)
 
 
+@pytest.mark.slow
 def test_what_is_no_lack_of_memory_is_raised_and_the_trainer_goes_on() -> None:
     for kill, error, message in ((False, ArithmeticError, "five is too many"), (True, TrainingError, "died")):
         with valley(2, Killed, config={"batch_size": 2, "kill": kill}) as trainer:

@@ -106,6 +106,7 @@ def test_nothing_is_looked_at_without_limits() -> None:
     assert trainkit.get(actor.pid.remote()) != os.getpid()
 
 
+@pytest.mark.slow
 def test_what_was_imported_beforehand_is_not_its_own() -> None:
     trainkit.shutdown()
     trainkit.init(num_cpus=4, preload=["torch"])

@@ -100,6 +100,7 @@ def go_on(gang: TorchTrainer) -> list[Any]:
     return [losses, gang.apply_all_operators(lambda operator: operator.steps)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "strategy", "options", "config"),
     [

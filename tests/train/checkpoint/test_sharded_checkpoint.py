@@ -89,6 +89,7 @@ class Averaged(Stack):
         self.loaded = state_dict
 
 
+@pytest.mark.slow
 def test_an_operators_own_state_may_be_sharded_too(tmp_path: Path) -> None:
     with trainer(Averaged, config=CONFIG) as gang:
         gang.save(tmp_path / "c")
@@ -119,6 +120,7 @@ def die(*args: Any, **kwargs: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "where"),
     [(0, "trainkit.train.checkpoint.files:fill"), (1, "trainkit.train.checkpoint.shards:save")],

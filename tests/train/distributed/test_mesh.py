@@ -115,6 +115,7 @@ def meet(operator: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_four_workers_meet_in_a_grid() -> None:
     with TorchTrainer(training_operator_cls=Digits, num_workers=4, use_gpu=False, timeout_s=60) as gang:
         told = gang.apply_all_operators(meet)

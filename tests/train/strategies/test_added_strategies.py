@@ -20,6 +20,7 @@ def half_ddp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_from_page(PAGE, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("half_ddp", "runtime")
 def test_the_strategy_of_the_page_is_given_by_its_name_and_trains() -> None:
     losses = {}

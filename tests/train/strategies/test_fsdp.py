@@ -105,6 +105,7 @@ def held_bytes(operator: TrainingOperator) -> int:
     return sum(t.untyped_storage().nbytes() for t in locals_)
 
 
+@pytest.mark.slow
 def test_uneven_data_follow_the_plain_loop() -> None:
     # 481 is one more than a multiple of 48 and of 40: in the last step one worker has no sample, neither in
     # training nor in validation, where the others would wait for it.
@@ -147,6 +148,7 @@ def in_copies(**arguments: Any) -> dict[str, Any]:
     return {"strategy": FSDP(replicas=2, **arguments), "num_workers": 4, "num_cpus_per_worker": 0.5}
 
 
+@pytest.mark.slow
 def test_clipping_and_accumulation_follow_the_plain_loop() -> None:
     config = {BATCH_SIZE: 24, "samples": 480}
     expected, val_loss = plain({**config, BATCH_SIZE: 48}, 20, max_norm=0.5)
@@ -160,6 +162,7 @@ def test_clipping_and_accumulation_follow_the_plain_loop() -> None:
         assert gang.validate()["val_loss"] == pytest.approx(val_loss, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_each_worker_holds_its_part() -> None:
     held = {}
     choices = {"ddp": {"strategy": "ddp"}, "fsdp": {"strategy": "fsdp"}, "copies": in_copies()}
@@ -203,6 +206,7 @@ class Dying(Stack):
         return super().train_batch(batch, batch_info)
 
 
+@pytest.mark.slow
 def test_after_a_loss_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
     weights = []
     for _ in range(2):  # The sign is there in the second run.
@@ -332,6 +336,7 @@ class Tokens(Digits):
         self.steps = []
 
 
+@pytest.mark.slow
 def test_a_transformer_with_tied_weights_trains_and_comes_back_whole() -> None:
     results = {}
     for name, workers in (("single", 1), ("fsdp", 2)):

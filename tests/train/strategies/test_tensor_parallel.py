@@ -114,6 +114,7 @@ def projected(operator: Any) -> int:
     return len(operator.model.layers[0].attention.q_proj.weight.to_local())
 
 
+@pytest.mark.slow
 def test_a_step_of_the_users_own(tmp_path: Path) -> None:
     expected = plain(12)
     with translator(4, TensorParallel(degree=2, plan=PLAN), copies=2, config={"own_step": True}) as gang:
@@ -252,6 +253,7 @@ def test_workers_of_one_model_draw_alike_and_share_it() -> None:
     assert one["scaled"] == two["scaled"] == 2.0
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_no_number(tmp_path: Path) -> None:
     (tmp_path / "lives").write_text("life\n")
     results = []

@@ -79,6 +79,7 @@ def gone(pids: list[int]) -> bool:
     return not any(map(is_running, pids))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_the_others_end() -> None:
     with gang(die, 0) as trainer:
         pids = trainer.apply_all_workers(os.getpid)

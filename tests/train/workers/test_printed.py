@@ -50,6 +50,7 @@ def fit(tmp_path: Path, space: dict[str, Any], **run: Any) -> Any:
     return tune.Tuner(trainable(), param_space=space, run_config=tune.RunConfig(**settings)).fit()
 
 
+@pytest.mark.slow
 def test_log_to_file_keeps_what_workers_print_in_the_folder_of_their_trial(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ class Refusing(KilledOperator):
             raise LookupError(f"no {what}")
 
 
+@pytest.mark.slow
 def test_half_an_epoch_that_failed_is_not_undone_by_an_older_snapshot(tmp_path: Path) -> None:
     states = []
     for name in ("undisturbed", "killed"):

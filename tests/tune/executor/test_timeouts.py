@@ -44,6 +44,7 @@ def stuck_in_c() -> None:
     ctypes.PyDLL(None).sleep(600)  # with the interpreter's lock held
 
 
+@pytest.mark.slow
 def test_a_trial_that_hangs_in_c_is_killed_and_its_place_taken(fit):  # row 2.1
     def trainable(config):
         tune.report({"pid": os.getpid()})
