@@ -202,9 +202,7 @@ def test_the_older_door_takes_several(inline, tmp_path):
     settings = {"num_samples": 4, "storage_path": tmp_path, "name": "r", "verbose": 0}
     analysis = tune.run(trade_off, config=SPACE, **settings, **BOTH)
     assert analysis.get_best_trial("latency").trial_id in {trial.trial_id for trial in analysis.trials}
-    with pytest.raises(
-        ConfigError, match=r"\['accuracy', 'latency'\], and no .* objective .* look at pareto_front\(\)"
-    ):
+    with pytest.raises(ConfigError, match=r"\['accuracy', 'latency'\].* use pareto_front\(\)"):
         _ = analysis.best_trial
     front = tune.ResultGrid.from_path(tmp_path / "r").pareto_front()
     assert [trial.trial_id for trial in analysis.pareto_front()] == [trial.trial_id for trial in front]

@@ -206,8 +206,7 @@ class RunConfig(Settings):
         if self.storage_path is not None:
             require(
                 isinstance(self.storage_path, (str, os.PathLike)) and str(self.storage_path) != "",
-                f"{setting('storage_path')}={self.storage_path!r}: give a folder, or an address such as "
-                "'s3://bucket/path'",
+                f"{setting('storage_path')}={self.storage_path!r}: give a folder or an address (s3://bucket)",
             )
         log_files(self.log_to_file)
         self._check_stop()
@@ -272,11 +271,9 @@ def _check_stop_rule(rule: object) -> None:
         return
     require(
         rule is None or (callable(rule) and not isinstance(rule, type)),
-        f"{setting('stop')}={rule!r}: give a dictionary, a function (trial_id, result) -> bool, a "
-        "Stopper, or several",
+        f"{setting('stop')}={rule!r}: give a dict, a function (trial_id, result) -> bool, Stopper, or list",
     )
     require(
         isinstance(rule, Stopper) or not hasattr(rule, "stop_all"),
-        f"{setting('stop')}={rule!r} has a stop_all(), which is only called if "
-        "its class extends tune.Stopper",
+        f"{setting('stop')}={rule!r} has a stop_all(), which needs a class that extends tune.Stopper",
     )

@@ -82,7 +82,7 @@ def test_who_says_done_is_not_paused_nor_taken_over(fit):
     [
         (
             {"a": {"x": lambda: 3}, "y": tune.uniform(0, 1)},
-            "param_space['a/x'] is a lambda, which is passed to the",
+            "param_space['a/x'] is a lambda, which isn't called: ",
         ),
         ({"x": (0, 1)}, "param_space['x'] is the tuple (0, 1), which is passed to the trials as a constant"),
         ({"betas": (0.9, 0.999), "y": tune.uniform(0, 1)}, ""),

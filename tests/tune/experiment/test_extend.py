@@ -224,7 +224,7 @@ def test_a_category_added_after_ten_trials_is_proposed(fit, restore, caplog):
     wider = {"x": tune.uniform(0, 9), "kind": tune.choice(["a", "b", "new"])}
     with caplog.at_level(logging.WARNING, "trainkit.tune"):
         again = restore(trainable, param_space=wider, num_samples=30)
-    assert "a changed search space: x: uniform(0.0, 1.0) -> uniform(0.0, 9.0)" in caplog.text
+    assert "a changed space: x: uniform(0.0, 1.0) -> uniform(0.0, 9.0)" in caplog.text
     assert len(again) == 30
     assert [result.config for result in again][:10] == [result.config for result in grid]
     assert any(result.config["kind"] == "new" for result in again[10:])
@@ -287,7 +287,7 @@ def test_objects_of_old_trials_are_found_in_the_new_space(fit, restore, tmp_path
     assert grid.num_errors == 1
     (tmp_path / "lucky").touch()
     space = {"n": tune.grid_search([1, 2, 3]), "kind": tune.choice([list])}
-    with pytest.raises(ConfigError, match="that cannot be rebuilt"):
+    with pytest.raises(ConfigError, match="that can't be rebuilt"):
         restore(trainable, param_space=space, resume_errored=True)
     space["kind"] = tune.choice([dict, list])
     again = restore(trainable, param_space=space, resume_errored=True)

@@ -264,7 +264,7 @@ def test_a_constant_of_another_kind_of_dictionary_is_stored_and_restored(fit, re
     (tmp_path / "mended").touch()
     grid = restore(trainable, param_space=given, restart_errored=True)
     assert (kinds(grid), grid[0].error) == (["OrderedDict", "Attributes"], None)
-    assert "a changed search space" not in caplog.text
+    assert "a changed space" not in caplog.text
     restore(trainable)
     assert "plain dicts" not in caplog.text, "no trial is left to run"
 

@@ -96,7 +96,7 @@ def test_checkpoints(analysis):
     paths = [path for path, _ in analysis.get_trial_checkpoints_paths(first)]
     assert all(Path(path, "checkpoint").exists() for path in paths)
     assert analysis.get_best_checkpoint(first, "nobody", "max") is None
-    with pytest.raises(ConfigError, match="is not a trial of"):
+    with pytest.raises(ConfigError, match=r"is not in .*: give one of `trials`"):
         analysis.get_best_checkpoint("somewhere")
 
 

@@ -160,7 +160,7 @@ def test_without_a_metric_nothing_starts(scheduler):
         (pbt, {"perturbation_factors": (1.2, -0.8)}, "perturbation_factors"),
         (pbt, {"custom_explore_fn": 3}, "custom_explore_fn"),
         (pbt, {"tie": "loudest"}, "tie"),
-        (sch.PB2, {"hyperparam_bounds": None}, "hyperparam_bounds must be bounds by name.*None"),
+        (sch.PB2, {"hyperparam_bounds": None}, "hyperparam_bounds must be bounds such as .*None"),
         (sch.PB2, {"hyperparam_bounds": {"lr": [1]}}, r"\['lr'\] must be \[smallest, largest\].*\[1\]"),
         (sch.PB2, {"hyperparam_bounds": {"lr": [0.1, 0.01]}}, "with different values, not"),
         (sch.PB2, {"hyperparam_bounds": {"lr": [1, 1]}}, "with different values, not"),

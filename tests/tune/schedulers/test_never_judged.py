@@ -58,4 +58,4 @@ def test_what_was_told_at_the_start_is_not_told_again(fit, caplog):
 @pytest.mark.parametrize(("samples", "told"), [(1, 1), (2, 0)])
 def test_a_population_of_one(fit, caplog, samples, told):
     run(fit, SCHEDULERS["PopulationBasedTraining"](time_attr="steps", perturbation_interval=10), samples)
-    assert caplog.text.count("has a population of one") == told
+    assert caplog.text.count("has only one trial") == told

@@ -154,7 +154,7 @@ def test_what_is_no_decision_is_the_schedulers(fit, returned, words):
             lambda self: [("a", "STOP")],
             r"verdicts\(\) returned 'STOP' for trial 'a': return a Dec",
         ),
-        ("verdicts", lambda self: [("a", Decision(Verdict.STOP))], "on 'a', which is not the id of a trial"),
+        ("verdicts", lambda self: [("a", Decision(Verdict.STOP))], "on an unknown trial 'a'"),
         ("take_space", lambda self, space: 1 / 0, r"take_space\(\) raised ZeroDivisionError: "),
         ("completed_space", lambda self, space: 1 / 0, r"completed_space\(\) raised ZeroDivisionError"),
         ("arguments", property(lambda self: self.nowhere), "arguments raised AttributeError"),
@@ -231,9 +231,9 @@ def test_a_constructor_that_forgets_its_base_is_told_so():
         def decide(self, trial_id, time, score):
             return self.CONTINUE
 
-    with pytest.raises(ConfigError, match=r"begin the method with super\(\)\.__init__\(\)"):
+    with pytest.raises(ConfigError, match=r"must begin with super\(\)\.__init__\(\)"):
         tune.TuneConfig(scheduler=Forgetful())
-    with pytest.raises(ConfigError, match=r"Forgetful\.__init__\(\) does not call the scheduler's base"):
+    with pytest.raises(ConfigError, match=r"Forgetful\.__init__\(\) must begin with"):
         ResourceChangingScheduler(Forgetful())
 
 

@@ -93,8 +93,8 @@ def test_what_it_has_drawn_before_is_drawn_anew_until_it_gives_up():
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda trial: 3, "returned 3: return None, or a dictionary"),
-        (lambda trial: {1: 2}, "return None, or a dictionary"),
+        (lambda trial: 3, "returned 3: return None or a dictionary"),
+        (lambda trial: {1: 2}, "return None or a dictionary"),
         (lambda trial: trial.suggest_float("x", 1, 0), "ValueError"),
         (lambda trial: trial.suggest_nothing("x"), "AttributeError"),
     ],

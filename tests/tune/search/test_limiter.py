@@ -114,7 +114,7 @@ class Waits(Searcher):
 
 def test_a_limiter_around_a_searcher_that_gives_nothing_is_an_error():
     play = Play(searcher=ConcurrencyLimiter(Waits(), 2))
-    with pytest.raises(ConfigError, match="suggested nothing"):
+    with pytest.raises(ConfigError, match="suggests nothing"):
         raise play.controller.error
 
 

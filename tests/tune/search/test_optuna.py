@@ -284,7 +284,7 @@ def test_optunas_distributions_and_constants_beside_them(fit):
         ),
         ({"seed": -1}, PLANE, "seed=-1"),
         ({"space": 3}, PLANE, "space must .*not 3"),
-        ({}, {"x": tune.grid_search([1, 2])}, "x: .*grid_search: use choice"),
+        ({}, {"x": tune.grid_search([1, 2])}, "x: .*use choice instead of grid_search"),
         ({"space": PLANE}, PLANE, "both have a search space"),
     ],
 )

@@ -182,7 +182,7 @@ def test_what_the_objective_raises_is_its_trial_s_failure():
         ({"tune_config": tune.TuneConfig(num_samples=-1)}, "num_samples=-1 without an end"),
         ({"run_config": tune.RunConfig(name="x", verbose=0)}, "run_config gives name, verbose"),
         ({"objective": 3}, "objective=3"),
-        ({"objective": lambda config: {}}, r"too many positional arguments; it is called with \(config"),
+        ({"objective": lambda config: {}}, r"too many positional arguments; its arguments are \(config"),
     ],
 )
 def test_wrong_arguments_are_named(wrong, words):
@@ -199,7 +199,7 @@ def test_an_iteration_takes_time(cost):
 @pytest.mark.parametrize(
     ("scheduler", "words"),
     [
-        (ASHAScheduler(time_attr="epoch", max_t=9), "'epoch', which the scheduler's time_attr names"),
+        (ASHAScheduler(time_attr="epoch", max_t=9), "'epoch', which is the time_attr"),
         (PopulationBasedTraining(hyperparam_mutations=SPACE), "PopulationBasedTraining has judged no trial"),
         (ASHAScheduler(max_t=9), None),
     ],
@@ -213,7 +213,7 @@ def test_a_scheduler_that_judges_nobody_is_told_of(scheduler, words, caplog):
 
 
 def test_a_trial_that_nothing_ends_is_told_of():
-    with pytest.raises(ConfigError, match="nothing is known to end it: give horizon_s or max_work"):
+    with pytest.raises(ConfigError, match="has no known end: give horizon_s, max_work"):
         tune.simulate(objective, SPACE, search(1), seed=0)
 
 

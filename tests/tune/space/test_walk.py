@@ -222,7 +222,7 @@ def test_points_in_branches_and_under_conditions():
 @pytest.mark.parametrize(
     ("point", "words"),
     [
-        ({"momentum": 0.9}, ["momentum=0.9", "only with optimizer='sgd' or 'rmsprop'", "give the required"]),
+        ({"momentum": 0.9}, ["momentum=0.9", "only with optimizer='sgd' or 'rmsprop'", "give these too"]),
         ({"optimizer": "adam", "momentum": 0.9}, ["momentum=0.9", "optimizer='sgd'"]),
         ({"net/pool": "max"}, ["net/pool='max'", "category 1"]),
         ({"optimizer": "adam", "lr": 1.0}, ["'lr': 1.0", "forbidden", "optimizer='adam', lr=1.0"]),

@@ -49,7 +49,7 @@ def test_it_comes_to_what_one_in_a_folder_comes_to(kept, fit):
 
 
 def test_there_is_nothing_to_go_on_with(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be resumed"):
+    with pytest.raises(ConfigError, match="can't be resumed"):
         ExperimentRun(
             Bound(descends),
             Space.of(SPACE),

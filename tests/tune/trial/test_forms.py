@@ -151,7 +151,7 @@ def test_a_class_may_not_return_anything_else(inline, fit, returned):
 
     (error,) = fit(Odd, run={"checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1)}).errors
     assert isinstance(error, CheckpointError)
-    assert "return None, a dictionary, or the path" in str(error)
+    assert "give None, a dictionary or a path" in str(error)
 
 
 def test_a_class_works_without_a_tuner(tmp_path, monkeypatch):

@@ -219,8 +219,7 @@ def create_callback(name: str, argument: str = "callbacks") -> Callback:
         inspect.signature(cls).bind()
     except TypeError as error:
         raise ConfigError(
-            f"{argument}={name!r}: {cls.__name__} needs arguments ({error}); give an object, "
-            f"{cls.__name__}(...), in place of the name"
+            f"{argument}={name!r} needs arguments ({error}): give an object, such as {cls.__name__}(...)"
         ) from None
     made: Callback = cls()
     made._given_as = name

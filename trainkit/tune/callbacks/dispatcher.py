@@ -43,11 +43,7 @@ class Complaints:
             self.raised = self.raised or (error, where)
         elif key not in self._told:
             self._told.add(key)
-            logger.warning(
-                "%s raised an error; the experiment continues, and this warning appears once",
-                where,
-                exc_info=error,
-            )
+            logger.warning("%s failed; the experiment continues (this is logged once)", where, exc_info=error)
 
 
 class CallbackStates:

@@ -259,9 +259,7 @@ def _start_next(state: ControllerState, time: float) -> bool:
         (state.paused if trial.status is TrialStatus.PAUSED else state.waiting).add(trial)
         if not state.active:  # no running trial exists that could free the missing resources
             state.ledger.require_feasible(trial.request, what=f"trial {trial.name}")
-            raise RuntimeError(
-                f"trial {trial.name} does not fit into the resources, although no other trial runs"
-            )
+            raise RuntimeError(f"trial {trial.name} does not fit, although no other trial runs")
         return False
     if trial.status is TrialStatus.PAUSED:
         paused.resume(state, trial, time)
@@ -305,8 +303,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
         return True
     if idle and not exhausted:
         raise ConfigError(
-            f"{state.source.name} suggested nothing while no trial runs: "
-            "it must return a configuration, or Searcher.FINISHED"
+            f"{state.source.name} suggests nothing, but no trial runs: return a config or Searcher.FINISHED"
         )
     return False
 

@@ -197,9 +197,7 @@ def _applied(
     ended = []
     for trial_id, decision in verdicts:
         if trial_id not in state.by_id:
-            raise ConfigError(
-                f"{state.scheduler.name}.verdicts() decided on {trial_id!r}, which is not the id of a trial"
-            )
+            raise ConfigError(f"{state.scheduler.name}.verdicts() decided on an unknown trial {trial_id!r}")
         _require_known_donors(state, trial_id, decision)
         trial, active = state.by_id[trial_id], state.active.get(trial_id)
         if trial.status.is_finished or (active is not None and active.is_ending):
@@ -235,9 +233,8 @@ def _require_known_donors(state: ControllerState, trial_id: str, decision: Decis
     for donor in decision.donors:
         if donor.trial_id not in state.by_id:
             raise ConfigError(
-                f"the scheduler {state.scheduler.name} lets trial {trial_id} take over the state of "
-                f"{donor.trial_id!r}, which is not the id of a trial: use the ids that "
-                "on_trial_add() received"
+                f"{state.scheduler.name} lets trial {trial_id} copy an unknown trial {donor.trial_id!r}: "
+                "use the ids that on_trial_add() received"
             )
 
 

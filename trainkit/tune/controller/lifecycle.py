@@ -192,10 +192,7 @@ def _changed(trial: Trial, failure: Failure, change: Callable[[dict[str, Any]], 
     if text in [encode_config(tried) for tried in (*trial.tried, trial.config)]:
         return _with_words(failure, f"{asked} returned a configuration that was tried before")
     if holds_opaque(complete(decode_config(text), trial.config)):
-        return _with_words(
-            failure,
-            f"{asked} returned {config!r:.200}, with an object that the experiment's file cannot hold",
-        )
+        return _with_words(failure, f"{asked} returned {config!r:.200}, with an object that cannot be stored")
     reason = f"retry with another configuration after {failure.kind}: {_difference(trial.config, config)}"
     return Retry(reason, counts=False, config=config)
 

@@ -99,8 +99,7 @@ def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
         raise ConfigError(f"{name} is about to end")
     if active is not None and trial.checkpoint is None and not state.plan.saves:
         raise ConfigError(
-            f"{name} is not paused, as it has {paused.NO_CHECKPOINT}; "
-            "pause it after it has saved a checkpoint"
+            f"{name} is not paused, as it has {paused.NO_CHECKPOINT}; pause it after its first checkpoint"
         )
     _take(state, event)
     if active is not None:
@@ -174,9 +173,7 @@ def _set(state: ControllerState, event: ev.CommandGiven) -> str:
     """Change the number of trials, the limit of concurrent trials or the time budget; all or nothing."""
     given = dict(event.arguments)
     if not given or not given.keys() <= _SETTINGS.keys():
-        raise ConfigError(
-            f"cannot set {', '.join(given) or 'nothing'}: the settings are {', '.join(_SETTINGS)}"
-        )
+        raise ConfigError(f"cannot set {', '.join(given) or 'nothing'}, only {', '.join(_SETTINGS)}")
     for name, value in given.items():
         least, words = _SETTINGS[name]
         whole = name != "time_budget_s"
@@ -186,8 +183,7 @@ def _set(state: ControllerState, event: ev.CommandGiven) -> str:
     budget_s, spent_s = given.get("time_budget_s"), event.time - state.began
     if budget_s is not None and budget_s != -1 and budget_s <= spent_s:
         raise ConfigError(
-            f"time_budget_s={budget_s:g}: the experiment has run for {spent_s:.3g} s already. Give more, or "
-            "stop it"
+            f"time_budget_s={budget_s:g}: the run already took {spent_s:.3g} s; give more, or stop it"
         )
     if "num_samples" in given:
         _resize(state, given["num_samples"], event.time)

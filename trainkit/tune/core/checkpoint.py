@@ -58,8 +58,7 @@ def advice(folder: Path, error: BaseException) -> str:
     text = f" The disk is full: {megabytes(free)} are free."
     if largest:
         text += (
-            f" The largest folders of the experiment are {', '.join(largest)}; "
-            "CheckpointConfig(num_to_keep=...) keeps fewer checkpoints."
+            f" The largest folders are {', '.join(largest)}; CheckpointConfig(num_to_keep=...) keeps fewer."
         )
     return text
 
@@ -98,13 +97,9 @@ def read_dictionary(folder: str) -> dict[str, Any]:
     try:
         state: dict[str, Any] = pickle.loads(Path(folder, FILENAME).read_bytes())
     except FileNotFoundError:
-        raise CheckpointError(
-            f"the checkpoint in {folder} does not contain a dictionary: read its files in as_directory()"
-        ) from None
+        raise CheckpointError(f"{folder} contains no dictionary: read its files in as_directory()") from None
     except Exception as error:
-        raise CheckpointError(
-            f"the dictionary in {folder} can't be read: {type(error).__name__}: {error}"
-        ) from error
+        raise CheckpointError(f"{folder} can't be read: {type(error).__name__}: {error}") from error
     return state
 
 
@@ -122,8 +117,7 @@ def keep_returned(folder: str, returned: Any) -> None:
     path = Path(returned) if isinstance(returned, (str, Path)) else None
     if path is None or not path.is_relative_to(folder) or not path.exists():
         raise CheckpointError(
-            f"save_checkpoint({folder!r}) returned {returned!r}: return None, a dictionary, or the path "
-            "of a file in that folder"
+            f"save_checkpoint({folder!r}) returned {returned!r}: give None, a dictionary or a path inside it"
         )
     if path != Path(folder):
         Path(folder, RETURNED).write_text(str(path.relative_to(folder)))

@@ -39,9 +39,7 @@ class Settings:
             object.__setattr__(self, name, value)
             return
         if name not in known:
-            raise AttributeError(
-                f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, list(known))}"
-            )
+            raise AttributeError(f"{type(self).__name__} has no setting {name!r}.{did_you_mean(name, known)}")
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         # The base class is constructed, because a subclass's constructor may have different parameters.
         vars(self).update(vars(settings(**{**given, name: value})))
@@ -82,8 +80,7 @@ class FailureConfig(Settings):
         require_whole("max_failed_trials", self.max_failed_trials, 1, words, optional=True)
         require(
             self.out_of_memory in (None, "retry_alone") or callable(self.out_of_memory),
-            f"out_of_memory={self.out_of_memory!r}: give 'retry_alone', or a function that receives "
-            "a configuration and returns the next one to try",
+            f"out_of_memory={self.out_of_memory!r}: give 'retry_alone' or a function (config) -> next config",
         )
 
 

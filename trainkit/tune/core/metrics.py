@@ -80,8 +80,7 @@ def keep_added(
             if key not in left_out:
                 left_out.add(key)
                 logger.warning(
-                    "%r, which a callback or stopper added to a result, is left out, as it can't be stored; "
-                    "this warning appears once: %s",
+                    "%r from a callback or stopper is left out: it can't be stored (logged once): %s",
                     key,
                     message_of(error),
                 )
@@ -95,8 +94,7 @@ def _plain_metric(value: Any, key: str) -> Any:
     kind = type(value)
     if kind is int and value.bit_length() > MAX_BITS:
         raise MetricError(
-            f"metric {key!r} is a whole number of {value.bit_length()} bits, too large to compare with "
-            "others; report its logarithm, or a text"
+            f"{key!r} is an integer of {value.bit_length()} bits, too large: report its logarithm, or a text"
         )
     if kind in PLAIN_TYPES:
         return value
@@ -110,8 +108,7 @@ def _plain_metric(value: Any, key: str) -> Any:
     if (plain := _as_plain(value, key)) is not value:
         return _plain_metric(plain, key)
     raise MetricError(
-        f"metric {key!r} is of type {kind.__name__} and cannot be stored; report numbers and texts, and save "
-        "the rest in a checkpoint"
+        f"metric {key!r} is of type {kind.__name__}: report numbers and texts; save others in a checkpoint"
     )
 
 
@@ -178,10 +175,7 @@ def storing_problem(values: Mapping[Any, Any]) -> str | None:
     """Return why `encode` can't store one of the values or keys; None if all can be stored."""
     for name, value in values.items():
         if type(name) not in PLAIN_TYPES and not isinstance(name, (str, int, float)):
-            return (
-                f"key {name!r} is a {type(name).__name__}, which the experiment's file cannot store: "
-                "use a string"
-            )
+            return f"key {name!r} is a {type(name).__name__}, which cannot be stored: use a string"
         if type(value) not in PLAIN_TYPES:
             try:
                 encode(value)

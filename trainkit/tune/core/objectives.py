@@ -181,13 +181,11 @@ def what_is_best(
     metric = metric or usual[0]
     if objectives and (metric is None or mode is None):
         raise TuneArgumentError(
-            f"the objectives are {list(modes)}, and no single objective decides which trial is best: "
-            "give one as metric, or look at pareto_front()"
+            f"no trial is best by all objectives {list(modes)}: give one as metric, or use pareto_front()"
         )
     if metric is None or mode is None:
         raise TuneArgumentError(
-            "the best trial needs a metric and a mode: give both here, or in "
-            "TuneConfig(metric='loss', mode='min')"
+            "the best trial needs a metric and a mode, here or in TuneConfig(metric='loss', mode='min')"
         )
     require_one_of("mode", mode, ("min", "max"))
     return metric, mode

@@ -280,9 +280,7 @@ class ScalingConfig:
         asked = self.resources_per_worker is not None and any(
             name.lower() == "gpu" for name in self.resources_per_worker
         )
-        require(
-            self.use_gpu or gpus == 0, f"resources_per_worker asks for {gpus:g} GPU, but use_gpu is False"
-        )
+        require(self.use_gpu or gpus == 0, f"resources_per_worker has GPU={gpus:g}, but use_gpu is False")
         require(
             not (self.use_gpu and asked and gpus == 0), "use_gpu is True, but resources_per_worker has GPU=0"
         )

@@ -27,8 +27,7 @@ def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
     _require_name(name, "register_trainable")
     if not callable(trainable):
         raise ArgumentTypeError(
-            f"register_trainable({name!r}, {trainable!r}): give a function of the configuration, "
-            "or a tune.Trainable class"
+            f"register_trainable({name!r}, {trainable!r}): give a function (config) or a tune.Trainable class"
         )
     _trainables[name] = trainable
 

@@ -38,8 +38,7 @@ def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int
     population = _population(tune)
     if population is not None and total_samples == 1:
         logger.warning(
-            "%s has a population of one trial, so no trial can copy another: set "
-            "TuneConfig(num_samples=...) to the size of the population, 4 or more",
+            "%s has only one trial, which can't copy another: set TuneConfig(num_samples=...) to 4 or more",
             type(population).__name__,
         )
     if population is not None and _never_perturbed(tune, run):
@@ -151,8 +150,7 @@ class MetricWatch(Callback):
                 )
         if lookup(result, self._time_attr) is None:
             logger.warning(
-                "the first report has no %r, which the scheduler's time_attr names: %s %s judges "
-                "no trial by a report without it",
+                "the first report has no %r, which is the time_attr: %s %s judges no trial by such a report",
                 self._time_attr,
                 reported_words(self._time_attr, result),
                 self._scheduler,
@@ -162,8 +160,7 @@ class MetricWatch(Callback):
         name, self._ranked_by = self._ranked_by, None
         if name is not None and not is_number(lookup(trial.last_result, name)):
             logger.warning(
-                "the report of the first checkpoint has no number %r, which "
-                "CheckpointConfig(checkpoint_score_attribute=...) names: %s "
+                "the report of the first checkpoint has no number %r, the checkpoint_score_attribute: %s "
                 "Checkpoints without it rank last, and all checkpoints are kept until one has it",
                 name,
                 reported_words(name, trial.last_result),

@@ -153,8 +153,7 @@ class ExperimentRun:
                 running.require_reported(metrics, (each for _, each in reader.histories()), finished=finished)
         if tune is not None and tune.seed not in (None, facts["seed"]):
             raise TuneArgumentError(
-                f"TuneConfig(seed={tune.seed}) differs from the experiment's seed {facts['seed']}: "
-                "leave it out"
+                f"TuneConfig(seed={tune.seed}) differs from the experiment's {facts['seed']}: leave it out"
             )
         tune = restored_tune_config(facts["tune_config"], tune)
         if param_space is not None:
@@ -449,9 +448,7 @@ class ExperimentRun:
             )
         now = self._now()
         if self._changes:
-            logger.warning(
-                "%s continues with a changed search space: %s", self.folder, "; ".join(self._changes)
-            )
+            logger.warning("%s continues with a changed space: %s", self.folder, "; ".join(self._changes))
         restored = running.restore_trials(
             reader,
             self._source,

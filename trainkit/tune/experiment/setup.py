@@ -114,9 +114,8 @@ def _copied(name: str, given: object, copy_it: Callable[[], Part]) -> Part:
         return copy_it()
     except Exception as error:
         raise TuneArgumentError(
-            f"{name}={type(given).__name__} can't be copied, but every experiment needs its own copy: "
-            f"{type(error).__name__}: {error}. Create locks, files and connections when they are "
-            "first used, or define __deepcopy__"
+            f"{name}={type(given).__name__} can't be copied: {type(error).__name__}: {error}. An experiment "
+            "needs its own copy: create locks, files and connections at first use, or define __deepcopy__"
         ) from error
 
 

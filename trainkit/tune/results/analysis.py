@@ -332,9 +332,7 @@ class ExperimentAnalysis:
         for known in self._grid:
             if trial in (known.trial_id, known.path):
                 return known
-        raise ConfigError(
-            f"{trial!r} is not a trial of {self.experiment_path}: give one of `trials`, its id or path"
-        )
+        raise ConfigError(f"{trial!r} is not in {self.experiment_path}: give one of `trials`, its id or path")
 
 
 Analysis = ExperimentAnalysis

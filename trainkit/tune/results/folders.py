@@ -55,7 +55,6 @@ def _only_trial(experiment: Path) -> Path:
         names = [trial.dirname for trial in reader.trials()]
     if len(names) != 1:
         raise StoreError(
-            f"{experiment} is the folder of an experiment with {len(names)} trials: give the path of one "
-            "trial's folder in it, or read all by ResultGrid.from_path(path)"
+            f"{experiment} has {len(names)} trials: give the folder of one, or use ResultGrid.from_path()"
         )
     return experiment / names[0]

@@ -40,8 +40,7 @@ def kept_files(reader: LogReader, dirname: str) -> list[Path]:
     found = printed_files(reader.folder, dirname, reader.facts()["run_config"]["log_to_file"])
     if not found:
         raise ConfigError(
-            f"{reader.folder / dirname} has no printed output of the trial: RunConfig(log_to_file=True) "
-            "stores the output there"
+            f"{reader.folder / dirname} has no printed output: set RunConfig(log_to_file=True) to store it"
         )
     return found
 

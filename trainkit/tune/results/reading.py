@@ -224,9 +224,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise StoreError(f"{path} is not JSON as Ray Tune writes it: {error}") from error
     if not isinstance(value, dict):
-        raise StoreError(
-            f"{path} is not what Ray Tune writes: it holds {type(value).__name__}, not an object"
-        )
+        raise StoreError(f"{path} is not a file of Ray Tune: it holds {type(value).__name__}, not an object")
     return value
 
 

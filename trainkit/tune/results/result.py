@@ -86,9 +86,7 @@ class Result:
         with open_experiment(folder.parent) as reader:
             trial = next((trial for trial in reader.trials() if trial.dirname == folder.name), None)
             if trial is None:
-                raise ExperimentNotFoundError(
-                    f"the experiment in {folder.parent} has no trial with the folder {folder.name}"
-                )
+                raise ExperimentNotFoundError(f"{folder.parent} has no trial with the folder {folder.name}")
             return result_of(trial, folder.parent, *metric_and_mode(reader.facts()))
 
     # --- reports ----------------------------------------------------------------------------------

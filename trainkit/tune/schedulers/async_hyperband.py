@@ -109,9 +109,7 @@ class ASHAScheduler(TrialScheduler):
         require_number("max_t", max_t, "a number above 0", above=0)
         require_number("grace_period", grace_period, "a number above 0", above=0)
         if grace_period > max_t:
-            raise ConfigError(
-                f"grace_period={grace_period} is above max_t={max_t}: use a smaller grace_period"
-            )
+            raise ConfigError(f"grace_period={grace_period} is above max_t={max_t}: reduce grace_period")
         require_number("reduction_factor", reduction_factor, "a number above 1, such as 4", above=1)
         rungs = bracket_count(grace_period, max_t, reduction_factor)
         if not is_whole(brackets) or not 1 <= brackets <= rungs:
@@ -148,9 +146,7 @@ class ASHAScheduler(TrialScheduler):
         bracket = 0
         if self.brackets > 1:
             if self.rng is None:
-                raise ConfigError(
-                    "several brackets need a random generator: call set_search_properties first"
-                )
+                raise ConfigError("brackets need a random generator: call set_search_properties first")
             bracket = min(bisect_right(self._shares, float(self.rng.random())), self.brackets - 1)
         self._progress[trial_id] = _Progress(bracket)
         self._under_way.add(trial_id)

@@ -135,8 +135,7 @@ def check_made(scheduler: object) -> None:
     if not hasattr(scheduler, "time_attr"):
         name = type(scheduler).__name__
         raise ConfigError(
-            f"{name}.__init__() does not call the scheduler's base class: begin the method with "
-            "super().__init__(), which takes time_attr, metric and mode"
+            f"{name}.__init__() must begin with super().__init__(), which takes time_attr, metric and mode"
         )
 
 
@@ -228,8 +227,7 @@ class TrialScheduler(ABC):
         own = vars(cls).get("total_samples")
         if isinstance(own, property) and own.fset is None:
             raise TypeError(
-                f"{cls.__name__}.total_samples is a read-only property, but the experiment sets "
-                "total_samples to the number of trials: rename the property"
+                f"{cls.__name__}.total_samples is read-only, but an experiment sets it: rename the property"
             )
 
     @property
@@ -293,8 +291,7 @@ class TrialScheduler(ABC):
         for name, own, given in (("metric", self.metric, metric), ("mode", self.mode, mode)):
             if own is not None and given is not None and own != given:
                 raise ConfigError(
-                    f"{type(self).__name__}({name}={own!r}) and TuneConfig({name}={given!r}) differ: "
-                    f"set {name} in only one of them"
+                    f"{type(self).__name__}({name}={own!r}) and TuneConfig({name}={given!r}) differ: give one"
                 )
         self.metric = self.metric or metric
         self.mode = self.mode or mode
@@ -302,8 +299,7 @@ class TrialScheduler(ABC):
         self.total_samples = total_samples
         if self.needs_metric and (self.metric is None or self.mode is None):
             raise ConfigError(
-                f"{type(self).__name__} needs a metric: set TuneConfig(metric='loss', mode='min') to a "
-                "metric that the trainable reports"
+                f"{type(self).__name__} needs a reported metric, as in TuneConfig(metric='loss', mode='min')"
             )
 
     def resize(self, total_samples: int | None) -> None:

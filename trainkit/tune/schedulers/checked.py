@@ -133,9 +133,7 @@ class CheckedScheduler:
         if isinstance(error, TrainkitError):
             raise error
         about = f" for {told_of}" if told_of else ""
-        raise ConfigError(
-            f"the scheduler's {self.name}.{what} raised {type(error).__name__}{about}: {error}"
-        ) from error
+        raise ConfigError(f"{self.name}.{what} raised {type(error).__name__}{about}: {error}") from error
 
 
 # --- checks of an answer: each returns the error and its fix, or None ------------------------------
@@ -173,8 +171,7 @@ def _facts_problem(answer: Any, trial_id: str) -> str | None:
         unstorable = storing_problem(answer)
         return unstorable and f"returned facts for trial {trial_id} that cannot be stored: {unstorable}"
     return (
-        f"returned {answer!r} for trial {trial_id}: return a dictionary of facts, such as {{'rung': 2}}, "
-        "or an empty dictionary"
+        f"returned {answer!r} for trial {trial_id}: give a dictionary of facts, such as {{'rung': 2}} or {{}}"
     )
 
 

@@ -389,8 +389,7 @@ def _time_slice_words(reason: Facts) -> str:
     if "needed" not in reason:
         return "next time slice"
     return (
-        f"time slice ends at {reason['time']:g}, which only {reason['others']} of {reason['needed']} "
-        "required other trials have reached"
+        f"slice ends at {reason['time']:g}, reached by {reason['others']} of {reason['needed']} needed trials"
     )
 
 

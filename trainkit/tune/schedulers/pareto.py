@@ -57,8 +57,7 @@ class ParetoScheduler(TrialScheduler):
         require_whole("reduction_factor", reduction_factor, 2)
         require(
             (metric is None) == (mode is None) and (metric is None or not isinstance(metric, str)),
-            "ParetoScheduler needs lists for metric and mode, or neither of them, "
-            f"not metric={metric!r} and mode={mode!r}",
+            f"metric={metric!r} and mode={mode!r}: ParetoScheduler takes lists for both, or neither",
         )
         self.max_t, self.grace_period, self.reduction_factor = (
             int(max_t),

@@ -375,9 +375,7 @@ def checked_bounds(bounds: Mapping[str, Any] | None, at: str = "hyperparam_bound
         ConfigError: `bounds` is empty, or an entry is neither an ascending pair nor an accepted domain.
     """
     if not isinstance(bounds, Mapping) or not bounds:
-        raise TuneArgumentError(
-            f"{at} must be bounds by name, such as {{'lr': [1e-4, 1e-1]}}, not {bounds!r}"
-        )
+        raise TuneArgumentError(f"{at} must be bounds such as {{'lr': [1e-4, 1e-1]}}, not {bounds!r}")
     return {key: _checked(value, f"{at}[{key!r}]") for key, value in bounds.items()}
 
 

@@ -73,8 +73,7 @@ class Evaluated:
         is_value = isinstance(self.value, numbers.Real)
         require(
             is_value or self.error or self.pruned,
-            f"add_evaluated_point({self.parameters!r}, {self.value!r}) needs a number as the value of the "
-            "metric",
+            f"add_evaluated_point({self.parameters!r}, {self.value!r}) needs a number as the metric's value",
         )
         object.__setattr__(self, "parameters", dict(self.parameters))
         object.__setattr__(self, "value", float(self.value) if is_value else math.nan)

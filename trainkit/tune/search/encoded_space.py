@@ -126,9 +126,7 @@ class Declared(Generic[C]):
     ) -> None:
         if space.axes:
             names = ", ".join(parameter.name for parameter in space.parameters if parameter.is_axis)
-            raise ConfigError(
-                f"{names}: {searcher} samples values and does not support grid_search: use choice"
-            )
+            raise ConfigError(f"{names}: {searcher} samples values: use choice instead of grid_search")
         self.space: Space | None = space
         self.declared = space
         self.codes: dict[str, C] = {each.name: code_of(each.name, each.domain) for each in space.parameters}

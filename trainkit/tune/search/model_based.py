@@ -162,8 +162,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
         require(
             bool(self.objectives) or (self.metric is not None and self.mode is not None),
-            f"{type(self).__name__} needs a metric and a mode: set them in TuneConfig or in "
-            f"{type(self).__name__}()",
+            f"{type(self).__name__} needs a metric and a mode: set them here or in TuneConfig",
         )
         if self._space is None:
             self._form = self._form_of(space, own=False)
@@ -188,8 +187,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         known = self.form.known_by(each.parameters)
         if known is None:
             raise ConfigError(
-                f"the evaluated point {each.parameters!r} is not a configuration of the search space: give "
-                "every parameter, with a value of its domain"
+                f"evaluated point {each.parameters!r} is not in the space: give every parameter a valid value"
             )
         self._learn(f"evaluated {number}", known, each)
 
@@ -207,9 +205,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
             ConfigError: the searcher has no space yet.
         """
         if self._form is None:
-            raise ConfigError(
-                f"{type(self).__name__} has no search space yet: use it as search_alg in TuneConfig"
-            )
+            raise ConfigError(f"{type(self).__name__} has no space yet: use it as search_alg in TuneConfig")
         return self._form
 
     @property

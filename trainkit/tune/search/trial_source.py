@@ -297,16 +297,13 @@ class TrialSource:
             config = self._whole(dict(given))
             if not self._searcher.knows(config):
                 raise ConfigError(
-                    f"{config!r} is not a configuration of the space of {self.name}: give every parameter, "
-                    "with a value of its domain"
+                    f"{config!r} is not in the space of {self.name}: give every parameter a valid value"
                 )
         else:
             self.space.point(given)
             preset = self.space.preset(given)
             if open_axes := [spell(path) for path in self.space.axes if path not in preset]:
-                raise ConfigError(
-                    f"{', '.join(open_axes)} is missing: give a value for each axis of the grid"
-                )
+                raise ConfigError(f"{', '.join(open_axes)} is missing: give a value for each grid axis")
             config = self.space.configuration(0, addition_generator(self._seed, number), preset)
         if (rule := self.space.forbidden_by(config)) is not None:
             raise ConfigError(f"{config!r} is forbidden by the rule {rule}")
@@ -323,11 +320,7 @@ class TrialSource:
         total = self._suggested
         if total == total_before and num_samples != before:
             self._resize_searcher(before)
-            many = (
-                "does not change the number of trials"
-                if total is None
-                else f"makes {total} trials, as before"
-            )
+            many = "changes nothing" if total is None else f"makes {total} trials, as before"
             raise ConfigError(
                 f"num_samples={num_samples} {many}, as {self.name} counts trials: give another number, "
                 "add configurations one by one, or stop the experiment"
@@ -347,8 +340,7 @@ class TrialSource:
             raise
         except Exception as error:
             raise ConfigError(
-                f"{self.name}.resize() raised {type(error).__name__} for num_samples={num_samples}: "
-                f"{message_of(error)}"
+                f"{self.name}.resize({num_samples}) raised {type(error).__name__}: {message_of(error)}"
             ) from error
 
     def note(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -452,8 +444,7 @@ class TrialSource:
             return getattr(self._searcher, verb)(trial_id, *news)
         except Exception as error:
             raise ConfigError(
-                f"{self.name}.{verb}() raised {type(error).__name__} for trial {trial_id}: "
-                f"{message_of(error)}"
+                f"{self.name}.{verb}() of trial {trial_id} raised {type(error).__name__}: {message_of(error)}"
             ) from error
 
     # --- a suggestion -----------------------------------------------------------------------------
@@ -480,9 +471,8 @@ class TrialSource:
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
                 raise ConfigError(
-                    f"{self.name}.suggest() returned no value for {parameter.name} of "
-                    f"{setting('param_space')}: let set_search_properties accept the space, or leave "
-                    f"only constants in {setting('param_space')}"
+                    f"{self.name}.suggest() returned no value for {parameter.name}: let set_search_properties"
+                    f" accept the space, or leave only constants in {setting('param_space')}"
                 )
         if self.space.computed:
             compute(config, suggestion_generator(self._seed, self._proposed))

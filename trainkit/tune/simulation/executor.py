@@ -336,9 +336,8 @@ class SimulatedExecutor:
         run.spent_s += took_s
         if self._endless and iteration > PATIENCE:
             raise ConfigError(
-                f"trial {trial.trial_id} has run {PATIENCE} iterations, and nothing is known to end it: give "
-                "horizon_s or max_work, RunConfig(stop={'training_iteration': ...}), or let the objective "
-                "return {'done': True} in time"
+                f"trial {trial.trial_id} has run {PATIENCE} iterations and has no known end: give horizon_s, "
+                "max_work or RunConfig(stop={'training_iteration': ...}), or return {'done': True} in time"
             )
         done = bool(metrics.pop("done", False))
         filled = {
@@ -359,8 +358,7 @@ class SimulatedExecutor:
         if self._relentless and self._failed_in_a_row > FAILURES:
             raise ConfigError(
                 f"{FAILURES} attempts have failed in a row, the last by {failure.kind}: {failure.message}; "
-                "the simulation would not end: correct the objective or the failures, or give "
-                "FailureConfig(max_failed_trials=...)"
+                "the simulation would not end: fix the cause, or set FailureConfig(max_failed_trials=...)"
             )
         self._agenda.put(time, FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
 
@@ -429,7 +427,6 @@ def _takes_state(objective: _Objective) -> bool:
         signature.bind({}, 1, None, **({"state": None} if takes else {}))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"objective: {error}; it is called with (config, training_iteration, rng), and with state= where "
-            "it has a parameter of that name"
+            f"objective: {error}; its arguments are (config, training_iteration, rng) and optionally state"
         ) from error
     return takes

@@ -360,8 +360,7 @@ def _require_takable(run: RunConfig) -> None:
     ]
     require(
         not unheeded,
-        f"run_config gives {', '.join(unheeded)}, and a simulation has neither processes nor files: "
-        f"give only {' and '.join(_TAKEN)}",
+        f"run_config gives {', '.join(unheeded)}, but a simulation uses only {' and '.join(_TAKEN)}",
     )
 
 

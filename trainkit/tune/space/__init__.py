@@ -192,9 +192,7 @@ def when(conditions: Mapping[str, Any], content: Any) -> When:
     if not isinstance(conditions, Mapping) or not conditions:
         raise SpaceError(f"when() needs conditions such as {{'optimizer': 'sgd'}}, not {conditions!r}")
     if not all(type(name) is str and name for name in conditions):
-        raise SpaceError(
-            f"when() needs names of parameters as the keys of its conditions, not {conditions!r}"
-        )
+        raise SpaceError(f"when() needs parameter names as keys of its conditions, not {conditions!r}")
     return When(tuple(conditions.items()), content)
 
 

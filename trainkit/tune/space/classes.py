@@ -61,9 +61,7 @@ def _from_module(name: str, parts: list[str]) -> Any:
     found: Any = _module(parts[0])
     if found is None:
         near = _nearest(parts[0], {each.partition(".")[0] for each in sys.modules})
-        raise ConfigError(
-            f"import_class({name!r}): no module {parts[0]!r} is found{near}. Is its package installed?"
-        )
+        raise ConfigError(f"import_class({name!r}): no module {parts[0]!r}{near}. Is its package installed?")
     for place, part in enumerate(parts[1:], 1):
         inside = ".".join(parts[:place])
         outer = found

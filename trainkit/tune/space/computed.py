@@ -89,8 +89,7 @@ class _View(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._node:
             raise SpaceError(
-                f"a sample_from function reads {key!r}, which does not exist; available: "
-                f"{', '.join(map(str, self._node))}"
+                f"a sample_from function reads {key!r}, but only {', '.join(map(str, self._node))} exist"
             )
         return self._computation.seen(self._node, key)
 

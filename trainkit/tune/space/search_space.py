@@ -103,10 +103,7 @@ class _Matching:
             if isinstance(child, When):
                 lacking = [each for each in self._conditions[inner] if not each.holds(self._config)]
                 if lacking and key in value and not self._partly:
-                    raise SpaceError(
-                        f"{spell(inner)}={value[key]!r} is not allowed: {spell(inner)} exists only with "
-                        f"{lacking[0]}"
-                    )
+                    raise SpaceError(f"{spell(inner)}={value[key]!r} is allowed only with {lacking[0]}")
                 if lacking and not self._partly:
                     continue
                 content = child.content
@@ -118,8 +115,7 @@ class _Matching:
         for key in value:
             if key not in known:
                 raise SpaceError(
-                    f"{spell((*path, key))}={value[key]!r} is not in the space; the space has "
-                    f"{', '.join(map(str, node))}"
+                    f"{spell((*path, key))}={value[key]!r} is not in the space of {', '.join(map(str, node))}"
                 )
         return found
 
@@ -166,8 +162,7 @@ def preset_of(space: Space, point: Mapping[str, Any]) -> dict[Path, Any]:
             needed = [f"category {place} of {name}" for name, place in parameter.branches]
             needed += map(str, parameter.conditions)
             raise SpaceError(
-                f"a configuration gives {parameter.name}={found[path]!r}, which exists only with "
-                f"{' and '.join(needed)}: give the required values too"
+                f"{parameter.name}={found[path]!r} exists only with {' and '.join(needed)}: give these too"
             )
     return found
 
@@ -215,9 +210,7 @@ class _Collector:
             self._values |= choices_of(leaf, value, self._space.conditions, path, partly=True)
         except SpaceError as error:
             if isinstance(value, (Mapping, list)) and any(map(holds_leaf, options_of(leaf))):
-                raise SpaceError(
-                    f"a configuration gives {spell(path)}={value!r}, which matches no category of {leaf}"
-                ) from error
+                raise SpaceError(f"{spell(path)}={value!r} matches no category of {leaf}") from error
             self._values[path] = value  # the value is the user's own and not among the categories
 
 
@@ -483,10 +476,7 @@ class Space:
             if path in self.by_path:
                 parameter = self.by_path[path]
                 if not parameter.domain.contains(value):
-                    raise SpaceError(
-                        f"a configuration gives {parameter.name}={value!r}, which is not in "
-                        f"{parameter.domain}"
-                    )
+                    raise SpaceError(f"{parameter.name}={value!r} is not in {parameter.domain}")
                 named[parameter.name] = value
         return named
 
@@ -501,8 +491,7 @@ class Space:
                 broken = rule.is_broken_by(config)
             except Exception as error:
                 raise SpaceError(
-                    f"the function {rule} of forbid raised {type(error).__name__}: {message_of(error)}; "
-                    f"the configuration was {config!r}"
+                    f"forbid({rule}) raised {type(error).__name__}: {message_of(error)}, for {config!r}"
                 ) from error
             if broken:
                 return str(rule)

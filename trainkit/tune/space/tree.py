@@ -57,9 +57,8 @@ def meant_as_domain(value: Any) -> str | None:
         return f"a distribution of scipy.stats would be passed to the trials unsampled; write {instead}"
     if kind.__module__.startswith("hyperopt.pyll"):
         return (
-            "an expression of hyperopt would be passed to the trials unsampled; pass the space as "
-            "search_alg=HyperOptSearch(space), without a param_space, or write domains of trainkit.tune, "
-            "such as tune.uniform(lower, upper)"
+            "a hyperopt expression would not be sampled: give search_alg=HyperOptSearch(space) without a "
+            "param_space, or write domains of trainkit.tune, such as tune.uniform(lower, upper)"
         )
     foreign = f"{kind.__module__}.{kind.__qualname__} is a domain of another library"
     if kind.__module__.startswith("optuna.distributions"):
@@ -78,10 +77,7 @@ def constant_words(value: Any, *, alone: bool) -> str | None:
         alone: True if nothing in the space varies.
     """
     if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
-        return (
-            "a lambda, which is passed to the trials without a call; to call the lambda for each trial, "
-            "write tune.sample_from(lambda spec: ...)"
-        )
+        return "a lambda, which isn't called: write tune.sample_from(lambda spec: ...) to call it per trial"
     is_range = (
         isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)) and value[0] < value[1]
     )
@@ -166,15 +162,13 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
         for place, value in enumerate(node):
             if isinstance(value, (When, Forbid)):
                 raise SpaceError(
-                    f"{spell((*path, place))}: {value} is not supported in a list, as later items would "
-                    "shift: use a dictionary"
+                    f"{spell((*path, place))}: {value} in a list would shift later items: use a dictionary"
                 )
         items = [canonical(value, (*path, place), inside=inside) for place, value in enumerate(node)]
         return items if type(node) is list or holds_leaf(items) else node
     if isinstance(node, (tuple, set, frozenset)) and any(holds_leaf(value) for value in node):
         raise SpaceError(
-            f"{spell(path)}: a domain inside a {type(node).__name__} is not supported: "
-            "use a list or a dictionary"
+            f"{spell(path)}: a {type(node).__name__} can't contain domains: use a list or dictionary"
         )
     if type(node) in (str, float, bool, type(None)):
         return node
@@ -196,14 +190,11 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
             repeated = {name for name, _ in node.conditions} & {name for name, _ in content.conditions}
             if repeated:
                 raise SpaceError(
-                    f"{spell(path)}: two nested `when`s have conditions on {', '.join(sorted(repeated))}: "
-                    "use one `when`"
+                    f"{spell(path)}: two `when`s set conditions on {', '.join(sorted(repeated))}: use one"
                 )
             return When(node.conditions + content.conditions, content.content)
         if isinstance(content, Forbid):
-            raise SpaceError(
-                f"{spell(path)}: {content} is not supported in a `when`: add the conditions to forbid()"
-            )
+            raise SpaceError(f"{spell(path)}: `when` can't contain {content}: add the conditions to forbid()")
         return When(node.conditions, content)
     return node
 

@@ -64,15 +64,12 @@ def leave_command(folder: Path, verb: str, arguments: Mapping[str, Any], by: str
         raise ConfigError(f"by={by!r} is empty: name the sender of the command, or leave by out")
     command = {"id": name, "verb": verb, "arguments": dict(arguments), "by": by}
     if _is_deep(command):
-        raise ConfigError(
-            f"the arguments of {verb} are nested deeper than {MAX_DEPTH} levels: use fewer levels"
-        )
+        raise ConfigError(f"the arguments of {verb} are nested deeper than {MAX_DEPTH} levels: flatten them")
     try:
         text = json.dumps(command, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"the arguments {dict(arguments)!r} of {verb} cannot be written as JSON: {error}. Use numbers, "
-            "strings, lists and dictionaries"
+            f"{verb} takes only numbers, strings, lists and dictionaries, not {dict(arguments)!r}: {error}"
         ) from None
     try:
         inbox.mkdir(exist_ok=True)

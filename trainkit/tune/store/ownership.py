@@ -35,8 +35,7 @@ class Ownership:
             owner = os.read(self._descriptor, 20).decode(errors="replace").strip() or "unknown"
             os.close(self._descriptor)
             raise StoreError(
-                f"{folder} is in use by the process with pid {owner}: wait until the process ends, or "
-                "stop the process"
+                f"{folder} is in use by the process with pid {owner}: wait until it ends, or stop it"
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

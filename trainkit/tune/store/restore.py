@@ -200,10 +200,7 @@ def require_reported(
 def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
     """Raise ConfigError for a restore of an experiment that was kept in memory only."""
     if in_memory and rule is not None:
-        raise ConfigError(
-            "an experiment in memory cannot be resumed: leave `resume` out, or store the experiment in a "
-            "folder"
-        )
+        raise ConfigError("an experiment in memory can't be resumed: omit `resume`, or store it in a folder")
 
 
 @dataclass
@@ -503,9 +500,8 @@ def _remember(
 def _unknown_object(trial: Trial) -> ConfigError:
     """Return the error for a trial that must run but whose configuration lacks an object."""
     return ConfigError(
-        f"trial {trial.name} cannot continue: its configuration {encode_config(trial.config)} contains an "
-        "object that cannot be rebuilt. Restore with the original param_space, or keep this object in the "
-        "new param_space"
+        f"trial {trial.name} cannot continue: {encode_config(trial.config)} has an object that can't be "
+        "rebuilt. Restore with the original param_space, or keep this object in the new param_space"
     )
 
 

@@ -130,9 +130,7 @@ def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
         StoreError: the file is missing, damaged, not from trainkit, or of an unsupported version.
     """
     if not path.exists():
-        raise ExperimentNotFoundError(
-            f"{path.parent} contains no {path.name}: give the folder of an experiment"
-        )
+        raise ExperimentNotFoundError(f"{path.parent} has no {path.name}: give the folder of an experiment")
     connection = None
     try:
         mode = "ro" if read_only else "rw"
@@ -205,6 +203,5 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreError(f"{path} was written by another program (application_id {application:#x})")
     if version != VERSION:
         raise StoreError(
-            f"{path} has layout {version}, but this version of trainkit reads layout {VERSION}: "
-            "open the file with the version of trainkit that wrote the file"
+            f"{path} has layout {version}, not {VERSION}: open it with the version of trainkit that wrote it"
         )

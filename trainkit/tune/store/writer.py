@@ -109,9 +109,7 @@ class ExperimentStore:
             StoreError: the experiment is missing, damaged or not from trainkit, or another process uses it.
         """
         if not (folder / FILENAME).exists():
-            raise ExperimentNotFoundError(
-                f"{folder} contains no {FILENAME}: give the folder of an experiment"
-            )
+            raise ExperimentNotFoundError(f"{folder} has no {FILENAME}: give the folder of an experiment")
         ownership = Ownership(folder)
         try:
             return cls(folder, open_database(folder / FILENAME, read_only=False), ownership)

@@ -114,9 +114,8 @@ class TrialContext:
         """Pass a report to the driver; return once the report is committed and the trial may continue."""
         if os.getpid() != self._process:
             raise TuneError(
-                f"tune.report() was called in process {os.getpid()}, a child of the trial's "
-                f"process {self._process}: call it in the trial's process, and pass values there, such as "
-                "through a multiprocessing.Queue"
+                f"tune.report() was called in process {os.getpid()}, a child of the trial's {self._process}: "
+                "call it in the trial's process, and pass values there, as by a multiprocessing.Queue"
             )
         if threading.get_ident() != self._thread or _active.get() is not self:
             self._refused = (
@@ -218,9 +217,8 @@ def current_session(verb: str) -> TrialContext:
     session = _active.get() or _of_process
     if session is None:
         raise TuneError(
-            f"{verb}() was called outside a trial; call it in a function that a Tuner or a TorchTrainer "
-            "runs, in the process and thread of the function. A Trainable "
-            "class returns its metrics from step() instead"
+            f"{verb}() was called outside a trial: call it in the process and thread of a function that a "
+            "Tuner or TorchTrainer runs. A Trainable class returns its metrics from step() instead"
         )
     return session
 

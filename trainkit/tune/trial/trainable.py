@@ -77,9 +77,7 @@ class Trainable:
         for old, new in _RENAMED.items():
             # If the class also defines the new name, then the old name is an unrelated method of the user.
             if old in cls.__dict__ and getattr(cls, new) is getattr(Trainable, new):
-                raise ConfigError(
-                    f"{cls.__name__}.{old}() is an old name that is never called; rename it {new}()"
-                )
+                raise ConfigError(f"{cls.__name__}.{old}() is an old name, never called: rename it {new}()")
 
     # --- to override ------------------------------------------------------------------------------
 

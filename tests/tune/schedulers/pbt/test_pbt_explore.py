@@ -120,7 +120,7 @@ def test_zero_of_a_function_stays_zero_until_it_is_drawn_anew(zero):
 
 
 def test_a_tuple_of_two_numbers_may_mean_two_things():
-    with pytest.raises(ConfigError, match=r"tune\.uniform\(0, 1\) for a range, or the list \[0, 1\]"):
+    with pytest.raises(ConfigError, match=r"tune\.uniform\(0, 1\), or a list \[0, 1\] of choices"):
         checked_mutations({"x": (0, 1)})
     assert checked_mutations({"x": ("a", "b"), "y": (1, 2, 3)}) == {"x": ["a", "b"], "y": [1, 2, 3]}
 

@@ -211,5 +211,5 @@ def test_where_everything_else_is_forbidden_the_configuration_stays():
 def test_options_with_domains_of_their_own_are_no_mutation():
     options = [{"name": "sgd", "momentum": tune.uniform(0, 1)}, {"name": "adam"}]
     for mutation in (tune.choice(options), options):
-        with pytest.raises(ConfigError, match="options that contain domains"):
+        with pytest.raises(ConfigError, match="options with domains"):
             population(1, hyperparam_mutations={"optimizer": mutation})

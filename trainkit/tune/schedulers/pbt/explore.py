@@ -94,8 +94,7 @@ def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
     if near and (near[0] == lower or _DIGITS.sub("", near[0]) != _DIGITS.sub("", lower)):
         raise ConfigError(
             f"hyperparam_mutations has {name!r}, but {setting('param_space')} has no such name. Did you mean "
-            f"{by_lower[near[0]]!r}? For another hyperparameter, add its initial value to "
-            f"{setting('param_space')}"
+            f"{by_lower[near[0]]!r}? A new hyperparameter needs an initial value in {setting('param_space')}"
         )
 
 
@@ -181,9 +180,7 @@ def explored_value(
         return _drawn(mutation, value, rng, name), "resample"
     if not is_number(value):
         if isinstance(mutation, Domain):
-            raise ConfigError(
-                f"{name}={value!r} is not a number, so its mutation {mutation} can't change the value"
-            )
+            raise ConfigError(f"{name}={value!r} is not a number: mutation {mutation} can't change it")
         return value, "keep"  # a function may draw any value, but only numbers can be multiplied
     factor = float(factors[int(rng.integers(len(factors)))])
     return multiplied(value, factor, mutation), f"* {factor:g}"
@@ -235,9 +232,7 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
         drawn = mutation()
     plain = drawn.item() if hasattr(drawn, "item") and getattr(drawn, "shape", None) == () else drawn
     if is_number(value) and not (is_number(plain) and math.isfinite(plain)):
-        raise ConfigError(
-            f"the function of {name!r} in hyperparam_mutations must return a finite number, not {plain!r}"
-        )
+        raise ConfigError(f"the mutation function of {name!r} must return a finite number, not {plain!r}")
     return plain
 
 
@@ -303,10 +298,7 @@ def customised(
     before = copy.deepcopy(config)
     made: Any = function(config)
     if not isinstance(made, Mapping):
-        raise ConfigError(
-            f"custom_explore_fn returned {made!r}, not a configuration: return the given dictionary with "
-            "changed values"
-        )
+        raise ConfigError(f"custom_explore_fn returned {made!r}: return the dictionary with changed values")
     after = dict(made)
     require_inside(after, mutations, "custom_explore_fn")
     for name, change in changes(before, after, mutations, operations).items():

@@ -183,8 +183,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
         if total_samples != 1:
             how_many = "unlimited" if total_samples is None else total_samples
             raise ConfigError(
-                f"a replay trains one trial, but the experiment has {how_many} trials: set num_samples=1 and "
-                "remove the grid from param_space"
+                f"a replay trains one trial, not {how_many}: set num_samples=1 and param_space without a grid"
             )
 
     def resize(self, total_samples: int | None) -> None:
@@ -223,9 +222,7 @@ def _schedule_of(source: Any, trial_id: str | None) -> Schedule:
     if hasattr(source, "lineage"):
         return Schedule.of(source.lineage())
     if not isinstance(source, (str, os.PathLike)):
-        raise ConfigError(
-            f"policy_file must be the path of a pbt_policy_<trial id>.txt, or a Result, not {source!r}"
-        )
+        raise ConfigError(f"policy_file must be a pbt_policy_<trial id>.txt or a Result, not {source!r}")
     path = Path(source).expanduser()
     if path.is_dir():
         if trial_id is None:

@@ -115,8 +115,7 @@ class PopulationBasedTraining(TrialScheduler):
         factors = tuple(perturbation_factors) if isinstance(perturbation_factors, (list, tuple)) else ()
         if not factors or not all(is_finite(factor) and factor > 0 for factor in factors):
             raise TuneArgumentError(
-                "perturbation_factors must be numbers above 0, such as (1.2, 0.8), not "
-                f"{perturbation_factors!r}"
+                f"perturbation_factors must be above 0, such as (1.2, 0.8), not {perturbation_factors!r}"
             )
         if custom_explore_fn is not None and not callable(custom_explore_fn):
             raise TuneArgumentError(f"custom_explore_fn must be a function, not {custom_explore_fn!r}")
@@ -173,9 +172,8 @@ class PopulationBasedTraining(TrialScheduler):
             for role, name in (("time_attr", self.time_attr), ("metric", self.metric or "")):
                 if not is_number(lookup(result, name)):
                     raise TuneArgumentError(
-                        f"trial {trial_id} reported {', '.join(sorted(result))} without a number for "
-                        f"{role}={name!r}, which {type(self).__name__} needs: report {name!r} each time, or "
-                        "set require_attrs=False to ignore such reports"
+                        f"trial {trial_id} reported {', '.join(sorted(result))} without a number for {role}="
+                        f"{name!r}: report it each time, or set require_attrs=False to ignore such reports"
                     )
         return super().on_result(trial_id, result)
 
@@ -440,20 +438,16 @@ def _checked(value: Any, name: str) -> Any:
         if not value:
             raise ConfigError(f"{name} is empty: name the values to mutate, or leave {name} out")
         if set(value) == {"grid_search"}:
-            raise ConfigError(
-                f"{name} is a grid, which is not supported as a mutation: give a list of values"
-            )
+            raise ConfigError(f"{name} is a grid, which is not a supported mutation: give a list of values")
         return checked_mutations(value, name)
     options = value.categories if isinstance(value, Categorical) else value
     if isinstance(options, (list, tuple)) and any(map(holds_leaf, options)):
         raise ConfigError(
-            f"{name} has options that contain domains, which is not supported: give plain values, and "
-            "name the inner domains as separate mutations"
+            f"{name} has options with domains: give plain values, and the domains as separate mutations"
         )
     if isinstance(value, tuple) and len(value) == 2 and all(map(is_number, value)):
         raise ConfigError(
-            f"{name}={value!r} is ambiguous: give tune.uniform{value!r} for a range, or the "
-            f"list {list(value)!r} for two values"
+            f"{name}={value!r} is ambiguous: give tune.uniform{value!r}, or a list {list(value)!r} of choices"
         )
     if isinstance(value, (list, tuple)):
         if not value:

@@ -271,8 +271,7 @@ def _checked_rewards(rewards: Any, points: Sequence[Any]) -> list[float]:
     numeric = isinstance(rewards, Iterable) and all(isinstance(each, numbers.Real) for each in listed)
     require(
         numeric and len(listed) == len(points),
-        f"evaluated_rewards must be a list of numbers, one for each of the {len(points)} points_to_evaluate, "
-        f"not {rewards!r}",
+        f"evaluated_rewards must be a list of {len(points)} numbers, one for each point, not {rewards!r}",
     )
     return list(map(float, listed))
 

@@ -199,13 +199,10 @@ def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evalua
     sampler = _inner(sampler)
     name = type(sampler).__name__
     if isinstance(sampler, CmaEsSampler) and objectives > 1:
-        raise ConfigError(
-            f"{name} optimises one metric, not {objectives}: use NSGAIISampler, TPESampler or GPSampler"
-        )
+        raise ConfigError(f"{name} can't optimise {objectives}: use NSGAIISampler, TPESampler or GPSampler")
     if isinstance(sampler, CmaEsSampler) and evaluated:
         raise ConfigError(
-            f"{name} cannot learn from points evaluated elsewhere: pass the points to {name} as "
-            "source_trials, or use another sampler"
+            f"{name} can't learn from evaluated points: pass them as source_trials, or use another sampler"
         )
     if isinstance(sampler, GridSampler) and points:
         raise ConfigError(f"{name} does not support points_to_evaluate: add the points to the grid of {name}")

@@ -290,8 +290,7 @@ class Distributions(_Asked):
         for name, value in given.items():
             if name not in self._distributions and self._constants.get(name, _ABSENT) != value:
                 raise ConfigError(
-                    f"points_to_evaluate gives {name}={value!r}, which is not in the space; the space has "
-                    f"{', '.join(self._distributions)}"
+                    f"points_to_evaluate has {name}={value!r}; the space has {', '.join(self._distributions)}"
                 )
         fixed = {name: value for name, value in given.items() if name in self._distributions}
         return fixed, len(fixed) < len(self._distributions)
@@ -331,8 +330,7 @@ class DefineByRun(_Asked):
         unknown = [name for name in flatten(point) if name not in trial.params]
         if unknown:
             raise ConfigError(
-                f"points_to_evaluate gives {', '.join(unknown)}, which is not in the space; the function "
-                f"of the space suggests {', '.join(trial.params)}"
+                f"points_to_evaluate has {', '.join(unknown)}, but the space has {', '.join(trial.params)}"
             )
         return dict(trial.params), False
 
@@ -362,8 +360,7 @@ class DefineByRun(_Asked):
             return {}
         if not isinstance(returned, Mapping) or not all(isinstance(key, str) for key in returned):
             raise ConfigError(
-                f"the function of the space returned {returned!r}: return None, or a dictionary of "
-                "constants by name"
+                f"the function of the space returned {returned!r}: return None or a dictionary of constants"
             )
         return dict(returned)
 
@@ -388,8 +385,7 @@ def form_of(space: Any, *, own: bool) -> OptunaForm:
     if callable(space):
         return DefineByRun(space)
     raise ConfigError(
-        "space must be a dictionary of domains or of Optuna's distributions, or a function of an Optuna "
-        f"trial, not {space!r}"
+        f"space must be a dictionary of domains or Optuna distributions, or a function (trial), not {space!r}"
     )
 
 
@@ -406,9 +402,7 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
         with warnings.catch_warnings():  # only databases need plain choices, so the warning is ignored
             warnings.simplefilter("ignore", UserWarning)
             return trial.suggest_categorical(name, distribution.choices)
-    raise ConfigError(
-        f"{name}: {distribution!r} is not one of Optuna's float, int and categorical distributions"
-    )
+    raise ConfigError(f"{name}: {distribution!r} is not a float, int or categorical distribution of Optuna")
 
 
 def _by_name(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
