@@ -188,7 +188,7 @@ def test_no_log_is_read_outside_of_the_experiment(tmp_path: Path) -> None:
         (folder / trial.dirname / name).unlink()
         os.symlink(tmp_path / "stdout", folder / trial.dirname / name)
     assert printed_files(folder, trial.dirname, True) == []
-    with pytest.raises(ConfigError, match="has no printed output of the trial"):
+    with pytest.raises(ConfigError, match="has no printed output: set"):
         ReadingTools(tmp_path).logs("e", trial.trial_id)
 
 

@@ -192,9 +192,7 @@ def test_an_addition_to_a_searcher_with_a_space_of_its_own_is_of_that_space():
     play = Play(num_samples=3, cpus=1, searcher=limited, space={"z": 5}, metric="loss")
     for config in ({"x": 0.5}, {"x": "abc", "y": 0.5}, {"x": 7.0, "y": 0.5}):
         play.order("add", config=config)
-        assert "is not a configuration of the space of ConcurrencyLimiter: give every parameter" in refusal(
-            play
-        )
+        assert "is not in the space of ConcurrencyLimiter: give every parameter" in refusal(play)
     play.order("add", config={"x": 0.5, "y": 0.25})
     for index in range(3):
         play.ends(index, {"loss": 1.0})

@@ -93,7 +93,7 @@ def test_who_says_done_is_not_paused_nor_taken_over(fit):
 def test_a_constant_that_was_probably_meant_to_vary_is_told(fit, caplog, space, told):
     fit(lambda config: 1.0, space)
     assert told in caplog.text
-    assert bool(told) == ("to the trials" in caplog.text)
+    assert bool(told) == ("param_space[" in caplog.text)
 
 
 def test_a_name_that_is_chosen_is_of_no_folder_of_the_users(tmp_path):
