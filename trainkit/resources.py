@@ -44,9 +44,7 @@ def normalize(request: Mapping[str, float], *, what: str = "resource request") -
         if key in amounts:
             raise ConfigError(f"{what}: {key} is given twice, as {sorted(request)}")
         if key == "GPU" and amount > 1 and amount != int(amount):
-            raise ConfigError(
-                f"{what}: GPU must be a number of whole GPUs, or a fraction of one GPU, not {amount}"
-            )
+            raise ConfigError(f"{what}: GPU must be whole GPUs, or a fraction of one GPU, not {amount}")
         if round(amount * QUANTUM) > 0:
             amounts[key] = amount
     return amounts

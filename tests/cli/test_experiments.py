@@ -222,7 +222,7 @@ def test_why_tells_what_was_decided(command):
     assert "in trainable" in told
     told = command("why", "e")
     assert "ended: all trials have ended" in told and "began" in told
-    assert "matches 4 trials" in command("why", "e", "trainable", code=1)
+    assert "fits 4 trials" in command("why", "e", "trainable", code=1)
     assert "no trial has an id" in command("why", "e", "no-id", code=1)
     told = command("why", "anything", code=1)
     assert "'anything' is not an experiment: " in told and "/anything nor in /" in told

@@ -194,7 +194,7 @@ def test_what_tunes_in_a_session_ends_with_who_did_it_on_record(programs: Progra
     told = programs.command("stop", *how)
     words = "stopped by " + asker().rpartition(" (pid")[0]
     if "--force" not in how:
-        assert f"has ended: {words}" in told
+        assert f" ended: {words}" in told
         check_cleaned(programs)
     assert program.stdout is not None
     assert program.stdout.readline().strip() == "['PENDING']"

@@ -26,7 +26,7 @@ def current() -> PlacementGroup | None:
 def test_a_named_group_is_found_by_others_and_its_name_is_free_again_afterwards() -> None:
     group = trainkit.placement_group([{"CPU": 1}], name="gang")
     assert (group.name, group.strategy) == ("gang", "PACK")
-    with pytest.raises(ConfigError, match="the placement group 'gang' exists already"):
+    with pytest.raises(ConfigError, match="placement group 'gang' exists"):
         trainkit.placement_group([{"CPU": 1}], name="gang")
 
     def join() -> tuple[int, list[dict[str, float]], str]:
@@ -35,7 +35,7 @@ def test_a_named_group_is_found_by_others_and_its_name_is_free_again_afterwards(
 
     assert trainkit.get(trainkit.remote(join).remote(), timeout=60) == (group.id, [{"CPU": 1}], "gang")
     trainkit.remove_placement_group(group)
-    with pytest.raises(ConfigError, match="placement group 'gang' does not exist; existing: none"):
+    with pytest.raises(ConfigError, match="placement group 'gang' does not exist; others: none"):
         trainkit.get_placement_group("gang")
     again = trainkit.placement_group([{"CPU": 1}], name="gang")
     assert again.wait(60)

@@ -151,7 +151,7 @@ class TestAllCandidates:
     @pytest.mark.slow
     def test_drawn_anew_by_a_second_fit_are_not_said_to_go_on(self) -> None:
         drawn = TuneSearchCV(ScriptedEstimator(), {"how": ["sleep"]}, n_trials=1, cv=3, time_budget_s=0.3)
-        with pytest.raises(ConfigError, match="a second fit samples different candidates"):
+        with pytest.raises(ConfigError, match="a second fit samples new candidates"):
             drawn.fit(X, Y)
         drawn.set_params(random_state=0)
         with pytest.raises(ConfigError, match="a second fit on the same data evaluates only what is missing"):

@@ -218,7 +218,7 @@ class EngineSuite(engine.EngineSuite):
         value = Unreadable(tmp_path / "notes")
         with pytest.raises(
             SerializationError,
-            match=r"cannot be unpickled.*not to be read.*Give the class of the object a __reduce",
+            match=r"cannot be unpickled.*not to be read.*Give the value's class a __reduce",
         ) as caught:
             if way == "put":
                 trainkit.get(trainkit.put([value]))

@@ -136,6 +136,6 @@ def test_a_module_in_place_of_its_class() -> None:
     from tests.train.lightning.lightning_modules import WithRate
 
     with pytest.raises(
-        ConfigError, match=r"from_ptl\(\) needs a subclass of LightningModule, not an object of WithRate"
+        ConfigError, match=r"from_ptl\(\) needs a LightningModule class, not an object of WithRate"
     ):
         TrainingOperator.from_ptl(WithRate())

@@ -197,7 +197,7 @@ except TypeError:
         ({"use_fp16": "apex"}, "use_fp16 must be True or False, not 'apex'; Apex is not used"),
         (
             {"use_fp16": True, "precision": "bf16"},
-            "use_fp16=True means precision='fp16', which conflicts with precision='bf16'",
+            "use_fp16=True means precision='fp16', not 'bf16'",
         ),
     ],
 )
@@ -230,7 +230,7 @@ def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) 
         (
             (),
             {"training_operator_cls": Digits, "scaling_config": None},
-            "no argument scaling_config: this argument needs a training function, as in Ray Train",
+            "no argument scaling_config: this needs a training function as in Ray Train",
         ),
         ((print,), {"training_operator_cls": Digits}, "both a training function and training_operator_cls="),
         ((Digits,), {}, "pass an operator as training_operator_cls="),

@@ -189,7 +189,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     with trainer(OwnSeeds, use_local=True) as other:
         other.save(tmp_path / "c")
     with trainer(use_local=True, config={"samples": 5}) as gang:
-        with pytest.raises(CheckpointError, match="has 2 models, but the operator registered 1"):
+        with pytest.raises(CheckpointError, match="has 2 models, but 1 are registered"):
             gang.load(tmp_path / "c")
         assert gang.train()["epoch"] == 1
 
@@ -328,7 +328,7 @@ def test_all_mistakes_are_named_at_once() -> None:
     [
         (
             {"num_workers": 2, "config": {BATCH_SIZE: 33}},
-            r"config\['\*batch_size'\] must be a multiple of 2, not 33: the 2 workers",
+            r"config\['\*batch_size'\]=33 must be a multiple of 2 for the 2 workers",
         ),
         ({"backend": "nccl"}, "backend='nccl' needs GPUs"),
         ({"timeout_s": 0}, "timeout_s must be a positive number of seconds, not 0"),

@@ -108,8 +108,6 @@ def find_trial(trials: Sequence[Trial], word: str) -> Trial:
             return found[0]
         if found:
             few = ", ".join(trial.trial_id for trial in found[:5])
-            raise ConfigError(
-                f"{word!r} matches {len(found)} trials: {few}{', ...' if len(found) > 5 else ''}"
-            )
+            raise ConfigError(f"{word!r} fits {len(found)} trials: {few}{', ...' if len(found) > 5 else ''}")
     there = f"{trials[0].trial_id} to {trials[-1].trial_id}" if trials else "none yet"
     raise ConfigError(f"no trial has an id, name or number that starts with {word!r}; trials: {there}")

@@ -53,9 +53,7 @@ class ListExperiments(Command):
     aliases = ALIASES["ls"]
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "folder", metavar="DIR", nargs="?", help="default: the folder where experiments are written"
-        )
+        parser.add_argument("folder", metavar="DIR", nargs="?", help="default: where experiments are written")
 
     def run(self, arguments: argparse.Namespace) -> int:
         if arguments.folder is not None and is_experiment(arguments.folder):
@@ -89,9 +87,7 @@ class Show(Command):
             help="columns to show, separated by commas, such as trial_id,config/lr",
         )
         parser.add_argument("--limit", metavar="ROWS", type=whole_number, help="maximum number of rows")
-        parser.add_argument(
-            "--output", "-o", metavar="FORM", help="csv or json, or the name of a .csv or .json file"
-        )
+        parser.add_argument("--output", "-o", metavar="FORM", help="csv, json, or a .csv or .json file")
 
     def run(self, arguments: argparse.Namespace) -> int:
         options = TableOptions(**{each.name: getattr(arguments, each.name) for each in fields(TableOptions)})
@@ -216,9 +212,7 @@ def _default_columns(known: Sequence[str], metric: str | None) -> list[str]:
 def _names(text: str | None, known: Sequence[str]) -> list[str]:
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in sorted({*names}.difference(known)) if known else ():
-        raise ConfigError(
-            f"there is no column {name!r}; the columns are {', '.join(known)}.{did_you_mean(name, known)}"
-        )
+        raise ConfigError(f"there is no column {name!r}: use {', '.join(known)}.{did_you_mean(name, known)}")
     return names
 
 

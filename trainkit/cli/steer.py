@@ -115,9 +115,7 @@ class Set(Steer):
     help = HELP["set"]
 
     def add_own(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--num-samples", type=int, metavar="N", help="total number of samples; -1: unlimited"
-        )
+        parser.add_argument("--num-samples", type=int, metavar="N", help="samples in total; -1: unlimited")
         parser.add_argument(
             "--time-budget-s",
             type=float,

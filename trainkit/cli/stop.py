@@ -59,9 +59,7 @@ class Stop(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         named = arguments.all or arguments.session is not None or arguments.experiment is not None
         if arguments.json and arguments.experiment is None:
-            raise ConfigError(
-                "--json prints the answer of an experiment: name an experiment, or leave --json out"
-            )
+            raise ConfigError("--json prints the answer of an experiment: name one, or leave --json out")
         if arguments.yes and not named:
             raise ConfigError(
                 "--yes alone does not say what to end: type `trainkit stop --all --yes` to end all of your "
@@ -140,10 +138,7 @@ def end_of(folder: Path) -> str:
         last = next(reversed(reader.events()), None)
     if last is None or last.kind != "ended":
         return ""
-    return (
-        f"{folder} has ended: {last.detail}; resume it with "
-        f"tune.Tuner.restore({str(folder)!r}, trainable).fit()"
-    )
+    return f"{folder} ended: {last.detail}; resume with tune.Tuner.restore({str(folder)!r}, trainable).fit()"
 
 
 def stop_all(*, force: bool, yes: bool) -> int:

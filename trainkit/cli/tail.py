@@ -37,9 +37,7 @@ class Tail(Command):
             help="number of earlier lines to print (default: 10)",
         )
         parser.add_argument("--no-follow", action="store_true", help="do not wait for further lines")
-        parser.add_argument(
-            "--printed", action="store_true", help="show the output of TRIAL, if log_to_file keeps it"
-        )
+        parser.add_argument("--printed", action="store_true", help="show TRIAL's output, kept by log_to_file")
 
     def run(self, arguments: argparse.Namespace) -> int:
         return tail(

@@ -200,10 +200,8 @@ def _rearranged(detail: str) -> str:
     """Return text about a trial's changes: its state, its configuration, its resources."""
     change = decode_config(detail)
     words = []
-    if change.get("donor") is not None:  # the line about the decision shows the changes
-        words.append(
-            f"continues from {change['donor']} after {count_words(change['donor_iteration'], 'report')}"
-        )
+    if (donor := change.get("donor")) is not None:  # the line about the decision shows the changes
+        words.append(f"continues from {donor} after {count_words(change['donor_iteration'], 'report')}")
     elif change["config"] is not None:
         words.append(f"continues with {pairs_text(change['config'])}")
     if change["alone"]:

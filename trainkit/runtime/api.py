@@ -215,9 +215,7 @@ def put(value: T) -> ObjectRef[T]:
         SerializationError: the value can't be pickled. The message names the part at fault.
     """
     if isinstance(value, ObjectRef):
-        raise ArgumentTypeError(
-            "put() takes no reference: pass the reference itself, which can be sent to any process"
-        )
+        raise ArgumentTypeError("put() takes no reference: pass the reference itself; any process can use it")
     return session.engine().put(value)
 
 
@@ -285,9 +283,7 @@ def wait(
         if not timeout >= 0:
             raise ConfigError(f"wait(timeout={timeout!r}): give 0 or more seconds")
     if not 1 <= num_returns <= len(checked):
-        raise ConfigError(
-            f"wait(num_returns={num_returns}): give 1 to {len(checked)}, the number of references"
-        )
+        raise ConfigError(f"wait(num_returns={num_returns}): give 1 to {len(checked)}, the number of refs")
     if len({ref.id for ref in checked}) != len(checked):
         raise ConfigError("wait() was given the same reference twice")
     ready, rest = session.engine().wait(checked, num_returns, timeout)

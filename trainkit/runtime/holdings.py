@@ -109,9 +109,8 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
         )
         return
     raise InfeasibleError(
-        f"{what} asks for {describe(total(bundles))}, and this program itself holds the missing resources: "
-        f"{held}. Waiting would never end: call shutdown() first, or write `with TorchTrainer(...) as "
-        "trainer:`"
+        f"{what} asks for {describe(total(bundles))}, but this program holds the missing resources: {held}. "
+        "Waiting would never end: call shutdown() first, or write `with TorchTrainer(...) as trainer:`"
     )
 
 

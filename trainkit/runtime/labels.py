@@ -80,13 +80,10 @@ class NodeLabelSchedulingStrategy:
     @staticmethod
     def _conditions(name: str, given: Mapping[str, _Operator] | None) -> tuple[Condition, ...]:
         entries = given or {}
-        if not isinstance(entries, Mapping):
-            raise ConfigError(f"{name} must be a dictionary of conditions by label, not {given!r}")
-        for key, operator in entries.items():
-            if not isinstance(key, str) or not isinstance(operator, _Operator):
-                raise ConfigError(
-                    f"{name} must map each label to In, NotIn, Exists or DoesNotExist, not {given!r}"
-                )
+        if not isinstance(entries, Mapping) or not all(
+            isinstance(key, str) and isinstance(operator, _Operator) for key, operator in entries.items()
+        ):
+            raise ConfigError(f"{name} must map labels to In, NotIn, Exists or DoesNotExist, not {given!r}")
         return tuple((key, operator.name, tuple(operator.values)) for key, operator in entries.items())
 
 
@@ -111,9 +108,7 @@ def selected_by(selector: Mapping[str, str] | None) -> tuple[Condition, ...]:
     if selector is None:
         return ()
     if not isinstance(selector, Mapping):
-        raise ConfigError(
-            f"label_selector must be a dictionary, such as {{'region': 'eu'}}, not {selector!r}"
-        )
+        raise ConfigError(f"label_selector must be a dictionary such as {{'region': 'eu'}}, not {selector!r}")
     conditions: list[Condition] = []
     for key, value in checked_labels(selector, "label_selector").items():
         listed = _SELECTOR.fullmatch(value)

@@ -194,8 +194,7 @@ class NodeAffinitySchedulingStrategy:
         living = [node["node_id"] for node in engine().state("nodes") if node["alive"]]
         if self.node_id not in living:
             raise InfeasibleError(
-                f"there is no node {self.node_id!r} to run on; the nodes are {', '.join(living)}. "
-                "soft=True allows other nodes"
+                f"no node {self.node_id!r} exists; nodes: {', '.join(living)}. soft=True allows other nodes"
             )
         if len(living) > 1:
             raise ConfigError(

@@ -284,9 +284,8 @@ def unpack(packed: Packed) -> Any:
         raise
     except Exception as error:
         raise SerializationError(
-            f"a received value cannot be unpickled: {type(error).__name__}: {error}. Give the class of the "
-            "object a __reduce__() that returns the arguments of its constructor, or send the object's "
-            "contents."
+            f"a received value cannot be unpickled: {type(error).__name__}: {error}. Give the value's class "
+            "a __reduce__() that returns the arguments of its constructor, or send the object's contents."
         ) from error
     finally:
         _decoding.handles = outer

@@ -292,9 +292,7 @@ def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None
         ConfigError: a value is not a string, or `runtime_env` has an unsupported entry.
     """
     if runtime_env is not None and not isinstance(runtime_env, Mapping):
-        raise ArgumentTypeError(
-            f"runtime_env must be a dictionary, such as {{'env_vars': {{}}}}, not {runtime_env!r}"
-        )
+        raise ArgumentTypeError(f"runtime_env must be a dict like {{'env_vars': {{}}}}, not {runtime_env!r}")
     asked = dict(runtime_env or {})
     unknown = sorted(set(asked) - set(_OFFERED))
     if unknown:
@@ -491,15 +489,11 @@ def session_spec(
         what="init",
     )
     if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
-        raise ConfigError(
-            f"num_gpus must be a number of whole GPUs, not {num_gpus}; only actors may request fractions"
-        )
+        raise ConfigError(f"num_gpus must be whole GPUs, not {num_gpus}; only actors may request fractions")
     _check_store(object_store_memory)
     _check_logging_level((extra or {}).get("logging_level"))
     if namespace is not None and not isinstance(namespace, str):
-        raise ArgumentTypeError(
-            f"namespace must be a string, or None for the namespace of all programs, not {namespace!r}"
-        )
+        raise ArgumentTypeError(f"namespace must be a string, or None for the shared one, not {namespace!r}")
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
         raise ArgumentTypeError(f"preload must be a list of module names, not {preload!r}")
     for module in preload:
@@ -548,9 +542,7 @@ def _check_logging_level(level: Any) -> None:
         raise ArgumentTypeError(f"logging_level must be a name such as 'warning', or a number, not {level!r}")
     names = logging.getLevelNamesMapping()
     if level.upper() not in names:
-        raise ConfigError(
-            f"logging_level must be one of {', '.join(names).lower()}, or a number, not {level!r}"
-        )
+        raise ConfigError(f"logging_level must be {', '.join(names).lower()}, or a number, not {level!r}")
 
 
 def _warn_of_system_config(engine: str, settings: Mapping[Any, Any]) -> None:
@@ -591,9 +583,7 @@ def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Lite
     if asked is None or asked is False:
         return asked
     if not isinstance(asked, (str, os.PathLike)) or not os.fspath(asked):
-        raise ConfigError(
-            f"object_spilling_directory must be a folder, or False to turn spilling off, not {asked!r}"
-        )
+        raise ConfigError(f"object_spilling_directory must be a folder or False (no spilling), not {asked!r}")
     return os.fspath(asked)
 
 

@@ -488,10 +488,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if stopping is not None:
             return "with early stopping, a second fit starts from the beginning"
         if getattr(self, "random_state", 0) is None:
-            return (
-                "a second fit samples different candidates; with a random_state, it evaluates only the "
-                "missing ones"
-            )
+            return "a second fit samples new candidates; with random_state it evaluates only the missing ones"
         return "a second fit on the same data evaluates only what is missing"
 
     def _outcomes(self, candidates: Sequence[CandidateResult]) -> list[Outcome]:

@@ -66,8 +66,7 @@ def dictionaries(distributions: Any) -> list[Mapping[str, Any]]:
     found = [distributions] if isinstance(distributions, Mapping) else distributions
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, Mapping) for each in found):
         raise SpaceError(
-            "param_distributions must be a dictionary of parameters or a list of such dictionaries, "
-            f"not {distributions!r:.200}"
+            f"param_distributions must be a dictionary or a list of dictionaries, not {distributions!r:.200}"
         )
     return list(found)
 
@@ -126,9 +125,8 @@ def for_searcher(distributions: Any, *, hyperopt: bool = False) -> dict[str, Any
     found = dictionaries(distributions)
     if len(found) != 1:
         raise SpaceError(
-            f"param_distributions is a list of {len(found)} dictionaries, which only "
-            "search_optimization='random' supports; for other searchers, write one dictionary with "
-            "conditions for dependent parameters: "
+            f"param_distributions has {len(found)} dictionaries, which only search_optimization='random' "
+            "supports; for other searchers, write one dictionary with conditions for dependent parameters: "
             f"{{'kernel': ['rbf', 'poly'], 'degree': tune.when({{'kernel': 'poly'}}, tune.randint(2, 6))}}"
         )
     return {
@@ -170,10 +168,7 @@ def _expression_of(name: str, leaf: Any) -> Any:
             return hp.normal(name, leaf.mean, leaf.sd)
         case Categorical():
             return hp.choice(name, list(leaf.categories))
-    raise SpaceError(
-        f"{name}: {leaf} cannot be combined with expressions of hyperopt: write it as an expression of "
-        "hyperopt too"
-    )
+    raise SpaceError(f"{name}: {leaf} cannot be combined with expressions of hyperopt: write it as one too")
 
 
 def domain_of(name: str, given: Any) -> Domain:
@@ -203,9 +198,8 @@ def domain_of(name: str, given: Any) -> Domain:
     except SpaceError as error:
         raise SpaceError(f"{name}: {error}") from None
     raise SpaceError(
-        f"{name}={given!r:.200} is not a distribution: pass a list of values, (low, high), (low, "
-        "high, 'log-uniform'), a distribution of scipy.stats, or a domain such as "
-        "tune.loguniform(1e-4, 1). Write a single value as a list"
+        f"{name}={given!r:.200} is not a distribution: pass a list of one or more values, (low, high), "
+        "(low, high, 'log-uniform'), a distribution of scipy.stats, or a domain like tune.loguniform(1e-4, 1)"
     )
 
 
@@ -258,9 +252,8 @@ def _of_scipy(given: Any) -> Domain:
         return Normal(float(given.mean()), float(given.std()))
     called = getattr(getattr(given, "dist", given), "name", type(given).__name__)
     raise SpaceError(
-        f"{called} cannot be translated exactly for this searcher: use search_optimization='random', "
-        "which samples from any object with rvs; or uniform, loguniform, randint or norm of "
-        "scipy.stats, or a domain of tune"
+        f"{called} cannot be translated exactly for this searcher: use search_optimization='random', which "
+        "samples any object with rvs, or uniform, loguniform, randint or norm of scipy.stats, or a domain"
     )
 
 
@@ -273,10 +266,7 @@ def _of_skopt(given: Any) -> Domain:
     kind = type(given).__name__
     if kind == "Categorical":
         if len({*given.prior_}) > 1:
-            raise SpaceError(
-                f"{given!r} has a prior over its values, which domains of tune do not support: leave "
-                "prior out"
-            )
+            raise SpaceError(f"{given!r} has a prior, which domains of tune do not support: leave prior out")
         return Categorical(tuple(given.categories))
     if kind in ("Real", "Integer"):
         number = float if kind == "Real" else int
@@ -291,9 +281,8 @@ def _of_optuna(given: Any) -> Domain:
     step = given.step
     if step is not None and not math.isclose(given.low / step, round(given.low / step), abs_tol=1e-9):
         raise SpaceError(
-            f"{given!r} has steps from {given.low}, which is not a multiple of the step, so no domain "
-            "of tune can represent it: use search_optimization=OptunaSearch(space=...), and "
-            f"param_distributions={{}}"
+            f"{given!r} has steps from {given.low}, which is not a multiple of the step, so no domain can "
+            "represent it: use search_optimization=OptunaSearch(space=...), and param_distributions={}"
         )
     if words == "FloatDistribution":
         return Float(given.low, given.high, log=given.log, q=step)
@@ -420,9 +409,7 @@ def search_of(
     name = str(optimization).lower()
     if name == RANDOM:
         if arguments:
-            raise ConfigError(
-                f"search_kwargs={dict(arguments)!r} are not supported: the random search takes no arguments"
-            )
+            raise ConfigError(f"search_kwargs={dict(arguments)!r}: the random search takes no arguments")
         return _random(distributions, n_trials, random_state)
     if name not in LEARNING:
         names = [RANDOM, *LEARNING]
@@ -439,8 +426,7 @@ def search_of(
     unknown = sorted(given.keys() - taken.keys())
     if unknown:
         raise ConfigError(
-            f"search_kwargs: {LEARNING[name]} has no arguments {', '.join(unknown)}; its arguments "
-            f"are {', '.join(taken)}"
+            f"search_kwargs: {LEARNING[name]} has no arguments {', '.join(unknown)}, only {', '.join(taken)}"
         )
     if name == "hyperopt":
         space = for_searcher(distributions, hyperopt=True)

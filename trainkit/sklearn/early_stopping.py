@@ -67,9 +67,8 @@ class EarlyStopping:
         if self.portions.of_samples and end_of(self.portions.reports[0], fewest, most) < classes:
             of_all = f" of all {classes} classes" if classes > 1 else ""
             raise ConfigError(
-                f"resource='n_samples': the first of max_iters={most} portions has no sample{of_all}, "
-                f"because a fold has {fewest} training samples: set max_iters to "
-                f"{max(fewest // classes, 1)} or less"
+                f"resource='n_samples': the first of max_iters={most} portions has no sample{of_all}, as "
+                f"a fold has {fewest} training samples: set max_iters to {max(fewest // classes, 1)} or less"
             )
 
     def refitted(
@@ -93,9 +92,7 @@ class EarlyStopping:
         """
         trained = [(clone(dict(parameters), safe=False), portions) for parameters, portions in history]
         if not any(portions for _, portions in trained):
-            raise ConfigError(
-                "no candidate was trained, so the search has no estimator to refit: set refit=False"
-            )
+            raise ConfigError("no candidate was trained, so none can be refitted: set refit=False")
         whole = clone(estimator)
         if self.portions.of_samples:
             for parameters, _ in trained:

@@ -197,16 +197,14 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
         if hasattr(estimator, "partial_fit") or "warm_start" in estimator.get_params(deep=False):
             return estimator  # The estimator's class is a user's own class.
         raise ConfigError(
-            "early_stopping: a Pipeline as a whole can't be trained a portion at a time: set "
-            "pipeline_auto_early_stop=True to train only its last step in portions, or "
-            "early_stopping=None"
+            "early_stopping: a whole Pipeline can't train in portions: set pipeline_auto_early_stop=True to "
+            "train only its last step in portions, or early_stopping=None"
         )
     name, step = estimator.steps[-1]
     if step is None or isinstance(step, str):
         raise ConfigError(
-            "early_stopping trains the last step of a pipeline a portion at a time, but the last "
-            f"step {name!r} is {step!r}: end the pipeline with an estimator, or set "
-            "early_stopping=None"
+            f"early_stopping trains the last step of a pipeline in portions, but {name!r} is {step!r}: end "
+            "the pipeline with an estimator, or set early_stopping=None"
         )
     return step
 
@@ -230,10 +228,9 @@ def require_free(way: IncrementalMethod, searched: Collection[str], prefix: str 
     for name in sorted(own):
         if f"{prefix}{name}" in searched:
             raise ConfigError(
-                f"{prefix}{name} cannot be searched with early_stopping, which trains {way.resource} "
-                f"in portions and so finds how many are enough: remove {prefix}{name} from the search "
-                "and set it on the estimator as the maximum for all candidates, or set "
-                "early_stopping=None"
+                f"{prefix}{name} cannot be searched with early_stopping, which trains {way.resource} in "
+                f"portions and finds how many are enough: remove {prefix}{name} from the search and set it "
+                "on the estimator as the maximum for all candidates, or set early_stopping=None"
             )
 
 

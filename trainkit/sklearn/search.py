@@ -245,8 +245,7 @@ class TuneSearchCV(TuneBaseSearchCV):
     def _search(self) -> CandidateSource:
         if self.n_iter is not None and self.n_trials not in (N_TRIALS, self.n_iter):
             raise ConfigError(
-                f"n_trials={self.n_trials} and n_iter={self.n_iter} have the same meaning: give only "
-                "one of them"
+                f"n_trials={self.n_trials} and n_iter={self.n_iter} mean the same: give only one"
             )
         return search_of(
             self.search_optimization,

@@ -180,9 +180,7 @@ def settings_of(
             f"{{'cpu': 2}}, not {given['resources_per_trial']!r:.100}"
         )
     if "local_dir" in given and "storage_path" in given:
-        raise ConfigError(
-            "tune_params has local_dir and storage_path, which name the same folder: give only one of them"
-        )
+        raise ConfigError("tune_params has local_dir and storage_path, which name the same folder: give one")
     at_once = trials_at_once(search.n_jobs, machine_cpus)
     tune = TuneConfig(
         metric=metric,
@@ -260,14 +258,10 @@ def checked_tune_params(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
         raise ConfigError(f"tune_params must be a dictionary of settings by name, not {given!r:.200}")
     for name in given:
         if name in _DECIDED:
-            raise ConfigError(
-                f"tune_params must not have {name!r}, which the search sets: use {_DECIDED[name]}"
-            )
+            raise ConfigError(f"tune_params can't have {name!r}, which the search sets: use {_DECIDED[name]}")
         if name not in TUNE_PARAMS:
             hint = did_you_mean(str(name), TUNE_PARAMS, cutoff=0.6)
-            raise ConfigError(
-                f"tune_params has an unknown setting {name!r}: it may have {', '.join(TUNE_PARAMS)}.{hint}"
-            )
+            raise ConfigError(f"unknown setting {name!r} in tune_params: use {', '.join(TUNE_PARAMS)}.{hint}")
     return given
 
 
@@ -299,9 +293,8 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
         return None
     names = ", ".join(map(repr, scoring))
     raise ConfigError(
-        f"refit={refit!r:.100} names none of the scorers {names}, but {needed_by} needs one to "
-        f"compare candidates: set refit={next(iter(scoring), 'accuracy')!r}, or use "
-        "search_optimization='random' without early_stopping"
+        f"refit={refit!r:.100} names none of the scorers {names}, but {needed_by} needs one to compare: set "
+        f"refit={next(iter(scoring), 'accuracy')!r}, or search_optimization='random' without early_stopping"
     )
 
 
@@ -356,11 +349,9 @@ def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
     """
     if loggers is None:
         return (), ()
+    known = f"{', '.join(CALLBACKS.names())}, callbacks or callback classes"
     if not isinstance(loggers, Sequence) or isinstance(loggers, str):
-        raise ConfigError(
-            f"loggers must be a list of {', '.join(CALLBACKS.names())}, callbacks or callback "
-            f"classes, not {loggers!r}"
-        )
+        raise ConfigError(f"loggers must be a list of {known}, not {loggers!r}")
     callbacks: list[Callback] = []
     files: list[str] = []
     for each in loggers:
@@ -373,8 +364,5 @@ def loggers_of(loggers: Any) -> tuple[tuple[Callback, ...], tuple[str, ...]]:
         elif isinstance(each, str):
             callbacks.append(create_callback(each, "loggers"))
         else:
-            raise ConfigError(
-                f"loggers has {each!r}, which is not one of {', '.join(CALLBACKS.names())}, a "
-                "callback or a callback class"
-            )
+            raise ConfigError(f"loggers has {each!r}, but takes {known}")
     return tuple(callbacks), tuple(files)

@@ -56,9 +56,7 @@ OF_CREATORS = (
     "TrainingOperator.from_creators(model_creator, optimizer_creator, ...), or write a TrainingOperator "
     "with a setup(); then pass training_operator_cls=OperatorCls"
 )
-_OF_FUNCTIONS = (
-    "this argument needs a training function, as in Ray Train: TorchTrainer(train_fn, scaling_config=...)"
-)
+_OF_FUNCTIONS = "this needs a training function as in Ray Train: TorchTrainer(train_fn, scaling_config=...)"
 _OF_OTHERS: Mapping[str, str] = {
     **dict.fromkeys(
         "model_creator data_creator optimizer_creator loss_creator scheduler_creator".split(), OF_CREATORS
@@ -93,10 +91,7 @@ def _precision_of(precision: Any, use_fp16: Any) -> Any:
     if not isinstance(use_fp16, bool):
         raise ConfigError(f"TorchTrainer: use_fp16 must be True or False, not {use_fp16!r}; Apex is not used")
     if use_fp16 and precision not in ("32", "fp16"):
-        raise ConfigError(
-            "TorchTrainer: use_fp16=True means precision='fp16', which conflicts with "
-            f"precision={precision!r}: leave one out"
-        )
+        raise ConfigError(f"TorchTrainer: use_fp16=True means precision='fp16', not {precision!r}: pass one")
     return "fp16" if use_fp16 else precision
 
 
@@ -233,9 +228,7 @@ class TrainerOptions:
             size, ways = self.config[BATCH_SIZE], workers // spec.model_ways
             if not is_count(size) or size % ways:
                 sharing = f"the {ways} workers" if spec.model_ways == 1 else f"{ways} copies of the model"
-                found.append(
-                    f"config[{BATCH_SIZE!r}] must be a multiple of {ways}, not {size!r}: {sharing} share it"
-                )
+                found.append(f"config[{BATCH_SIZE!r}]={size!r} must be a multiple of {ways} for {sharing}")
         devices = self.gpus_per_worker or 1
         wrong = spec.mistakes(num_workers=workers, devices_per_worker=devices, step=self.step)
         return found + [f"strategy={spec!r}: {fix}" for fix in wrong]

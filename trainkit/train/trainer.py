@@ -218,9 +218,7 @@ class OperatorTrainer:
         """
         worker = self._workers.local_worker
         if worker is None:
-            raise ConfigError(
-                "get_local_operator() needs use_local=True; use apply_all_operators() for other processes"
-            )
+            raise ConfigError("get_local_operator() needs use_local=True; else use apply_all_operators()")
         return worker.operator
 
     @without_frames
@@ -431,9 +429,7 @@ class OperatorTrainer:
 
     def _check_counts(self, method: str, num_steps: Any, max_retries: Any) -> None:
         if num_steps is not None and not is_count(num_steps):
-            raise ConfigError(
-                f"{method}(): num_steps must be a positive integer, or None for all, not {num_steps!r}"
-            )
+            raise ConfigError(f"{method}(): num_steps must be 1 or more, or None for all, not {num_steps!r}")
         if max_retries is False or (max_retries != 0 and not is_count(max_retries)):
             raise ConfigError(f"{method}(): max_retries must be a non-negative integer, not {max_retries!r}")
 

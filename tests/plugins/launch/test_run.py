@@ -472,7 +472,7 @@ def test_flags_become_environment_variables(flags: str, found: dict[str, str | N
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--nnodes 2", "for several machines use a TorchTrainer on a Ray cluster"),
+        ("--nnodes 2", "For several, use TorchTrainer on Ray"),
         ("--node-rank 1", "--node-rank 1"),
         ("--workers 0", "--workers must be a number of 1 or more"),
         ("--max-restarts -1", "must be 0 or more, not 0, -1 and 30"),

@@ -254,7 +254,7 @@ def test_each_worker_holds_its_stage_alone() -> None:
         state = gang.state_dict()
         before = {name: value.clone() for name, value in state["models"][0].items()}
         state["models"][0]["0.weight"] = torch.zeros(3, 3)
-        with pytest.raises(CheckpointError, match=r"0.weight of model 0 has the shape \(8, 6\)"):
+        with pytest.raises(CheckpointError, match=r"0.weight of model 0 has shape \(8, 6\)"):
             gang.load_state_dict(state)
         del state["models"][0]["0.weight"]
         with pytest.raises(CheckpointError, match=r"model 0 lacks 0\.weight"):

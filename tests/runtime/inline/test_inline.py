@@ -251,7 +251,7 @@ def test_a_constructor_cannot_call_what_it_makes(inline: None) -> None:
             return value
 
     actor = trainkit.remote(Eager).options(name="eager").remote()
-    with pytest.raises(ConfigError, match="constructor of its own actor"):
+    with pytest.raises(ConfigError, match="its actor's constructor"):
         trainkit.get(actor.same.remote(1))
 
 

@@ -51,5 +51,5 @@ def test_a_models_state_keeps_the_versions_of_its_modules() -> None:
 def test_a_tensor_with_a_piece_missing_is_told_with_its_shape() -> None:
     spread = Spread((4, 3), torch.float32, (Box((2, 0), torch.ones(2, 3)),))
     assert spread.part((2, 1), (2, 2)).tolist() == [[1, 1], [1, 1]]
-    with pytest.raises(CheckpointError, match=r"shape \(4, 3\) has only 6 of its 12 values"):
+    with pytest.raises(CheckpointError, match=r"a tensor \(4, 3\) has 6 of 12 values"):
         spread.whole()

@@ -90,7 +90,7 @@ def test_the_average_is_torchs(row: StrategyRow, tmp_path: Path) -> None:
 def test_a_state_without_averages_begins_them_with_its_weights(tmp_path: Path) -> None:
     with make_trainer(StrategyRow("single", 1), torch.float64) as without:
         without.train(num_steps=2)
-        with pytest.raises(ConfigError, match="no averaged weights exist; pass ema_decay"):
+        with pytest.raises(ConfigError, match="needs averages: pass ema_decay"):
             without.get_model(ema=True)
         without.save(tmp_path / "c")
     with make_trainer(StrategyRow("ddp", 2, {"ema_decay": DECAY}), torch.float64) as gang:

@@ -145,8 +145,8 @@ def test_what_cannot_be_computed_in_parts(operator: Any, config: dict[str, Any],
     ("arguments", "message"),
     [
         ({"degree": 0}, "degree must be a positive integer, not 0"),
-        ({"seq_dim": -1}, "seq_dim must be a dimension, 0 or more, not -1"),
-        ({"buffers": {"positions": "0"}}, "{name of a buffer: its dimension}"),
+        ({"seq_dim": -1}, "seq_dim must be a dimension >= 0, not -1"),
+        ({"buffers": {"positions": "0"}}, "{name: dimension}"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:

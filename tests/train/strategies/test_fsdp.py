@@ -312,7 +312,7 @@ def test_blocks_are_those_of_stacks_unless_they_share_a_parameter() -> None:
         ([nn.Conv2d], "matches no module of Tied"),
         ([nn.Embedding], "shares the parameter weight with other parts"),
         (lambda name, module: name == "encoder.layers", "is a list of modules"),
-        (["Block"], "must be module classes"),
+        (["Block"], "takes module classes"),
     ):
         with pytest.raises(ConfigError, match=text):
             chosen_blocks(model, wrong)

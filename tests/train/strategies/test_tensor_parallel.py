@@ -318,7 +318,7 @@ def test_a_plan_may_be_patterns_or_a_function() -> None:
             {"2": ColwiseParallel(output_layouts=None)},
             "10 units, which can't be split evenly among 3 workers",
         ),
-        (lambda model, mesh: "layers", "returned a str: return a dictionary"),
+        (lambda model, mesh: "layers", "must return a dict or the split model, not a str"),
     ],
     ids=["name", "width", "function"],
 )

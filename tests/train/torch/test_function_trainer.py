@@ -180,11 +180,11 @@ def test_one_class_takes_a_function_or_an_operator(tmp_path: Path) -> None:
         (one, {"scaling_config": {"num_workers": 2}}, "must be a ScalingConfig"),
         (one, {"scaling_config": ScalingConfig(num_workers=0)}, "num_workers=0"),
         (one, {"torch_config": TorchConfig(backend="nccl")}, r"needs ScalingConfig\(use_gpu=True\)"),
-        (one, {"resume_from_checkpoint": "/somewhere"}, r"pass Checkpoint\.from_directory"),
+        (one, {"resume_from_checkpoint": "/somewhere"}, r"needs a Checkpoint\.from_directory"),
         (
             one,
             {"num_workers": 2},
-            r"has no argument num_workers\. Set the number of workers .*=ScalingConfig",
+            r": no argument num_workers\. Set the number of workers .*=ScalingConfig",
         ),
         (one, {"datasets": [1]}, "must be a dictionary of data sets, not"),
         (
@@ -263,7 +263,7 @@ def speeds_up_late() -> None:
 @pytest.mark.usefixtures("runtime")
 def test_half_precision_that_comes_too_late_is_refused(tmp_path: Path) -> None:
     run = RunConfig(storage_path=str(tmp_path), verbose=0)
-    with pytest.raises(TrainingFailedError, match="must be called before prepare_model"):
+    with pytest.raises(TrainingFailedError, match="before prepare_model: it changes no"):
         TorchTrainer(speeds_up_late, run_config=run).fit()
 
 

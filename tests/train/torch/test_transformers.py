@@ -175,7 +175,7 @@ def test_a_search_without_evaluations_has_one_at_the_end(tmp_path: Path) -> None
     ("more", "options", "message"),
     [
         ({"model_init": None, "model": nn.Linear(1, 1)}, {}, r"pass Trainer\(model_init=\.\.\.\)"),
-        ({}, {}, "pass hp_space=lambda"),
+        ({}, {}, "needs hp_space, such as lambda"),
         (
             {},
             {"hp_space": lambda _: {"learning_rat": 1}},

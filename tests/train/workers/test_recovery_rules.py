@@ -93,7 +93,7 @@ def test_when_a_call_is_run_again(failures: int, max_retries: int, has_snapshot:
 def test_giving_up_names_every_failure() -> None:
     text = give_up_text("train", ["worker 1 of 2 died: a", "worker 0 of 2 died: b"])
     assert text == (
-        "train() lost workers in every attempt, although it was retried once (max_retries=1):\n"
+        "train() lost workers in all 2 attempts (max_retries=1):\n"
         "1. worker 1 of 2 died: a\n2. worker 0 of 2 died: b"
     )
 

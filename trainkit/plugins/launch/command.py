@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from trainkit.train.torch import ScriptOptions
 
 _ONE_MACHINE = (
-    "`trainkit run` starts ranks on one machine: for several machines use a TorchTrainer on a Ray cluster, "
-    "with trainkit.init(address=...)"
+    "`trainkit run` uses one machine. For several, use TorchTrainer on Ray: trainkit.init(address=...)"
 )
 _ENGINES = "DeepSpeed, Megatron-LM and XLA have launchers of their own: use those"
 _REFUSED = {

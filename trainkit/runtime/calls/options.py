@@ -253,8 +253,7 @@ class Options:
             _require_count("max_concurrency", self.max_concurrency, least=1)
         if not isinstance(self.concurrency_groups, Mapping):
             raise ArgumentTypeError(
-                "concurrency_groups must map names of groups to numbers of concurrent calls, not "
-                f"{self.concurrency_groups!r}"
+                f"concurrency_groups must map group names to call limits, not {self.concurrency_groups!r}"
             )
         for group, count in self.concurrency_groups.items():
             _require_count(f"concurrency_groups[{group!r}]", count, least=1)

@@ -202,9 +202,7 @@ class InlineEngine:
             elif life.failure is not None:
                 outcome = calls.Outcome(failure=life.failure)
             elif not life.made.is_set():
-                error = ConfigError(
-                    f"{where}() was called by the constructor of its own actor, which must end first"
-                )
+                error = ConfigError(f"{where}() was called in its actor's constructor, which must end first")
                 outcome = calls.failed(error, where)
             else:
                 asked = spec.max_task_retries
@@ -300,9 +298,7 @@ class InlineEngine:
     def cancel(self, ref: Any, force: bool, recursive: bool) -> None:
         call = ref if isinstance(ref, InlineStream) else _own(ref)
         if force and call.of_actor:
-            raise ConfigError(
-                "cancel(force=True) is only for tasks, as it would end the actor: use kill() to end an actor"
-            )
+            raise ConfigError("cancel(force=True) is only for tasks: kill() ends an actor with all its calls")
         call.cancel()
         calls.leave_if_over()
 

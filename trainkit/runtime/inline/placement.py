@@ -107,9 +107,7 @@ class Places:
         """
         require_one_node(bundles, strategy)
         if name and any(group.name == name for group in self._groups.values()):
-            raise ConfigError(
-                f"a placement group named {name!r} exists already: get it with get_placement_group({name!r})"
-            )
+            raise ConfigError(f"placement group {name!r} exists: get it with get_placement_group({name!r})")
         with _counting:
             held = self._ledger.take_all(bundles)
         owner = self._ledger if held is not None else None

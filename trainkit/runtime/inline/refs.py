@@ -206,9 +206,7 @@ class InlineStream(ObjectRefGenerator[Any]):
         self._frame.leave()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a generator of references cannot be sent or pickled: send the references that it yields"
-        )
+        raise TypeError("a generator of references cannot be sent or pickled: send the references it yields")
 
     def __del__(self) -> None:
         if not self._over:

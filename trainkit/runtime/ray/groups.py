@@ -91,9 +91,7 @@ def reserve(bundles: Sequence[Bundle], strategy: str, name: str, detached: bool)
     """Implement `Engine.reserve`."""
     require_placeable(bundles, strategy, "the placement group")
     if name and _named(name) is not None:
-        raise ConfigError(
-            f"a placement group named {name!r} exists already: remove it, or choose another name"
-        )
+        raise ConfigError(f"placement group {name!r} exists already: remove it, or choose another name")
     try:
         group = reserve_in_ray(
             [dict(bundle) for bundle in bundles],

@@ -244,22 +244,17 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
     try:
         content = json.loads((where / _METADATA).read_text())
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{path} is not a checkpoint of TorchTrainer: another program wrote its {_METADATA}"
-            )
+            raise CheckpointError(f"{path} is not a checkpoint of TorchTrainer: its {_METADATA} is foreign")
         if content["version"] > VERSION:
             raise CheckpointError(
-                f"{path} has format version {content['version']}, but this trainkit reads only versions up "
-                f"to {VERSION}"
+                f"{path} has format version {content['version']}, but this trainkit reads up to {VERSION}"
             )
         # Earlier versions wrote no checksum of this file, so a missing checksum is accepted.
         if content.pop("crc32", None) not in (None, _checksum(content)):
             raise CheckpointError(f"{path} is damaged: {_METADATA} does not match its checksum; {_EARLIER}")
         for name, expected in _share_of(content["files"], rank, world_size):
             if fingerprint(where / name) != expected:
-                raise CheckpointError(
-                    f"{path} is damaged: {name} does not match its recorded size and checksum; {_EARLIER}"
-                )
+                raise CheckpointError(f"{path} is damaged: {name} has a wrong size or checksum; {_EARLIER}")
         metadata = CheckpointMetadata(content["epoch"], content["global_step"], content["world_size"])
         state = torch.load(where / _STATE, map_location="cpu", weights_only=True)
         if any(name.startswith(f"{SHARDS}/") for name in content["files"]):
@@ -302,9 +297,7 @@ def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tupl
 def refuse_foreign_folder(path: Path) -> None:
     """Raise CheckpointError if `path` is not a checkpoint, because replacing it would delete its contents."""
     if path.exists() and not (path / _METADATA).exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CheckpointError(
-            f"{path} exists and is not a checkpoint, so it was not replaced: save to a new path"
-        )
+        raise CheckpointError(f"{path} exists and is not a checkpoint, so it was kept: save to a new path")
 
 
 def fingerprint(file: Path) -> dict[str, int]:

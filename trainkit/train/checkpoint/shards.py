@@ -94,9 +94,7 @@ def read(folder: Path) -> dict[str, Spread]:
     found: dict[str, Spread] = {}
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            raise CheckpointError(
-                f"{folder} contains {name}, which is not a tensor: another program wrote it"
-            )
+            raise CheckpointError(f"{folder} has {name}, which is not a tensor: another program wrote it")
         found[name] = Stored(tuple(entry.size), entry.properties.dtype, (), name, entry, reader)
     return found
 
@@ -123,9 +121,7 @@ class Stored(Spread):
         items = create_read_items_for_chunk_list(self.name, self.entry, [wanted])
         filled = sum(item.lengths.numel() for item in items)
         if filled != result.numel():
-            raise CheckpointError(
-                f"the tensor {self.name} is damaged: only {filled} of its {result.numel()} values are stored"
-            )
+            raise CheckpointError(f"{self.name} is damaged: it has only {filled} of {result.numel()} values")
         self.reader.read_data(LoadPlan(items), _Into(result)).wait()
         return result
 

@@ -177,8 +177,7 @@ def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
             raise CheckpointError(f"{what} is not a trainer's state: its {name} are not a list")
         if len(state[name]) != count:
             raise CheckpointError(
-                f"{what} has {len(state[name])} {name}, but the operator registered {count}: register the "
-                "same number"
+                f"{what} has {len(state[name])} {name}, but {count} are registered: register the same number"
             )
 
 

@@ -459,9 +459,7 @@ def make_feed(
     """
     what = _name(training)
     if not isinstance(loader, Iterable) or isinstance(loader, Iterator):
-        raise ConfigError(
-            f"{what} must be a DataLoader or an iterable that can restart, not a {type(loader).__name__}"
-        )
+        raise ConfigError(f"{what} must be a DataLoader or reusable iterable, not a {type(loader).__name__}")
     in_step = training if in_step is None else in_step
     if group.members > 1 and split:
         loader = sharded_loader(loader, group, in_step=in_step, what=what)

@@ -306,9 +306,8 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     counts = group.gather_integers(sharded.samples())
     if len(set(counts)) > 1:
         raise ConfigError(
-            f"{what} has {counts} samples on workers 0 to {group.world_size - 1}, but with "
-            "add_dist_sampler=True every worker must register the whole data set: pass "
-            "add_dist_sampler=False if you split the data yourself"
+            f"{what} has {counts} samples on workers 0 to {group.world_size - 1}, but add_dist_sampler=True "
+            "needs the whole data set on each: pass add_dist_sampler=False if you split the data yourself"
         )
     if group.rank > 0 and loader.generator is not None:
         # The generator now only seeds this worker's loading processes, whose augmentations must differ by

@@ -112,9 +112,8 @@ class DataParallelGroup(ProcessGroup):
         for ranks, row in zip(self._grid.rows(), rows, strict=True):
             if len(set(row)) > 1:
                 raise ConfigError(
-                    f"workers {ranks} share one model, but their loaders return different counts {row}: give "
-                    "these workers the same batches; with add_dist_sampler=True each worker registers the "
-                    "whole data set"
+                    f"workers {ranks} share one model, but their loaders have different counts {row}: give "
+                    "them the same batches; with add_dist_sampler=True each registers the whole data set"
                 )
         return [row[0] for row in rows]
 

@@ -208,9 +208,8 @@ def join_process_group(
     """
     if dist.is_initialized():
         raise ConfigError(
-            "this process is already in a torch.distributed group and can't join a second group: shut down "
-            "the other TorchTrainer with use_local=True and several workers, or the group that the program "
-            "created"
+            "this process is already in a torch.distributed group and can't join another: shut down "
+            "the TorchTrainer with use_local=True and several workers, or the group that the program created"
         )
     timeout = timedelta(seconds=rendezvous.timeout_s)
     store = (

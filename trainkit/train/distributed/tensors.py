@@ -134,8 +134,7 @@ class Spread:
             filled += math.prod(end - start for start, end in zip(low, high, strict=True))
         if filled != result.numel():
             raise CheckpointError(
-                f"a worker's state is missing: a tensor of shape {self.shape} has only {filled} of its "
-                f"{result.numel()} values"
+                f"a worker's state is missing: a tensor {self.shape} has {filled} of {result.numel()} values"
             )
         return result
 

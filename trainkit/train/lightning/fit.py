@@ -515,8 +515,7 @@ class LightningFit:
     def _check_alive(self) -> None:
         if not self.alive:
             raise TrainingError(
-                "Lightning's fit has ended because of an error or a shutdown: load() a checkpoint, or make "
-                "a new TorchTrainer"
+                "Lightning's fit ended by error or shutdown: load() a checkpoint or make a new TorchTrainer"
             )
 
     def _weight(self, loader: Any, index: int) -> float:

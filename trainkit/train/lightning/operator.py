@@ -56,9 +56,7 @@ def require_module_class(cls: Any) -> str:
     if not any(map(_installed, PACKAGES)):
         raise MissingDependencyError.of("from_ptl() needs Lightning", "lightning")
     shown = repr(cls) if isinstance(cls, type) else f"an object of {type(cls).__name__}"
-    raise ConfigError(
-        f"from_ptl() needs a subclass of LightningModule, not {shown}; each worker makes its own instance"
-    )
+    raise ConfigError(f"from_ptl() needs a LightningModule class, not {shown}; workers make the instances")
 
 
 def _installed(name: str) -> bool:
@@ -188,9 +186,7 @@ class LightningPlan:
     def __post_init__(self) -> None:
         loaders = self.train_dataloader is not None or self.val_dataloader is not None
         if loaders and self.datamodule is not None:
-            raise ConfigError(
-                "from_ptl() accepts train_dataloader= and val_dataloader=, or datamodule=, but not both"
-            )
+            raise ConfigError("from_ptl() takes either train_dataloader= and val_dataloader=, or datamodule=")
         kind = self.datamodule if isinstance(self.datamodule, type) else type(self.datamodule)
         if self.datamodule is not None and package_of(kind, "LightningDataModule") != self.package:
             raise ConfigError(
@@ -307,10 +303,7 @@ class LightningMethods:
         """Run one Lightning epoch with its validation; return the logged values and counts."""
         del info, epoch_idx  # Lightning counts epochs itself.
         if not isinstance(self._train_feed, LightningFeed):
-            raise ConfigError(
-                "train(dataset=...) is not supported for Lightning modules: pass "
-                "from_ptl(train_dataloader=...)"
-            )
+            raise ConfigError("train() takes no dataset= with Lightning: pass from_ptl(train_dataloader=...)")
         fit = self._running()
         with ticking(self._train_feed, iterator) as ticks:
             metrics = fit.train(num_steps, ticks)
@@ -344,9 +337,7 @@ class LightningMethods:
         if self.datamodule is not None:
             owner, kind = type(self.datamodule), "LightningDataModule"
         if dataset is None and not _defines(owner, "predict_dataloader", self._base(kind)):
-            raise ConfigError(
-                f"predict() has no data: define {owner.__name__}.predict_dataloader, or pass dataset="
-            )
+            raise ConfigError(f"predict() needs {owner.__name__}.predict_dataloader, or dataset=")
         loader = dataset(self._config) if callable(dataset) else dataset
         return self._running().predict(loader, num_steps)
 
@@ -428,9 +419,7 @@ class LightningMethods:
         given = self._plan.trainer_args
         keeps = any(_is_a(each, "Checkpoint") for each in self._plan.callbacks)
         if _is_fsdp(strategy) and (keeps or given.get("enable_checkpointing")):
-            wrong.append(
-                "FSDP() with Lightning's checkpoints, which would contain only one worker's part: call save()"
-            )
+            wrong.append("FSDP() with Lightning's checkpoints, which hold only one rank's part: call save()")
         if strategy.group.world_size > 1 and not strategy.averages:
             wrong.append("wrap_ddp=False: leave it out, because Lightning wraps the module itself")
         if context.scheduler_step_freq is not None:
@@ -461,8 +450,7 @@ class LightningMethods:
         if not self.model.automatic_optimization:
             raise ConfigError(
                 f"{type(self.model).__name__} uses manual optimization, which FSDP() does not support: "
-                "FSDP() gathers the weights once per training_step, so it would miss an optimizer step "
-                "inside. Use strategy='ddp'"
+                "it gathers weights once per training_step, and would miss steps inside. Use strategy='ddp'"
             )
         self._strategy.place([self.model], [], {})
         for step in ("training_step", "validation_step", "predict_step"):

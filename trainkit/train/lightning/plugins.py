@@ -186,8 +186,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
     """
     if sharded and asked is not None:
         raise ConfigError(
-            f"trainer_args['strategy']={asked!r} conflicts with strategy= of TorchTrainer, which shards the "
-            "module: pass only one of them"
+            f"trainer_args['strategy']={asked!r} conflicts with TorchTrainer's sharding strategy=: pass one"
         )
     data_parallel = package.strategies.DDPStrategy
     names = {"ddp": {}, "ddp_find_unused_parameters_true": {"find_unused_parameters": True}}

@@ -223,8 +223,7 @@ class Stepper:
             if self._accumulates:
                 raise ConfigError(
                     "grad_accumulation_steps needs the default train_epoch, which decides when a step is "
-                    "complete: leave out your train_epoch, or leave out the argument and accumulate "
-                    "gradients yourself"
+                    "complete: leave out your train_epoch, or accumulate gradients without the argument"
                 )
             weight = self._current_weight()
         if self._kept is not None:
@@ -332,9 +331,8 @@ class _Kept:
         now = parameter.grad
         if now is not self._gradient or now._version != self._version:
             raise ConfigError(
-                "the gradients of an earlier batch were cleared or changed before grad_accumulation_steps "
-                "batches were complete: leave out zero_grad(), because self.optimizer_step() clears "
-                "gradients after each complete step"
+                "an earlier batch's gradients were cleared or changed before grad_accumulation_steps were "
+                "complete: leave out zero_grad(), as self.optimizer_step() clears gradients after each step"
             )
 
 

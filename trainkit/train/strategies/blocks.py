@@ -32,9 +32,7 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
     else:
         classes = (chosen,) if isinstance(chosen, type) else tuple(chosen)
         if not all(isinstance(item, type) and issubclass(item, nn.Module) for item in classes):
-            raise ConfigError(
-                f"shard_blocks must be module classes or a function of (name, module), not {chosen!r}"
-            )
+            raise ConfigError(f"shard_blocks takes module classes or function(name, module), not {chosen!r}")
         found = [(name, module) for name, module in named if isinstance(module, classes)]
     if not found:
         raise ConfigError(

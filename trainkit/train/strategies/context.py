@@ -77,14 +77,9 @@ class ContextParallel(ModelDegree):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _is_dim(self.seq_dim):
-            raise ConfigError(
-                f"ContextParallel: seq_dim must be a dimension, 0 or more, not {self.seq_dim!r}"
-            )
+            raise ConfigError(f"ContextParallel: seq_dim must be a dimension >= 0, not {self.seq_dim!r}")
         if not isinstance(self.buffers, Mapping) or not all(map(_is_dim, self.buffers.values())):
-            raise ConfigError(
-                "ContextParallel: buffers must be a dictionary {name of a buffer: its dimension}, not "
-                f"{self.buffers!r}"
-            )
+            raise ConfigError(f"ContextParallel: buffers must be {{name: dimension}}, not {self.buffers!r}")
 
     def build(self, place: Place) -> Strategy:
         return ContextParallelStrategy(self.for_workers(place.group.world_size), place)

@@ -81,9 +81,8 @@ class FSDP(StrategySpec):
             yield f"replicas must be a positive integer, not {self.replicas!r}"
         elif self.replicas > 1 and (num_workers % self.replicas or num_workers == self.replicas):
             yield (
-                f"{num_workers} workers can't hold {self.replicas} sharded copies of the model: make "
-                f"num_workers a multiple of {self.replicas}, at least {2 * self.replicas}, or pass DDP() for "
-                "whole copies"
+                f"{num_workers} workers can't hold {self.replicas} sharded copies: make num_workers a "
+                f"multiple of {self.replicas}, at least {2 * self.replicas}, or pass DDP() for whole copies"
             )
 
     def build(self, place: Place) -> Strategy:

@@ -81,8 +81,7 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
     )
     if left := [part.name or "the model's own tensors" for part in parts if part.device < 0 and _holds(part)]:
         raise ConfigError(
-            f"split assigns no device to {', '.join(left)}: add these names, or add '' with the index for "
-            "all other modules"
+            f"split assigns no device to {', '.join(left)}: add them, or add '' with the index for the rest"
         )
     parts = [replace(part, device=max(part.device, 0)) for part in parts]
     for part, placed in zip(parts, _together(parts), strict=True):
@@ -154,9 +153,7 @@ def _together(parts: Sequence[Part]) -> list[Part]:
         held = [id(parameter) for parameter in part.module.parameters(recurse=not part.own)]
         devices = {home[parameter] for parameter in held if parameter in home}
         if len(devices) > 1:
-            raise ConfigError(
-                f"{part.name} shares parameters with modules on several devices: pass split={{name: index}}"
-            )
+            raise ConfigError(f"{part.name} shares parameters across devices: pass split={{name: index}}")
         part = replace(part, device=devices.pop()) if devices else part
         home.update(dict.fromkeys(held, part.device))
         placed.append(part)
@@ -188,8 +185,7 @@ def _refuse_unknown(model: nn.Module, names: set[str]) -> None:
     if names:
         first = ", ".join(name for name, _ in itertools.islice(model.named_children(), 12))
         raise ConfigError(
-            f"split: {type(model).__name__} has no module {', '.join(map(repr, sorted(names)))}; its first "
-            f"modules are {first}"
+            f"split: {type(model).__name__} has no module {sorted(names)}; its first modules are {first}"
         )
 
 
@@ -230,8 +226,7 @@ class Layers(StrategySpec):
                 yield f"split must map each name to the index of one of the {count} devices, 0 to {count - 1}"
         elif self.split is not None and (isinstance(self.split, str) or len(self.split) != count - 1):
             yield (
-                f"split must be a list of {count - 1} names: the first module on each of the {count} devices "
-                "except the first device"
+                f"split must be a list of {count - 1} names: the first module on each device but the first"
             )
 
     def build(self, place: Place) -> Strategy:

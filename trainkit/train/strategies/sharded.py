@@ -89,8 +89,7 @@ class ParameterSlots:
             theirs = [len(group["params"]) for group in state["param_groups"]]
             if own != theirs:
                 raise CheckpointError(
-                    f"optimizer {number} has groups of {own} parameters, but the saved groups have {theirs} "
-                    "parameters"
+                    f"optimizer {number} has groups of {own} parameters, but the saved groups have {theirs}"
                 )
 
     def load(self, optimizers: Optimizers, saved: Sequence[Mapping[str, Any]]) -> None:
@@ -188,9 +187,7 @@ def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool)
     """Raise ConfigError if a strategy without DistributedDataParallel received arguments for it."""
     if ddp_args or not wrap:
         given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
-        raise ConfigError(
-            f"{given} only for DistributedDataParallel, which {what} doesn't use: leave the argument out"
-        )
+        raise ConfigError(f"{given} only for DistributedDataParallel, which {what} doesn't use: leave it out")
 
 
 def placed_entry(leaf: Any, like: Any) -> Any:
@@ -210,6 +207,5 @@ def check_fits(what: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> N
     for name, tensor in own.items():
         if shape_of(tensor) != shape_of(saved[name]):
             raise CheckpointError(
-                f"{name} of {what} has the shape {shape_of(tensor)}, but the saved shape is "
-                f"{shape_of(saved[name])}"
+                f"{name} of {what} has shape {shape_of(tensor)}, not the saved {shape_of(saved[name])}"
             )

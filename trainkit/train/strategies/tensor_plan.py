@@ -112,9 +112,7 @@ def split_model(
         if plan is model:
             plan = {}
         elif not isinstance(plan, Mapping):
-            raise ConfigError(
-                f"plan(model, mesh) returned a {type(plan).__name__}: return a dictionary, or the split model"
-            )
+            raise ConfigError(f"plan() must return a dict or the split model, not a {type(plan).__name__}")
     _check_names(model, plan)
     _apply(model, mesh, plan)
     _tie(model, owners)
@@ -196,9 +194,8 @@ def _check_shards(model: nn.Module, ways: int, *, required: bool) -> None:
         raise ConfigError(
             f"no module of {type(model).__name__} was split over {ways} workers: without a plan, only pairs "
             "of nn.Linear in an nn.Sequential are split, with element-wise modules between them and a width "
-            f"that {ways} divides. Pass a plan that splits the first layers by columns and the layers after "
-            "them by rows: TensorParallel(plan={'*.fc1': ColwiseParallel(), '*.fc2': RowwiseParallel()}), "
-            "or use FSDP()"
+            f"that {ways} divides. Pass a plan that splits the first layers by columns and the next by rows: "
+            "TensorParallel(plan={'*.fc1': ColwiseParallel(), '*.fc2': RowwiseParallel()}), or use FSDP()"
         )
 
 

@@ -84,8 +84,7 @@ class LoopOptions:
         given = self.resume_from_checkpoint
         if given is not None and not isinstance(given, Checkpoint):
             raise ConfigError(
-                f"TorchTrainer: resume_from_checkpoint must be a Checkpoint, not {given!r}: pass "
-                "Checkpoint.from_directory(path)"
+                f"TorchTrainer: resume_from_checkpoint needs a Checkpoint.from_directory(path), not {given!r}"
             )
         if self.scaling_config.num_workers < 1:
             raise ConfigError("TorchTrainer: ScalingConfig(num_workers=0) has no workers: pass 1 or more")
@@ -184,8 +183,7 @@ class LoopOptions:
         if unknown := sorted(set(config) - {"train_loop_config", "scaling_config"}):
             raise ConfigError(
                 f"param_space has the unknown keys {', '.join(map(repr, unknown))}: pass arguments of the "
-                'training function as param_space={"train_loop_config": {...}}, and settings of its workers '
-                'as "scaling_config"'
+                'training function in "train_loop_config", settings of its workers in "scaling_config"'
             )
         arguments = {each.name: getattr(self, each.name) for each in fields(LoopOptions)}
         scaling = config.get("scaling_config", self.scaling_config)

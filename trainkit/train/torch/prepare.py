@@ -64,8 +64,7 @@ def prepare_model(
     """
     if parallel_strategy not in ("ddp", "fsdp", "fsdp2", None):
         raise ConfigError(
-            "prepare_model(): parallel_strategy must be 'ddp', 'fsdp', 'fsdp2' or None, not "
-            f"{parallel_strategy!r}"
+            f"prepare_model(parallel_strategy={parallel_strategy!r}): give 'ddp', 'fsdp', 'fsdp2' or None"
         )
     device = move_to_device if isinstance(move_to_device, torch.device) else get_device()
     if move_to_device:
@@ -201,10 +200,7 @@ def accelerate(amp: bool = False) -> None:
     """
     context = train_context()
     if amp and context is not None and context is _Precision.prepared_in:
-        raise ConfigError(
-            "accelerate(amp=True) must be called before prepare_model, because it does not change a "
-            "prepared model"
-        )
+        raise ConfigError("call accelerate(amp=True) before prepare_model: it changes no prepared model")
     _Precision.on = amp
     _Precision.scaler = torch.amp.GradScaler("cuda") if amp and get_device().type == "cuda" else None
 
@@ -273,9 +269,8 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
     plain = shuffles or type(sampler) is SequentialSampler
     if not plain or len(sampler) != len(loader.dataset):  # type: ignore[arg-type]
         raise ConfigError(
-            f"prepare_data_loader: this loader has a {type(sampler).__name__} of your own, which a "
-            "DistributedSampler would replace: use a DistributedSampler in the loader, or pass "
-            "add_dist_sampler=False"
+            f"prepare_data_loader replaces no {type(sampler).__name__} of your own: use a DistributedSampler "
+            "in the loader, or pass add_dist_sampler=False"
         )
     own: Any = DistributedSampler(loader.dataset, shuffle=shuffles)
     batches: Any = type(loader.batch_sampler)

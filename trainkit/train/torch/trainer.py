@@ -96,10 +96,9 @@ class DataParallelTrainer:
         known = {each.name for each in fields(LoopOptions)}
         if others := sorted(arguments.keys() - known):
             raise ConfigError(
-                "TorchTrainer with a training function has no argument "
-                f"{', '.join(others)}.{did_you_mean(others[0], known)} Set the number of workers and their "
-                "resources with scaling_config=ScalingConfig(...); an operator is trained with "
-                "TorchTrainer(training_operator_cls=...)"
+                f"TorchTrainer(train_fn): no argument {', '.join(others)}.{did_you_mean(others[0], known)} "
+                "Set the number of workers and their resources with scaling_config=ScalingConfig(...); an "
+                "operator is trained with TorchTrainer(training_operator_cls=...)"
             )
         given = {name: value for name, value in arguments.items() if value is not None}
         self._loop = LoopOptions(train_loop_per_worker=train_loop_per_worker, **given)

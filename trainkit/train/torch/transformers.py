@@ -193,8 +193,7 @@ def search(
         raise ConfigError("hyperparameter_search makes a model for each trial: pass Trainer(model_init=...)")
     if hp_space is None:
         raise ConfigError(
-            "hyperparameter_search needs a search space: pass hp_space=lambda _: {'learning_rate': "
-            "tune.loguniform(...)}"
+            "hyperparameter_search needs hp_space, such as lambda _: {'learning_rate': tune.loguniform(...)}"
         )
     if direction not in ("minimize", "maximize"):
         raise ConfigError(f"hyperparameter_search: direction={direction!r}: pass 'minimize' or 'maximize'")

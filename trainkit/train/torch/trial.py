@@ -264,6 +264,5 @@ def uneven_text(counts: Sequence[int], done: Sequence[bool]) -> str:
     return (
         f"worker{'s' if many else ''} {', '.join(over)} of {len(done)} ended {FUNCTION} after "
         f"{counts[int(over[0])]} reports, but worker {waits[0]} has made report {counts[waits[0]]}: all "
-        "workers must call report() equally often, because each call waits for the other workers; a worker "
-        "without metrics reports {}"
+        "workers must call report() equally often, as each call waits for all; without metrics report {}"
     )

@@ -67,13 +67,9 @@ def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
 
 def give_up_text(method: str, failures: Sequence[str]) -> str:
     """Return the message for a call that failed at every attempt."""
-    retries = len(failures) - 1
-    times = "once" if retries == 1 else f"{retries} times"
     listed = "\n".join(f"{number}. {text}" for number, text in enumerate(failures, start=1))
-    return (
-        f"{method}() lost workers in every attempt, although it was retried {times} "
-        f"(max_retries={retries}):\n{listed}"
-    )
+    count = len(failures)
+    return f"{method}() lost workers in all {count} attempts (max_retries={count - 1}):\n{listed}"
 
 
 _NEW = "make a new TorchTrainer, and load() a checkpoint into it"
@@ -154,7 +150,4 @@ def infeasible_text(workers: int, cpus: float, gpus: int, existing: Bundle) -> s
         each = f", each with {gpus} GPU" if workers > 1 else f" with {gpus} GPU"
         fewer = f", or reduce num_workers: the session has {there:g} GPU" if there else ""
         return f"{asked}{each}: pass use_gpu=False to train on the CPU{fewer}"
-    return (
-        f"{asked} with num_cpus_per_worker={cpus:g}: to share CPUs among workers, pass a fraction, such as "
-        "num_cpus_per_worker=0.25"
-    )
+    return f"{asked} with num_cpus_per_worker={cpus:g}: to share CPUs, pass a fraction such as 0.25"

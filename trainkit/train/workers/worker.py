@@ -212,9 +212,7 @@ class Worker(GroupMember):
         states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
         if averaged:
             if average is None:
-                raise ConfigError(
-                    "get_model(ema=True): no averaged weights exist; pass ema_decay=0.999 to TorchTrainer"
-                )
+                raise ConfigError("get_model(ema=True) needs averages: pass ema_decay=0.999 to TorchTrainer")
             for state, averages in zip(states, average.models(), strict=True):
                 state.update(detached(averages))
         return states

@@ -325,9 +325,7 @@ class CallControl:
 
     def _refuse_force(self, force: bool) -> None:
         if force:
-            raise ConfigError(
-                "cancel(force=True) is only for tasks: use trainkit.kill() to end an actor with all its calls"
-            )
+            raise ConfigError("cancel(force=True) is only for tasks: kill() ends an actor with all its calls")
 
     def abandon(self, call: LocalRef) -> None:
         """Stop a call whose results are unreachable; safe to call in any `__del__`."""

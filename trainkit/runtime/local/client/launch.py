@@ -140,8 +140,7 @@ def _usable(folder: Path) -> Path:
             raise PermissionError("it is not writable")
     except OSError as error:
         raise ConfigError(
-            f"the session's folder can't be created in {folder} ({error}): "
-            "set TRAINKIT_RUNTIME_DIR to a writable folder"
+            f"a session can't start in {folder} ({error}): set TRAINKIT_RUNTIME_DIR to a writable folder"
         ) from None
     return folder
 

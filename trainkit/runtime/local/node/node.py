@@ -300,9 +300,7 @@ class Node:
             path = self._session.folder / LOG
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:  # the session's folder was removed, or the disk is full
-            sys.stderr.write(
-                f"trainkit: detached actors end with this program, as {LOG} can't be written: {error}\n"
-            )
+            sys.stderr.write(f"trainkit: detached actors end with the program (can't write {LOG}: {error})\n")
             return False
         self._processes.redirect(fd)
         process.take_output(fd)

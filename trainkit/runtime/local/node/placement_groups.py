@@ -55,9 +55,7 @@ class PlacementGroups:
         """Queue a request for a group, and answer at once. A taken name results in an error."""
         if message.name and self._named(message.name) is not None:
             answer(
-                ConfigError(
-                    f"the placement group {message.name!r} exists already: remove it, or choose another name"
-                )
+                ConfigError(f"the placement group {message.name!r} exists: remove it, or choose another name")
             )
             return
         owner = NOBODY if message.detached else client
@@ -74,9 +72,7 @@ class PlacementGroups:
         if group_id is None:
             names = sorted(group.name for group in self._living.values() if group.name)
             answer(
-                ConfigError(
-                    f"placement group {name!r} does not exist; existing: {', '.join(names) or 'none'}"
-                )
+                ConfigError(f"placement group {name!r} does not exist; others: {', '.join(names) or 'none'}")
             )
         else:
             answer((group_id, [dict(bundle) for bundle in self._living[group_id].bundles]))

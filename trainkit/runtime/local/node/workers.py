@@ -590,7 +590,6 @@ def is_alive(worker: records.WorkerRecord) -> bool:
 def lost_connection(worker: records.WorkerRecord) -> ObjectLostError:
     """Return the error for a connection that closed although the worker at its other end is alive."""
     return ObjectLostError(
-        f"{worker.name} (pid {worker.pid}) is running, but this connection to it was lost, as it had no "
-        "file descriptor left. Release handles, references and large objects there, or raise the limit "
-        "(ulimit -n). Then get a new handle."
+        f"{worker.name} (pid {worker.pid}) runs, but this connection was lost, as it had no file descriptor "
+        "left. Release handles, references and large objects there, or raise ulimit -n, and get a new handle."
     )

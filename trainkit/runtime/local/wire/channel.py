@@ -142,8 +142,7 @@ def no_descriptor_left() -> ObjectLostError:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ObjectLostError(
         f"this process (pid {os.getpid()}) had no file descriptor left: its limit is {limit}. Each handle, "
-        "each unfinished result and each large object takes one: release some, or raise the limit "
-        "(ulimit -n)."
+        "unfinished result and large object takes one: release some, or raise the limit (ulimit -n)."
     )
 
 

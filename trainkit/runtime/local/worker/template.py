@@ -59,9 +59,7 @@ def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) ->
         os._exit(1)
     if process.thread_count() != 1:
         template.tell(
-            messages.Unusable(
-                f"importing {', '.join(sorted(preload))} started a thread, so it can't be forked safely"
-            )
+            messages.Unusable(f"importing {', '.join(sorted(preload))} started a thread, so forks are unsafe")
         )
         os._exit(1)
     # A child must not run the finalizers of the template's objects when it ends. The finalizers of torch's
