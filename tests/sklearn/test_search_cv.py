@@ -146,7 +146,7 @@ def test_a_wrong_type_is_scikit_learns_error(given: dict[str, Any]) -> None:
 def test_what_a_searcher_cannot_draw_names_the_random_search(optimization: str) -> None:
     with pytest.raises(ConfigError, match=r"C: expon cannot be translated exactly.*'random'"):
         search({"C": stats.expon()}, search_optimization=optimization).fit(X, Y)
-    with pytest.raises(ConfigError, match=r"list of 2 dictionaries.*'random'"):
+    with pytest.raises(ConfigError, match=r"has 2 dictionaries.*'random'"):
         search([{"C": [1]}, {"C": [2]}], search_optimization=optimization).fit(X, Y)
 
 

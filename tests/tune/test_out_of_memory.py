@@ -105,7 +105,7 @@ def test_the_configuration_is_changed_until_it_fits_or_is_given_up():
         (lambda config: {"batch": 128}, "tried before"),
         (lambda config: 7, "not a dictionary"),
         (lambda config: config["size"], "raised KeyError"),
-        (lambda config: {"batch": object()}, "file cannot hold"),
+        (lambda config: {"batch": object()}, "cannot be stored"),
     ],
 )
 def test_a_function_that_leads_nowhere_ends_the_trial(change, words):

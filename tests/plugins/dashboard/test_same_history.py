@@ -31,7 +31,7 @@ HISTORY = [
         "from now on num_samples=4, max_concurrent_trials=2",
     ),
     (True, "add", {"config": {"x": 0.5}}, '{"x":0.5,"kind":"b","root":"ROOT"} is tried next'),
-    (False, "add", {"config": {"x": 7}}, "a configuration gives x=7, which is not in uniform(0.0, 1.0)"),
+    (False, "add", {"config": {"x": 7}}, "x=7 is not in uniform(0.0, 1.0)"),
     (True, "pause", {"trial": "T0"}, "trial T0 pauses at its next report"),
     (True, "prioritise", {"trial": "T0"}, "trial T0 runs before the others once it is resumed"),
     (True, "resume", {"trial": "T0"}, "trial T0 goes on"),

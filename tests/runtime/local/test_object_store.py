@@ -55,7 +55,7 @@ def test_a_full_store_says_who_holds_it_and_loses_nothing(small_store: None) -> 
     with pytest.raises(ObjectStoreFullError) as raised:
         trainkit.put(block(10))
     text = str(raised.value)
-    assert "60 MiB of 64 MiB used, 10 MiB asked" in text
+    assert "60 MiB of 64 MiB used, 10 MiB requested" in text
     assert f"driver (pid {os.getpid()}) 40 MiB in 4 objects" in text
     assert f"MemoryHolder (pid {pid}) 20 MiB in 1 object" in text
     assert "object_store_memory" in text

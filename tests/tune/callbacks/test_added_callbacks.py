@@ -33,7 +33,7 @@ def test_the_callback_of_the_page_is_given_by_its_name(notes, fit, tmp_path):
 def test_a_callback_that_needs_arguments_is_told(notes, tmp_path):
     code = (tmp_path / "lab_notes.py").read_text()
     (tmp_path / "lab_notes.py").write_text(code.replace('filename="notes.jsonl"', "filename"))
-    with pytest.raises(ConfigError, match=r"NotesCallback needs arguments .*'filename'.*give an object"):
+    with pytest.raises(ConfigError, match=r"'notes' needs arguments .*'filename'.*give an object"):
         tune.RunConfig(callbacks=["notes"])
 
 

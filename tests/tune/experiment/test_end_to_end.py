@@ -277,7 +277,7 @@ class Locked:
         (
             lambda fit: tune.Tuner(never, tune_config=tune.TuneConfig(scheduler="asha")),
             ConfigError,
-            ["needs a metric", "TuneConfig"],
+            ["needs a reported metric", "TuneConfig"],
         ),
         (lambda fit: fit(never, run={"storage_path": "/proc/nothing"}), StoreError, ["cannot be created"]),
     ],

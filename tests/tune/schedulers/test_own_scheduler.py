@@ -236,7 +236,7 @@ def test_a_constructor_that_forgets_its_base_is_told_so():
 
 
 def test_who_is_wrapped_is_named(fit):
-    with pytest.raises(ConfigError, match=r"the scheduler's Own\.decide\(\) raised KeyError"):
+    with pytest.raises(ConfigError, match=r"Own\.decide\(\) raised KeyError"):
         fit(trainable, scheduler=ResourceChangingScheduler(own(decide=nothing)))
 
 

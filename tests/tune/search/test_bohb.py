@@ -168,7 +168,7 @@ def test_points_are_tried_first_and_what_they_leave_open_is_drawn():
     points = [{"x": 1.5, "y": 2.5}, {"x": 3.0}]
     configs = Search(ROW, PLANE, num_samples=6, arguments={"points_to_evaluate": points}).run()
     assert configs[0] == points[0] and configs[1]["x"] == 3.0
-    with pytest.raises(ConfigError, match="x=99, which is not in uniform"):
+    with pytest.raises(ConfigError, match="x=99 is not in uniform"):
         Search(ROW, PLANE, arguments={"points_to_evaluate": [{"x": 99}]})
 
 

@@ -179,7 +179,7 @@ def test_evaluated_points_are_the_first_generation_of_a_genetic_sampler(name):
         (
             samplers.CmaEsSampler,
             {"points_to_evaluate": [{"x": 1.0, "y": 1.0}], "evaluated_rewards": [1]},
-            "CmaEsSampler cannot learn.*source_trials",
+            "CmaEsSampler can't learn.*source_trials",
         ),
         (
             lambda: samplers.GridSampler({"x": [1], "y": [2]}),

@@ -103,8 +103,14 @@ A = tune.choice([1, 2])
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ({"a": A, "b": tune.when({"c": 1}, 3)}, ["b: when({'c': 1}, 3)", "reads 'c'", "the space has a, b"]),
-        ({"optimizer": A, "b": tune.when({"optimiser": 1}, 3)}, ["'optimiser'", "the space has optimizer"]),
+        (
+            {"a": A, "b": tune.when({"c": 1}, 3)},
+            ["b: when({'c': 1}, 3)", "reads 'c'", "has only a, b"],
+        ),
+        (
+            {"optimizer": A, "b": tune.when({"optimiser": 1}, 3)},
+            ["'optimiser'", "has only optimizer"],
+        ),
         ({"a": A, "b": tune.when({"a": 3}, 4)}, ["b: when", "a=3", "impossible", "choice([1, 2])"]),
         (
             {"a": tune.choice([{"x": A}, {"b": tune.when({"x": 1}, 3)}])},  # x is in the other branch
@@ -119,15 +125,18 @@ A = tune.choice([1, 2])
         ({"a": A, "b": tune.choice([tune.when({"a": 1}, A)])}, ["b: when", "dictionary"]),
         ({"a": A, "b": tune.when({"a": 1}, tune.when({"a": 2}, 3))}, ["b: two", "conditions on a"]),
         ({"a": A, "b": tune.when({"a": 1}, tune.grid_search([1]))}, ["grid axis b", "a, which is sampled"]),
-        ({"a": A, "r": tune.forbid({"b": 1})}, ["r: forbid reads 'b'", "the space has a"]),
+        ({"a": A, "r": tune.forbid({"b": 1})}, ["r: forbid reads 'b'", "the space has only a"]),
         ({"a": A, "r": tune.forbid({"a": 3})}, ["r: forbid", "a=3", "impossible"]),
         ({"a": A, "r": tune.forbid({"a": [1, 2]})}, ["is forbidden by the rules a=1 or 2"]),
         ({"a": A, "r": tune.forbid(lambda config: config["a"] > 0)}, ["every configuration is forbidden"]),
         ({"a": tune.grid_search([1]), "r": tune.forbid({"a": 1})}, ["every configuration is forbidden"]),
         ({"a": A, "r": [tune.forbid({"a": 1})]}, ["r/0", "list"]),
-        ({"a": A, "r": tune.when({"a": 1}, tune.forbid({"a": 1}))}, ["r: forbid", "add the conditions"]),
+        (
+            {"a": A, "r": tune.when({"a": 1}, tune.forbid({"a": 1}))},
+            ["forbid(", "add the conditions"],
+        ),
         ({"a": {"b": A}, "a/b": A}, ["two parameters", "'a/b'"]),
-        ({"a": tune.choice([{"b": (A,)}])}, ["a/b", "inside a tuple"]),
+        ({"a": tune.choice([{"b": (A,)}])}, ["a/b", "a tuple can't contain domains"]),
         ({"a": tune.choice([{"b": tune.grid_search([1])}])}, ["a/b: grid_search([1])", "inside choice"]),
     ],
 )

@@ -202,8 +202,8 @@ def test_a_mistake_is_named_with_its_value(make, words):
         (tune.uniform, ["tune.uniform was not called", "tune.uniform(...)"]),
         (tune.grid_search, ["tune.grid_search(...)"]),
         ({"eval": "spec.config.a * 2"}, ["tune.sample_from(lambda spec: spec.config.a * 2)"]),
-        ({1, tune.uniform(0, 1)}, ["inside a set"]),
-        ((tune.uniform(0, 1),), ["inside a tuple"]),
+        ({1, tune.uniform(0, 1)}, ["a set can't contain domains"]),
+        ((tune.uniform(0, 1),), ["a tuple can't contain domains"]),
     ],
 )
 def test_what_was_meant_as_a_domain_is_named_with_its_key(value, words):

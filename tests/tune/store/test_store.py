@@ -254,7 +254,7 @@ def newer(path):
         (newer, "layout 99"),
         (lambda path: path.write_bytes(b""), "not an experiment file"),
         (lambda path: path.write_text("hello" * 100), "not an experiment file"),
-        (lambda path: path.unlink(), "contains no experiment"),
+        (lambda path: path.unlink(), "has no experiment"),
     ],
 )
 def test_damage_is_an_error_that_says_what(tmp_path, damage, words):

@@ -272,7 +272,7 @@ def test_report_from_a_process_that_the_trial_has_forked_is_refused(fit):
         return {"told": told}
 
     (result,) = fit(trainable)
-    assert "which the trial's" in result.metrics["told"]
+    assert "a child of the trial's" in result.metrics["told"]
     assert len(result.history) == 1
 
 

@@ -126,7 +126,7 @@ def test_a_custom_function_has_the_last_word():
 @pytest.mark.parametrize(
     ("custom", "words"),
     [
-        (lambda config: None, "not a configuration"),
+        (lambda config: None, "custom_explore_fn returned None"),
         (lambda config: {**config, "lr": 1.5}, r"lr=1.5, which is outside uniform\(0.0, 1.0\)"),
         (lambda config: {**config, "lr": "a"}, "outside"),
     ],

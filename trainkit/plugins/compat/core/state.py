@@ -379,7 +379,9 @@ def _checked(condition: Filter, columns: frozenset[str]) -> Filter:
         raise ConfigError(f"filter {condition!r} must have the form (column, '=' or '!=', value)") from None
     column = column.lower()
     if column not in columns:
-        raise ConfigError(f"filter {condition!r} has an unknown column: use {', '.join(sorted(columns))}")
+        raise ConfigError(
+            f"filter {condition!r} has an unknown column: use one of {', '.join(sorted(columns))}"
+        )
     if predicate not in ("=", "!="):
         raise ConfigError(f"filter {condition!r} has an unknown predicate: use '=' or '!='")
     return column, predicate, value

@@ -199,7 +199,7 @@ def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evalua
     sampler = _inner(sampler)
     name = type(sampler).__name__
     if isinstance(sampler, CmaEsSampler) and objectives > 1:
-        raise ConfigError(f"{name} can't optimise {objectives}: use NSGAIISampler, TPESampler or GPSampler")
+        raise ConfigError(f"{name} optimises one metric: use NSGAIISampler, TPESampler or GPSampler")
     if isinstance(sampler, CmaEsSampler) and evaluated:
         raise ConfigError(
             f"{name} can't learn from evaluated points: pass them as source_trials, or use another sampler"
