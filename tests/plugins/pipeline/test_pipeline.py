@@ -46,7 +46,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 
 
 def test_what_does_not_fit_the_trainer_is_refused_before_workers_start() -> None:
-    with pytest.raises(ConfigError, match=r"num_workers=3: .* needs a multiple of 2 workers"):
+    with pytest.raises(ConfigError, match=r"num_workers must be a multiple of 2 with .*, not 3"):
         trainer(Toy, Pipeline(degree=2), 3)
     with pytest.raises(ConfigError, match="a stage uses one device"):
         TorchTrainer(

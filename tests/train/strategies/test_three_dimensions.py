@@ -212,9 +212,9 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "workers", "message"),
     [
-        (Pipeline(degree=2, tensor=TensorParallel(degree=2)), 6, "needs a multiple of 4 workers"),
+        (Pipeline(degree=2, tensor=TensorParallel(degree=2)), 6, "must be a multiple of 4 with"),
         (Pipeline(degree=2, tensor=TensorParallel()), 2, "needs at least 2 workers"),
-        (Pipeline(degree=3, tensor=TensorParallel()), 8, "needs a multiple of 6 workers"),
+        (Pipeline(degree=3, tensor=TensorParallel()), 8, "must be a multiple of 6 with"),
     ],
 )
 def test_wrong_numbers_of_workers(strategy: Pipeline, workers: int, message: str) -> None:

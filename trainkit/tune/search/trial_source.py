@@ -443,8 +443,9 @@ class TrialSource:
         try:
             return getattr(self._searcher, verb)(trial_id, *news)
         except Exception as error:
+            kind = type(error).__name__
             raise ConfigError(
-                f"{self.name}.{verb}() of trial {trial_id} raised {type(error).__name__}: {message_of(error)}"
+                f"{self.name}.{verb}() raised {kind} for trial {trial_id}: {message_of(error)}"
             ) from error
 
     # --- a suggestion -----------------------------------------------------------------------------
