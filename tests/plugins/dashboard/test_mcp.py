@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -174,6 +175,26 @@ def test_what_is_not_there_or_not_allowed_is_said_in_words(root: Path):
             assert await call(tool, experiment="judged") == f"Unknown tool: {tool}"
 
     talk(root, to=to)
+
+
+def test_a_line_that_is_not_a_message_is_answered_with_an_error(root: Path):
+    ping = {"jsonrpc": "2.0", "id": 7, "method": "ping"}
+    lines = ["junk", "[1]", '{"jsonrpc": "1.0", "id": 1, "method": "ping"}', "\\xff", json.dumps(ping)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainkit", "mcp", str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        print(*lines, sep="\n", file=server.stdin, flush=True)
+        *errors, answer = [json.loads(server.stdout.readline()) for _ in lines]
+        server.stdin.close()
+        assert server.wait(60) == 0
+    assert [(each["id"], each["error"]["code"]) for each in errors] == [
+        (None, code) for code in (-32700, -32600, -32600, -32700)
+    ]
+    assert answer["id"] == 7
 
 
 def test_steering_an_experiment_that_nobody_runs_is_refused(root: Path):

@@ -61,8 +61,33 @@ class ServeAgents(Command):
         server = server_of(root, allow_steering=arguments.allow_steering)
         if sys.stdin.isatty():
             sys.stderr.write("trainkit mcp reads an agent's requests from stdin; Ctrl-C ends it.\n")
-        server.run("stdio")
+        load("anyio", "agents' tools", "mcp").run(_serve, server)
         return 0
+
+
+async def _serve(server: Any) -> None:
+    """Serve standard input and output until the input ends, and answer lines that are not messages."""
+    anyio, transport = sys.modules["anyio"], load("mcp.server.stdio", "agents' tools", "mcp")
+    core = server._lowlevel_server  # the server has no public method that takes streams
+    async with transport.stdio_server() as (read, write), anyio.create_task_group() as group:
+        messages, received = anyio.create_memory_object_stream(0)
+        group.start_soon(_answer_junk, read, write, messages)
+        await core.run(received, write, core.create_initialization_options())
+        group.cancel_scope.cancel()
+
+
+async def _answer_junk(read: Any, write: Any, messages: Any) -> None:
+    """Pass messages on. Answer any other line with an error; the library would only log the line."""
+    types, shared = load("mcp.types", "agents' tools", "mcp"), sys.modules["mcp.shared.message"]
+    async with read, messages:
+        async for item in read:
+            if not isinstance(item, Exception):
+                await messages.send(item)
+                continue
+            code = types.PARSE_ERROR if "json_invalid" in str(item) else types.INVALID_REQUEST
+            error = types.ErrorData(code=code, message="this line is not a JSON-RPC 2.0 message")
+            answer = types.JSONRPCError(jsonrpc="2.0", id=None, error=error)
+            await write.send(shared.SessionMessage(answer))
 
 
 def server_of(root: Path, *, allow_steering: bool) -> Any:
