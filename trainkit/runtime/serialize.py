@@ -285,7 +285,7 @@ def unpack(packed: Packed) -> Any:
     except Exception as error:
         raise SerializationError(
             f"a received value cannot be unpickled: {type(error).__name__}: {error}. Give the value's class "
-            "a __reduce__() that returns the arguments of its constructor, or send the object's contents."
+            "a __reduce__() that returns the class and its arguments, or send the object's contents."
         ) from error
     finally:
         _decoding.handles = outer

@@ -489,7 +489,7 @@ def session_spec(
         what="init",
     )
     if totals.get("GPU", 0) != int(totals.get("GPU", 0)):
-        raise ConfigError(f"num_gpus must be whole GPUs, not {num_gpus}; only actors may request fractions")
+        raise ConfigError(f"num_gpus must be whole GPUs, not {num_gpus}; tasks and actors may use fractions")
     _check_store(object_store_memory)
     _check_logging_level((extra or {}).get("logging_level"))
     if namespace is not None and not isinstance(namespace, str):

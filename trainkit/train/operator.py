@@ -56,7 +56,8 @@ def _only(name: str) -> Any:
     def get(operator: Any) -> Any:
         several = getattr(operator._registered, f"{name}s")
         if len(several) != 1:
-            raise AttributeError(f"{type(operator).__name__} has no {name!r}, but {len(several)} {name}s")
+            owner = type(operator).__name__
+            raise AttributeError(f"{owner} has no single {name!r}: {len(several)} {name}s are registered")
         return several[0]
 
     return _Default(get)

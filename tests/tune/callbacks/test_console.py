@@ -300,7 +300,7 @@ tune.Tuner(lambda config: {"loss": 1.0}, run_config=run).fit()
 
 
 @pytest.mark.external
-@pytest.mark.parametrize("what", ["the service to take the rest", "the copy at "])
+@pytest.mark.parametrize("what", ["the service to receive the remaining data", "the copy at "])
 def test_what_the_end_waits_for_is_said_and_counts_in_the_total(tmp_path, what):
     command = [sys.executable, "-c", WAITS, str(tmp_path), what.split()[1]]
     environment = {**os.environ, "TRAINKIT_RESULTS_DIR": str(tmp_path / "here")}

@@ -144,7 +144,7 @@ def test_a_file_that_lies_where_the_program_runs_is_told_of(fit, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (result,) = fit(lambda config: Path("data.txt").read_text())
     assert isinstance(result.error, FileNotFoundError)
-    assert f"there is {tmp_path}/data.txt" in str(result.error)
+    assert f"{tmp_path}/data.txt" in str(result.error)
 
 
 def test_modules_are_found_from_a_trials_folder(fit, tmp_path, monkeypatch):

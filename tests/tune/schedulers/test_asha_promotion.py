@@ -115,6 +115,15 @@ def promotions(arrivals: Iterable[float], eta: int = 3, mode: str = "max") -> li
     return promoted
 
 
+@pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
+def test_a_promotion_goes_to_the_best_and_of_equals_to_the_first(mode, sign):
+    falling = [sign * value for value in range(9, 0, -1)]
+    assert promotions(falling, mode=mode) == [[], [], [0], [], [], [1], [], [], [2]]
+    mixed = [sign * value for value in [5, 1, 9, 3, 7, 2, 8, 4, 6]]
+    assert promotions(mixed, mode=mode) == [[], [], [2], [], [], [4], [6], [], []]
+    assert promotions([sign] * 6, mode=mode) == [[], [], [0], [], [], [1]]
+
+
 # --- laws -----------------------------------------------------------------------------------------
 
 

@@ -179,6 +179,13 @@ def test_a_round_is_judged_when_its_last_trial_arrives(mode):
     assert scheduler.choose_trial_to_run([], paused) is None
 
 
+def test_the_last_to_come_is_stopped_by_its_own_report():
+    scheduler = nine()
+    last = all_report(scheduler, *range(1, 9), 0)
+    assert (last.verdict, last.reason["rule"], last.reason["rank"]) == (STOP, "rung", 9)
+    assert [each for each, _ in scheduler.verdicts()] == ["5", "4", "3", "2", "1"]
+
+
 def test_the_second_round_waits_only_for_those_that_went_on():
     scheduler = nine()
     all_report(scheduler, *range(9))

@@ -260,8 +260,8 @@ def test_budgets_are_read_from_reasons():
         ({"bandwidth_factor": math.nan}, "bandwidth_factor=nan"),
         ({"min_bandwidth": 0}, "min_bandwidth=0"),
         ({"split": "half"}, "split='half' is not one of 'paper', 'hpbandster'"),
-        ({"eta": 3}, "must be a dictionary with min_points_in_model"),
-        ([], "must be a dictionary"),
+        ({"eta": 3}, "takes a dictionary with any of min_points_in_model"),
+        ([], "takes a dictionary"),
     ],
 )
 def test_what_bohb_config_may_not_hold(config, words):

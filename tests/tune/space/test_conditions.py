@@ -105,11 +105,11 @@ A = tune.choice([1, 2])
     [
         (
             {"a": A, "b": tune.when({"c": 1}, 3)},
-            ["b: when({'c': 1}, 3)", "reads 'c'", "has only a, b"],
+            ["b: when({'c': 1}, 3)", "reads 'c'", "the space has a, b"],
         ),
         (
             {"optimizer": A, "b": tune.when({"optimiser": 1}, 3)},
-            ["'optimiser'", "has only optimizer"],
+            ["'optimiser'", "the space has optimizer"],
         ),
         ({"a": A, "b": tune.when({"a": 3}, 4)}, ["b: when", "a=3", "impossible", "choice([1, 2])"]),
         (
@@ -125,7 +125,7 @@ A = tune.choice([1, 2])
         ({"a": A, "b": tune.choice([tune.when({"a": 1}, A)])}, ["b: when", "dictionary"]),
         ({"a": A, "b": tune.when({"a": 1}, tune.when({"a": 2}, 3))}, ["b: two", "conditions on a"]),
         ({"a": A, "b": tune.when({"a": 1}, tune.grid_search([1]))}, ["grid axis b", "a, which is sampled"]),
-        ({"a": A, "r": tune.forbid({"b": 1})}, ["r: forbid reads 'b'", "the space has only a"]),
+        ({"a": A, "r": tune.forbid({"b": 1})}, ["r: forbid reads 'b'", "the space has a"]),
         ({"a": A, "r": tune.forbid({"a": 3})}, ["r: forbid", "a=3", "impossible"]),
         ({"a": A, "r": tune.forbid({"a": [1, 2]})}, ["is forbidden by the rules a=1 or 2"]),
         ({"a": A, "r": tune.forbid(lambda config: config["a"] > 0)}, ["every configuration is forbidden"]),
@@ -160,7 +160,7 @@ def test_a_mistake_names_its_key_before_anything_starts(space, words):
     ],
 )
 def test_a_malformed_condition_is_refused(make):
-    with pytest.raises(SpaceError, match="needs"):
+    with pytest.raises(SpaceError, match=r"(when|forbid)\(\) needs"):
         make()
 
 

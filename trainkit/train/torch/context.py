@@ -197,8 +197,8 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     name = "train" if dataset_name is None else dataset_name
     if name not in context.shards:
         raise ConfigError(
-            f"get_dataset_shard({name!r}): TorchTrainer has no such data set, but "
-            f"{sorted(context.shards) or 'no data set'}"
+            f"get_dataset_shard({name!r}): TorchTrainer has no data set of this name; it has "
+            f"{sorted(context.shards) or 'no data sets'}"
         )
     return context.shards[name]
 

@@ -269,8 +269,8 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
     plain = shuffles or type(sampler) is SequentialSampler
     if not plain or len(sampler) != len(loader.dataset):  # type: ignore[arg-type]
         raise ConfigError(
-            f"prepare_data_loader replaces no {type(sampler).__name__} of your own: use a DistributedSampler "
-            "in the loader, or pass add_dist_sampler=False"
+            f"a DistributedSampler would replace your own {type(sampler).__name__}: use a DistributedSampler "
+            "in the loader, or pass prepare_data_loader(add_dist_sampler=False)"
         )
     own: Any = DistributedSampler(loader.dataset, shuffle=shuffles)
     batches: Any = type(loader.batch_sampler)

@@ -250,7 +250,10 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
         )
     ways = workers if shared else 1
     if _indexable(data) and len(data) < ways:
-        raise ConfigError(f"datasets[{name!r}] has fewer samples ({len(data)}) than workers ({workers})")
+        raise ConfigError(
+            f"datasets[{name!r}] has fewer samples ({len(data)}) than workers ({workers}): "
+            "give each worker one sample or more"
+        )
     return [DatasetShard(data, rank if shared else 0, ways, config.seed) for rank in range(workers)]
 
 

@@ -278,7 +278,7 @@ def _widen(path: Path, columns: Sequence[str], more: Sequence[Mapping[str, Any]]
 
 def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     path.parent.mkdir(exist_ok=True)
-    aside = path.with_name(f"{path.name}.partial")
+    aside = path.with_name(f".{path.name}.partial")
     with open(aside, "w", **_AS_TEXT) as file:
         if columns:
             csv.writer(file).writerows([columns, *rows])
@@ -337,7 +337,7 @@ def _lines(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _replace(path: Path, text: str) -> None:
     """Write a file atomically, so that a reader always finds a complete file."""
-    aside = path.with_name(f"{path.name}.partial")
+    aside = path.with_name(f".{path.name}.partial")
     aside.write_text(text, encoding="utf-8")
     aside.rename(path)
 

@@ -173,7 +173,7 @@ def _set(state: ControllerState, event: ev.CommandGiven) -> str:
     """Change the number of trials, the limit of concurrent trials or the time budget; all or nothing."""
     given = dict(event.arguments)
     if not given or not given.keys() <= _SETTINGS.keys():
-        raise ConfigError(f"cannot set {', '.join(given) or 'nothing'}, only {', '.join(_SETTINGS)}")
+        raise ConfigError(f"cannot set {', '.join(given) or 'nothing'}: use {', '.join(_SETTINGS)}")
     for name, value in given.items():
         least, words = _SETTINGS[name]
         whole = name != "time_budget_s"

@@ -99,7 +99,9 @@ def read_dictionary(folder: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{folder} contains no dictionary: read its files in as_directory()") from None
     except Exception as error:
-        raise CheckpointError(f"{folder} can't be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"the dictionary in {folder} can't be read: {type(error).__name__}: {error}"
+        ) from error
     return state
 
 
@@ -117,7 +119,7 @@ def keep_returned(folder: str, returned: Any) -> None:
     path = Path(returned) if isinstance(returned, (str, Path)) else None
     if path is None or not path.is_relative_to(folder) or not path.exists():
         raise CheckpointError(
-            f"save_checkpoint({folder!r}) returned {returned!r}: give None, a dictionary or a path inside it"
+            f"save_checkpoint({folder!r}) returned {returned!r}: return None, a dict or a path in the folder"
         )
     if path != Path(folder):
         Path(folder, RETURNED).write_text(str(path.relative_to(folder)))

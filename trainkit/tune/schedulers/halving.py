@@ -92,7 +92,7 @@ def _rung_words(reason: Facts) -> str:
     # The cutoff is absent if no entry may continue yet, or if the last such entry has no finite score.
     if "cutoff" in reason:
         judged += f", cutoff {reason['cutoff']:.6g}"
-    return f"{judged}, skipped {reason['skipped']} lower rungs" if "skipped" in reason else judged
+    return f"{judged}, skipped lower rungs: {reason['skipped']}" if "skipped" in reason else judged
 
 
 @words_of("finish")
@@ -110,7 +110,7 @@ def _waits_words(reason: Facts) -> str:
 def _not_chosen_words(reason: Facts) -> str:
     rank = f"{place_words(reason)}, rank {reason['rank']} of {reason['entries']}"
     if "awaits" in reason:
-        return f"{rank} so far, {reason['awaits']} more trials were expected"
+        return f"{rank} so far, trials still expected: {reason['awaits']}"
     places = f"{reason['places']} place{'s' * (reason['places'] != 1)}"
     return f"{rank}, {places}" + (", still waiting to resume" if "due" in reason else "")
 

@@ -305,5 +305,5 @@ class HyperBandForBOHB(HyperBandScheduler):
 
 @words_of("milestone")
 def _milestone_words(reason: Facts) -> str:
-    waits = f"waits for {reason['awaits']} more trials" if reason["awaits"] else "the last to reach the rung"
+    waits = f"trials still expected: {reason['awaits']}" if reason["awaits"] else "the last to reach the rung"
     return f"{place_words(reason)}, {waits}"

@@ -233,7 +233,7 @@ class BOHBConfig:
         """
         names = [each.name for each in fields(cls)]
         if given is not None and not (isinstance(given, Mapping) and set(given) <= set(names)):
-            raise ConfigError(f"bohb_config must be a dictionary with {', '.join(names)}, not {given!r}")
+            raise ConfigError(f"bohb_config takes a dictionary with any of {', '.join(names)}, not {given!r}")
         return cls(**dict(given or {}))
 
     def least(self, dimensions: int) -> int:

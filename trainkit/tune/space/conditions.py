@@ -118,7 +118,7 @@ class Names:
             if found:
                 return full, found
         near = difflib.get_close_matches(name, self._by_name, n=3) or sorted(self._by_name)
-        raise SpaceError(f"{where} reads {name!r}, but the space has only {', '.join(near)}")
+        raise SpaceError(f"{where} reads {name!r}, but the space has {', '.join(near)}")
 
 
 def _together(path: Path, scope: Path) -> bool:

@@ -114,8 +114,9 @@ class _Matching:
                 raise SpaceError(f"{spell(inner)} is missing in the configuration")
         for key in value:
             if key not in known:
+                known_keys = ", ".join(map(str, node))
                 raise SpaceError(
-                    f"{spell((*path, key))}={value[key]!r} is not in the space of {', '.join(map(str, node))}"
+                    f"{spell((*path, key))}={value[key]!r} is not in the space, which has {known_keys}"
                 )
         return found
 

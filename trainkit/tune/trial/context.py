@@ -114,8 +114,8 @@ class TrialContext:
         """Pass a report to the driver; return once the report is committed and the trial may continue."""
         if os.getpid() != self._process:
             raise TuneError(
-                f"tune.report() was called in process {os.getpid()}, a child of the trial's {self._process}: "
-                "call it in the trial's process, and pass values there, as by a multiprocessing.Queue"
+                f"tune.report() was called in process {os.getpid()}, a child of the trial's process: "
+                f"call it in process {self._process}, and pass values there, as by a multiprocessing.Queue"
             )
         if threading.get_ident() != self._thread or _active.get() is not self:
             self._refused = (

@@ -175,7 +175,7 @@ class ActorPool(Generic[A]):
                 if ignored is not None:
                     self._forget(ignored)
                 outcome = "can be asked for again" if ignored is None else "is forgotten"
-                raise GetTimeoutError(f"the pool has no result after {timeout:g} s; the call {outcome}")
+                raise GetTimeoutError(f"the pool has no result after {timeout:g} s; the result {outcome}")
             self._collect(left)
 
     def _forget(self, index: int) -> None:

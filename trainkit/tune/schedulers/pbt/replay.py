@@ -233,7 +233,7 @@ def _schedule_of(source: Any, trial_id: str | None) -> Schedule:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path} cannot be read: {error}. With log_config=True a trial writes this file when the trial "
-            "copies another trial. Or give Result.from_path(folder of the trial), which every trial has"
+            "copies another trial. For any trial, Result.from_path(its folder) can be given instead"
         ) from error
     return read_policy(text, str(path))
 
