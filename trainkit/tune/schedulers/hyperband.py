@@ -305,5 +305,6 @@ class HyperBandForBOHB(HyperBandScheduler):
 
 @words_of("milestone")
 def _milestone_words(reason: Facts) -> str:
-    waits = f"trials still expected: {reason['awaits']}" if reason["awaits"] else "the last to reach the rung"
+    awaits = reason["awaits"]
+    waits = f"waits for {awaits} more trial{'s' * (awaits != 1)}" if awaits else "the last to reach the rung"
     return f"{place_words(reason)}, {waits}"
