@@ -136,10 +136,10 @@ def test_boosters_go_on_after_a_pause(estimator: Any) -> None:
 # row 1.38
 def test_the_number_of_trees_cannot_be_searched() -> None:
     search = TuneGridSearchCV(LIGHTGBM, {"n_estimators": [5, 10]}, early_stopping=True, max_iters=5)
-    with pytest.raises(ConfigError, match="n_estimators is searched"):
+    with pytest.raises(ConfigError, match="n_estimators cannot be searched with early_stopping"):
         search.fit(X, Y)
     search = TuneGridSearchCV(LIGHTGBM, {"num_iterations": [5, 10]}, early_stopping=True, max_iters=5)
-    with pytest.raises(ConfigError, match="num_iterations is searched"):
+    with pytest.raises(ConfigError, match="num_iterations cannot be searched with early_stopping"):
         search.fit(X, Y)
 
 

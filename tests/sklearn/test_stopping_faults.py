@@ -120,7 +120,7 @@ def test_when_the_search_ends_what_was_reported_counts(monkeypatch: pytest.Monke
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "0.5")
     search = stopping(Lingers(), [False, True], max_iters=10_000, stopper=EndsAfter(3))
     with pytest.warns(
-        UserWarning, match=r"1 candidate is incomplete .* a second fit starts from the beginning"
+        UserWarning, match=r"1 candidate was incomplete .* a second fit starts from the beginning"
     ):
         search.fit(X, Y)
     assert search.cv_results_["params"] == [{"bad": False}]

@@ -137,5 +137,5 @@ def test_the_resource_cannot_be_drawn_either() -> None:
     forest = RandomForestClassifier()
     for space in ({"n_estimators": [5, 10]}, [{"max_depth": [1]}, {"n_estimators": [5, 10]}]):
         search = TuneSearchCV(forest, space, early_stopping=True, max_iters=5)
-        with pytest.raises(ConfigError, match="n_estimators is searched"):
+        with pytest.raises(ConfigError, match="n_estimators cannot be searched with early_stopping"):
             search.fit(X, Y)

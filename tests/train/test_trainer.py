@@ -115,7 +115,7 @@ class ByOneAlone(Digits):
 def test_an_order_that_another_worker_does_not_ask_for_is_told_by_the_call_that_sent_it() -> None:
     with (
         trainer(ByOneAlone, num_workers=2) as gang,
-        pytest.raises(GangError, match=r"as its validate\(\) had ended"),
+        pytest.raises(GangError, match=r"because its validate\(\) had ended"),
     ):
         gang.validate(max_retries=0)
 
@@ -345,7 +345,7 @@ def test_too_many_workers_are_told_how_to_share() -> None:
     assert str(caught.value).startswith(
         "TorchTrainer(num_workers=10000): the placement group asks for 10000 CPU"
     )
-    assert "num_cpus_per_worker=0.25" in caught.value.__notes__[0]
+    assert "num_cpus_per_worker=1: to share CPUs, pass a fraction such as 0.25" in caught.value.__notes__[0]
 
 
 def test_calls_that_cannot_be_answered() -> None:

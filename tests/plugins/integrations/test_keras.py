@@ -72,7 +72,7 @@ def test_a_report_may_come_with_each_batch_and_a_checkpoint_at_the_end(fit):
     (result,) = fit(lambda config: train(callback) and None)
     assert len(result.history) == 2 * EPOCHS + 1
     assert Path(result.checkpoint.path, "model.keras").is_file()
-    with pytest.raises(ConfigError, match="none of Keras's events"):
+    with pytest.raises(ConfigError, match="not one of Keras's events"):
         ReportCheckpointCallback(checkpoint_on="validation_end")
 
 

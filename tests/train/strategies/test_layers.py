@@ -96,7 +96,7 @@ def test_only_chains_are_cut() -> None:
             self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
 
     assert places(balanced(nn.Sequential(Residual(), Residual()), 2)) == {"0": 0, "1": 1}
-    with pytest.raises(ConfigError, match=r"Sequential has 1 .* 2 devices: name smaller parts"):
+    with pytest.raises(ConfigError, match=r"Sequential has only 1 .* 2 devices: name smaller parts"):
         balanced(nn.Sequential(Residual(), nn.ReLU()), 2)
 
 

@@ -82,7 +82,7 @@ class Own(RandomSampler):
 def test_a_sampler_of_ones_own_is_not_dropped(sampler: Sampler[int]) -> None:
     loader: DataLoader[Any] = DataLoader(DATA, batch_size=2, sampler=sampler)
     with pytest.raises(
-        ConfigError, match=f"replaces no {type(sampler).__name__} of your own.*add_dist_sampler=False"
+        ConfigError, match=f"would replace your own {type(sampler).__name__}.*add_dist_sampler=False"
     ):
         prepare_data_loader(loader)
     assert prepare_data_loader(loader, add_dist_sampler=False) is loader

@@ -105,7 +105,7 @@ def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
     assert main(["stop", str(folder), "none"]) == 1
     assert "no trial has an id" in capsys.readouterr().err
     assert main(["stop", str(folder)]) == 0
-    assert "has ended: stopped by" in capsys.readouterr().out
+    assert " ended: stopped by" in capsys.readouterr().out
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (0, "['PENDING']\n"), err
     assert "Tuner.restore" in err

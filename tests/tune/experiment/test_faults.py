@@ -347,7 +347,7 @@ def test_a_restore_says_what_it_must_be_given_again(inline, tmp_path):
     path = run("scheduler", tune_config=tune.TuneConfig(scheduler=Own()))
     with pytest.raises(ConfigError, match=r"TuneConfig\(scheduler=...\)"):
         tune.Tuner.restore(path, lambda c: 1.0)
-    with pytest.raises(StoreError, match=r"(holds|contains) no experiment"):
+    with pytest.raises(StoreError, match=r"has no experiment"):
         tune.Tuner.restore(tmp_path / "nothing", lambda c: 1.0)
     assert tune.Tuner.can_restore(path)
     assert not tune.Tuner.can_restore(tmp_path / "nothing")

@@ -45,7 +45,7 @@ def test_those_that_an_end_finds_paused_say_how_they_stood():
     assert len(left) == 5  # and one that ran when the end came
     assert {(each["entries"], each["awaits"], each["rung"]) for each in left} == {(6, 3, 1)}
     reasons = [result.reason for result in simulation if "not promoted" in result.reason]
-    words = "time budget: not promoted: rung 1 of bracket 0, rank {} of 6 so far, 3 more trials were expected"
+    words = "time budget: not promoted: rung 1 of bracket 0, rank {} of 6 so far, trials still expected: 3"
     assert sorted(reasons) == sorted(words.format(each["rank"]) for each in left)
 
     simulation = simulate(scheduler, 17, workers=1, horizon_s=9.5)  # the round is judged, and one goes on

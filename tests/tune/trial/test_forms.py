@@ -151,7 +151,7 @@ def test_a_class_may_not_return_anything_else(inline, fit, returned):
 
     (error,) = fit(Odd, run={"checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=1)}).errors
     assert isinstance(error, CheckpointError)
-    assert "give None, a dictionary or a path" in str(error)
+    assert "return None, a dict or a path in the folder" in str(error)
 
 
 def test_a_class_works_without_a_tuner(tmp_path, monkeypatch):

@@ -158,7 +158,10 @@ def test_what_can_never_fit_is_refused_at_once(fit, resources, tmp_path):  # row
 @pytest.mark.parametrize(
     ("resources", "words"),
     [
-        (lambda config: 1 / 0, r"a trial of asked reserves.*ZeroDivisionError: .*configuration \{\}"),
+        (
+            lambda config: 1 / 0,
+            r"resources of a trial of asked are unknown.*ZeroDivisionError: .*configuration \{\}",
+        ),
         (
             lambda config: tune.PlacementGroupFactory([3]),
             "bundle 0 of a trial must be amounts by name, .*, not 3",
