@@ -326,4 +326,7 @@ def test_workers_are_given_what_they_do_sooner(fold_s: float, left: int, workers
     hands_over = worth_handing_over(fold_s, left, workers)
     assert hands_over == (here_s > there_s or here_s > first_folds.MOST_S)
     assert worth_handing_over(fold_s, left + 1, workers) >= hands_over
-    assert worth_starting(fold_s, 1, left + 1) >= worth_starting(fold_s, 1, left)
+    starts = worth_starting(2 * fold_s, fold_s, 1, left)  # the second fold has taken as long as the first
+    assert worth_starting(2 * fold_s, fold_s, 1, left + 1) >= starts
+    assert starts == (2 * fold_s + fold_s * left > first_folds.START_AFTER_S)
+    assert not worth_starting(0.1, 0.1, 1, left), "the first fold alone is no measure"

@@ -41,15 +41,20 @@ LEAVE_S = 0.1
 """Seconds to wait for an abandoned fold, which may take arbitrarily long."""
 
 
-def worth_starting(spent_s: float, folds_done: int, folds_left: int) -> bool:
+def worth_starting(spent_s: float, first_s: float, folds_done: int, folds_left: int) -> bool:
     """Return True if this process should start workers while it evaluates folds itself.
+
+    The first fold is no measure of the remaining folds, because it also loads libraries. Workers that start
+    take a CPU for a second or two, and a fit on all CPUs is several times slower in that time.
 
     Args:
         spent_s: seconds for the finished folds and the current fold.
-        folds_done: number of finished folds, at least 1.
+        first_s: seconds for the first fold.
+        folds_done: number of finished folds.
         folds_left: number of remaining folds of the search.
     """
-    return spent_s * (1 + folds_left / folds_done) > START_AFTER_S
+    left_s = (spent_s - first_s) / folds_done * folds_left if folds_done else 0.0
+    return spent_s + left_s > START_AFTER_S
 
 
 def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
@@ -106,7 +111,7 @@ class FirstFolds:
         self._task, self._candidates = task, candidates
         self._seed = secrets.randbits(32) if seed is None else seed
         self.known: dict[str, list[Outcome]] = {candidate_key(each, task.digest): [] for each in candidates}
-        self._done, self._is_over, self._computed_s = 0, False, 0.0
+        self._done, self._is_over, self._computed_s, self._first_s = 0, False, 0.0, 0.0
         self._native = _libraries(sum(not name.startswith("trainkit.") for name in list(sys.modules)))
         self._waits = True
         self._clock: Callable[[], float] = lambda: 0.0
@@ -176,7 +181,7 @@ class FirstFolds:
             spent_s, done = self._spent_s(), max(1, self._done)
             if there and worth_handing_over(spent_s / done, self.left, workers):
                 break
-            if not there and worth_starting(spent_s, done, self.left):
+            if not there and worth_starting(spent_s, self._first_s, self._done, self.left):
                 break
         return self.left == 0
 
@@ -211,4 +216,6 @@ class FirstFolds:
                     random.seed(trial_seed(seed, split))
                     np.random.seed(trial_seed(seed, split))
                     outcomes.append(task.outcome(parameters, split, candidate))
+                    if not self._done:
+                        self._first_s = self._spent_s()
                     self._done += 1
