@@ -191,7 +191,7 @@ def test_both_packages_are_known() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"datamodule": PointsData, "val_dataloader": [1]}, "not both"),
+        ({"datamodule": PointsData, "val_dataloader": [1]}, "either train_dataloader="),
         ({"datamodule": 3}, "LightningDataModule of pytorch_lightning"),
         ({"callbacks": [3]}, "callbacks of pytorch_lightning"),
         ({"trainer_args": {"max_steps": 5, "devices": 2}}, "max_steps: .*devices: pass num_workers="),
