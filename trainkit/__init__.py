@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-# No import may come before the finder is installed, because another thread may import too.
+# The import finder below is installed before anything is imported, because another thread may import too.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 NEEDED = ("trainkit.plugins", "trainkit.errors", "trainkit.lazy", "trainkit.registry")
-"""Modules that the finder itself imports, and that have no former paths."""
+"""Modules that the import finder below needs; none of these modules has a former path."""
 
 
 class OldPaths:
-    """Finder of former module paths and of Ray's paths, which a plugin defines.
+    """Import finder for former module paths and for Ray's module paths, which a plugin lists.
 
-    The finder is first in `sys.meta_path`, for two reasons. Python treats a folder that contains only type
-    stubs as a namespace package without names. And a former module's path may now be a package's path.
+    The finder must be first in `sys.meta_path`, because Python itself would find something else at some
+    paths: a folder that contains only type stubs, which Python treats as a namespace package without names,
+    or a package that now has the path of a former module.
     """
 
     def find_spec(

@@ -38,7 +38,7 @@ class Answer:
         verb: verb of the command, such as "pause".
         arguments: arguments of the verb, by name.
         by: name of the sender.
-        outcome: description of the effect.
+        outcome: description of the command's effect, or the reason for its refusal.
         done: True if the command was executed, False if it was refused.
         seq: position of the answer in the history.
         time: time of the answer in seconds since 1970.
@@ -106,9 +106,10 @@ class Experiment:
         """Return the experiment's current state as JSON values.
 
         The keys are `folder`, `state` (a description), `owner` (pid of the process that runs the experiment,
-        or None), `created`, `metric`, `mode`, `counts` (numbers of trials by state), `total` (None for
-        unlimited), `best` (a trial's id and value), `ending`, `remaining_s`, `paused_by` (`""` if the
-        experiment is not paused) and `held` (ids of trials that were paused individually).
+        or None), `created` (time in seconds since 1970), `metric`, `mode`, `counts` (numbers of trials by
+        state), `total` (number of trials; None for unlimited), `best` (id and value of the best trial),
+        `ending` (reason for the end of the last run), `remaining_s` (estimated seconds), `paused_by` (`""` if
+        the experiment is not paused) and `held` (ids of trials that were paused individually).
         """
         seen = self.overview()
         with LogReader(self.folder) as reader:
@@ -153,7 +154,7 @@ class Experiment:
         return self.command("stop", trial=trial)
 
     def pause(self, trial: str | None = None) -> Answer:
-        """Pause a trial until it is resumed. Without a trial id, pause the start of further trials.
+        """Pause a trial until it is resumed. Without a trial id, pause the whole experiment.
 
         A running trial is paused at its next report, and later resumes from that report's checkpoint. When
         the whole experiment is paused, running trials that cannot save a checkpoint continue to their end.
@@ -167,7 +168,7 @@ class Experiment:
         return self.command("pause", trial=trial)
 
     def resume(self, trial: str | None = None) -> Answer:
-        """Resume a trial that was paused by its id. Without a trial id, resume the experiment.
+        """Resume a trial that was paused individually. Without a trial id, resume the paused experiment.
 
         Args:
             trial: id of the trial.
@@ -189,10 +190,11 @@ class Experiment:
         return self.command("prioritise", trial=trial)
 
     def add(self, config: Mapping[str, Any]) -> Answer:
-        """Evaluate a configuration next.
+        """Evaluate a configuration as the experiment's next trial.
 
         The configuration counts towards `num_samples`, like a point to evaluate. With a grid, or after all
-        samples have been suggested, it is an additional sample. Missing parameters are sampled.
+        samples have been suggested, the configuration is an additional sample. Missing parameters are
+        sampled.
 
         Args:
             config: values of hyperparameters, by name or nested like the search space.
@@ -255,7 +257,7 @@ class Experiment:
             try:
                 answer = self._await(reader, file, since, owner)
             finally:
-                file.unlink(missing_ok=True)  # a failed command must not be executed later
+                file.unlink(missing_ok=True)  # a command that failed here must not be executed later
         if not answer.done:
             raise TuneError(f"{verb} was refused: {answer.outcome}")
         return answer
@@ -267,11 +269,11 @@ class Experiment:
             lost = owner_of(self.folder) is None
             # The command is withdrawn, so that no process executes it after this call has failed.
             withdrawn = (overdue or lost) and _taken_back(file)
-            # The owner is checked again, because a process that resumed the experiment may have taken the
+            # The owner is checked again, because another process may have resumed the experiment and read the
             # command meanwhile.
             lost = lost and (withdrawn or owner_of(self.folder) is None)
-            # The answers are read last, so that an answer is seen even if it was written just before the
-            # process ended.
+            # The answers are read after the owner is checked, so that an answer is seen even if the owner
+            # wrote it just before its end.
             for event in reader.commands(since):
                 since = event.seq
                 answer = Answer.of(event)

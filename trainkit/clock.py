@@ -1,4 +1,4 @@
-"""Clocks, which are passed as arguments. Only this module reads the system's time."""
+"""Clocks, which functions receive as arguments. Only this module reads the system's time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clock."""
 
-    # These are the C functions without a wrapper, because waits read the time very often.
+    # The C functions are used without a wrapper, because loops that wait read the time very often.
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
 
@@ -36,9 +36,9 @@ SYSTEM = SystemClock()
 
 
 def thread_clock() -> Callable[[], float]:
-    """Return a clock of the CPU seconds that the calling thread has used. Any thread may read the clock.
+    """Return a function that reads the CPU seconds used by the thread that calls `thread_clock`.
 
-    Reading the clock raises OSError once the thread has ended.
+    Any thread may call the function. The function raises OSError once the measured thread has ended.
     """
     clock = time.pthread_getcpuclockid(threading.get_ident())
     return lambda: time.clock_gettime(clock)

@@ -138,18 +138,18 @@ class GetTimeoutError(TrainkitError, TimeoutError):
 
 
 class TaskError(TrainkitError):
-    """User code raised in another process.
+    """User code raised an exception in another process.
 
     The error that `get` raises is an instance of this class and, where Python allows it, also of the original
     exception's class, so that `except ValueError` works across processes.
 
     Attributes:
-        cause: the original exception, rebuilt here; None if it could not be sent.
-        remote_traceback: traceback of the process that raised, as text; `str` shows it below the message.
-        traceback_str: Ray's name for `remote_traceback`. If the exception's class already has an attribute of
-            this name, that attribute stays. This is also true of `function_name` and `pid`.
+        cause: copy of the original exception in this process; None if the exception could not be sent.
+        remote_traceback: traceback in the other process, as text; `str` shows it below the message.
+        traceback_str: Ray's name for `remote_traceback`. An attribute of the exception's class named
+            `traceback_str`, `function_name` or `pid` takes precedence over the attribute here.
         function_name: name of the function that raised, such as 'Model.fit'.
-        pid: id of the process that raised.
+        pid: id of the process in which the code ran.
     """
 
     cause: BaseException | None = None
@@ -160,7 +160,7 @@ class TaskError(TrainkitError):
         pid: int | None
 
     def as_instanceof_cause(self) -> TaskError:
-        """Return this error, which is already an instance of its cause's class."""
+        """Return this error itself, because it is already an instance of its cause's class."""
         return self
 
     def __str__(self) -> str:
@@ -198,9 +198,9 @@ class ActorDiedError(WorkerDiedError):
     actor_id: str | None = None
     preempted: bool = False
 
-    @cached_property  # a user's exception class may have its own attribute of that name
+    @cached_property  # not a property, as a user's exception may set an attribute of that name
     def error_msg(self) -> str:
-        """Message of the error, under Ray's name."""
+        """Error message, under the name that Ray uses."""
         return str(self)
 
 
@@ -225,11 +225,11 @@ class ObjectLostError(TrainkitError):
 
 
 class OwnerDiedError(ObjectLostError):
-    """The process that should have delivered this result ended before it did."""
+    """The process that should have delivered this result ended without delivering the result."""
 
 
 class ObjectStoreFullError(TrainkitError):
-    """Shared memory for objects is full. The message lists the processes that use it."""
+    """Shared memory for objects is full. The message lists the processes that use this memory."""
 
 
 class OutOfDiskError(ObjectStoreFullError):
@@ -270,7 +270,7 @@ class ControllerError(TrainingFailedError):
     """The process that waits for the workers of a training function failed.
 
     Attributes:
-        controller_failure: error of that process.
+        controller_failure: error of the waiting process.
     """
 
     controller_failure: BaseException | None = None
@@ -281,7 +281,7 @@ class TuneError(TrainkitError, RuntimeError):
 
 
 class TuneArgumentError(ConfigError, TuneError):
-    """An argument of an experiment cannot work, such as its trainable or a setting."""
+    """An argument of an experiment, such as its trainable or a setting, is invalid."""
 
 
 class MetricError(TuneError):
@@ -313,13 +313,13 @@ class TrialTimeoutError(TrialError):
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an error for use within a line, without a TaskError's remote traceback."""
+    """Return the message of an error, without the remote traceback that `str` of a TaskError contains."""
     return super(TaskError, error).__str__() if isinstance(error, TaskError) else str(error)
 
 
 def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.7) -> str:
     """Return " Did you mean 'loss'?" for the most similar of `names`, or '' if none is similar."""
-    import difflib  # the import is needed only for an error's message
+    import difflib  # imported here, because only error messages need it
 
     by_lower = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)

@@ -23,7 +23,7 @@ def no_such_name(module: str, name: str, names: Iterable[str]) -> Exception:
         names: names that the package has.
     """
     # For `from package import name`, Python calls `__getattr__` before it tries the submodule of that name,
-    # and then discards the text of the AttributeError. A function that adds former names may add a frame
+    # and then discards the text of the AttributeError. A wrapper that supports former names may add a frame
     # between the import and this function, so two frames are checked.
     callers = [sys._getframe(2), sys._getframe(2).f_back]
     imported = any(frame is not None and frame.f_code.co_name == "_handle_fromlist" for frame in callers)
@@ -43,8 +43,8 @@ ALIAS = re.compile(r"^(\w+) = (\w+)\b", re.MULTILINE)
 def without_collection() -> Iterator[None]:
     """Turn the garbage collector off while many long-lived objects are made, such as modules or trials.
 
-    The collector would traverse these objects repeatedly without finding garbage. If several threads run such
-    blocks, only the thread that turned the collector off turns it on again.
+    The collector would traverse these objects repeatedly without finding garbage. If several threads use this
+    function at once, only the thread that turned the collector off turns it on again.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -73,7 +73,7 @@ def from_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]
         with without_collection():
             found = importlib.import_module(f"{module}.{there}" if home == module else home)
         if home != module:
-            if not hasattr(found, there):  # a module that nothing has imported yet
+            if not hasattr(found, there):  # the name is a module that is not imported yet
                 importlib.import_module(f"{home}.{there}")
             found = getattr(found, there)
             setattr(sys.modules[module], name, found)

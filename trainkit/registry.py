@@ -32,10 +32,10 @@ class Added(NamedTuple):
 
 @functools.cache
 def added(group: str) -> dict[str, Added]:
-    """Return the entries of a group that the plugins in `trainkit/plugins` add, by name.
+    """Return the components that the plugins in `trainkit/plugins` add to a group of entry points, by name.
 
     Each plugin has a file `entry_points.txt`, in the format of Python packages. A comment after an entry is
-    its help line.
+    the component's help line.
     """
     found: dict[str, Added] = {}
     for path in sorted(iglob(f"{escape(os.path.dirname(__file__))}/plugins/*/entry_points.txt")):
@@ -51,12 +51,12 @@ def added(group: str) -> dict[str, Added]:
 
 
 def each(group: str) -> list[Any]:
-    """Load and return the objects that plugins add to a group."""
+    """Load and return all objects that plugins add to a group of entry points."""
     return [_imported(entry.target) for entry in added(group).values()]
 
 
 def loaded(group: str, name: str) -> Any:
-    """Return the object that a plugin adds under this name.
+    """Load and return the object that a plugin adds to a group of entry points under this name.
 
     Raises:
         ConfigError: no plugin adds an object of this name.
@@ -68,20 +68,21 @@ def loaded(group: str, name: str) -> Any:
 
 
 class Registry:
-    """Components of one kind, such as schedulers. Each is loaded on first use.
+    """Registry of the components of one kind, such as schedulers. Each component is loaded on first use.
 
-    Plugins and other packages add components as entry points of the group `trainkit.schedulers`, and so on:
+    Plugins and other packages add components as entry points. For example, schedulers belong to this group:
 
         [project.entry-points."trainkit.schedulers"]
         mine = "my_package.my_module:MyScheduler"
 
     A component is found by its case-insensitive name, or by the name of its class. trainkit's own names take
-    precedence. Entry points are searched only for other names, because the search reads all installed
-    packages.
+    precedence. Entry points are searched only for names that trainkit lacks, because the search reads all
+    installed packages.
 
     Args:
         kind: singular noun for the component, used in messages and in the group's name.
-        rows: targets of the components, as "module:attribute", by name. A component may have several names.
+        rows: locations of trainkit's own components, as "module:attribute", by name. A component may have
+            several names.
         base: base class of all components, as "module:class"; None turns this check off.
     """
 
@@ -124,7 +125,7 @@ class Registry:
 
         Args:
             name: name to look up.
-            argument: name of the user's argument, for the message; None means the kind.
+            argument: name of the user's argument, for the error message; None: the message names the kind.
 
         Raises:
             ConfigError: no component has this name, or the component can't be loaded.
@@ -137,7 +138,7 @@ class Registry:
         return found
 
     def name_of(self, cls: type) -> str:
-        """Return a class's own name, or "module.name" if `find` would return another class for its name."""
+        """Return the name of `cls`, or "module.name" if `find` returns a different class for this name."""
         name = cls.__qualname__
         is_of_nobody = name not in self._own and cls.__module__.startswith(f"{__package__}.")
         return name if not is_of_nobody and self.find(name) in (None, cls) else f"{cls.__module__}.{name}"
@@ -160,15 +161,15 @@ class Registry:
         return found
 
     def fits(self, found: Any) -> bool:
-        """Return True if an object extends the base class of all components, or if no base class is set."""
+        """Return True if `found` extends the registry's base class, or if the registry has no base class."""
         return self._base is None or (isinstance(found, type) and issubclass(found, _imported(self._base)))
 
 
 def _may_be_declared(group: bytes) -> bool:
-    """Return False if no installed package names the group. A full search takes ten times as long."""
+    """Return False if no installed package names the group; a full search would take ten times as long."""
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [PathFinder] or any(map(os.path.isfile, sys.path)):
-        return True  # a package may also be outside folders, such as in an archive
+        return True  # packages may also be elsewhere, such as in an archive
     for folder in sys.path:
         for name in iglob(f"{escape(folder or '.')}/*-[Ii]*/entry_points.txt"):
             with contextlib.suppress(OSError), open(name, "rb") as file:

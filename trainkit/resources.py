@@ -14,11 +14,11 @@ Bundle = Mapping[str, float]
 _CANONICAL = {"cpu": "CPU", "gpu": "GPU"}
 
 QUANTUM = 10_000
-"""Number of units in an amount of 1. Amounts are counted in units, so that ten times 0.1 is exactly 1."""
+"""Number of units in a resource amount of 1. Sums are made in units, so that ten times 0.1 is exactly 1."""
 
 
 def checked_names(request: Mapping[str, float] | None, *, what: str = "resource request") -> Bundle:
-    """Return `request`, or {} for None. Raise ArgumentTypeError if `request` is not a mapping by name."""
+    """Return `request`, or {} for None. Raise ArgumentTypeError unless `request` maps names to values."""
     if request is None:
         return {}
     if not isinstance(request, Mapping) or not all(isinstance(name, str) for name in request):
@@ -51,7 +51,7 @@ def normalize(request: Mapping[str, float], *, what: str = "resource request") -
 
 
 def total(bundles: Iterable[Bundle]) -> dict[str, float]:
-    """Return the sum of all bundles, by name."""
+    """Return the total amount of each resource in all bundles, by resource name."""
     units: dict[str, int] = {}
     for bundle in bundles:
         for name, amount in bundle.items():
@@ -60,12 +60,12 @@ def total(bundles: Iterable[Bundle]) -> dict[str, float]:
 
 
 def describe(bundle: Bundle) -> str:
-    """Return text for messages, such as '2 CPU, 1 GPU, 512 MiB memory', or 'nothing'."""
+    """Return the resources as text, such as '2 CPU, 1 GPU, 512 MiB memory', or 'nothing'."""
     return ", ".join(f"{_amount(name, bundle)} {name}" for name in sorted(bundle)) or "nothing"
 
 
 def describe_use(used: Bundle, existing: Bundle) -> str:
-    """Return text such as '2 of 4 CPU, 0 of 1 GPU'. Other resources appear only if they are in use."""
+    """Return text such as '2 of 4 CPU, 0 of 1 GPU'. Resources other than these appear only if in use."""
     names = [name for name in sorted({**existing, **used}) if used.get(name) or name in ("CPU", "GPU")]
     return (
         ", ".join(f"{_amount(name, used)} of {_amount(name, existing)} {name}" for name in names) or "nothing"
@@ -78,7 +78,7 @@ def _amount(name: str, bundle: Bundle) -> str:
 
 
 def describe_bytes(count: float) -> str:
-    """Return text for messages, such as '512 MiB' or '1.5 GiB'."""
+    """Return a number of bytes as text, such as '512 MiB' or '1.5 GiB'."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -100,7 +100,7 @@ def require_feasible(
         existing: existing amounts.
         what: description of the requester, for the message.
         has: text that names the owner of the existing resources, such as "this machine has".
-        more: text with a way to get more resources.
+        more: text that says how to get more resources.
     """
     asked = total(bundles)
     short = sorted(name for name, amount in asked.items() if amount > existing.get(name, 0))
@@ -113,9 +113,10 @@ def require_feasible(
 
 
 def file_system(mounts: str, device: int) -> str:
-    """Return the type of the file system with a device number, such as "ext4"; "" if it is not mounted.
+    """Return the type, such as "ext4", of the mounted file system with this device number; "" without one.
 
-    Files of some file systems, such as Btrfs, have different device numbers than their mount.
+    For some file systems, such as Btrfs, the device number of a file differs from the device number of the
+    mount.
 
     Args:
         mounts: text of /proc/self/mountinfo.

@@ -7,13 +7,13 @@ Each variable is read at the time of the call, so that a test or a notebook can 
 | TRAINKIT_RUNTIME_DIR | folder for the sessions' folders | $XDG_RUNTIME_DIR, else the temporary folder |
 | TRAINKIT_NAMESPACE | namespace of named actors, if `init` gives none | default |
 | TRAINKIT_LOG_DIR | folder for the output of workers | trainkit-USER/logs in the temporary folder |
-| TRAINKIT_DEDUP_LOGS | 0: show repeated lines of several workers each time | show a repeated line once, with
-a count | | TRAINKIT_TIMELINE | 1: sessions record when their calls run, for `trainkit.timeline` | 0 | |
-TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: hide failures of calls whose results are not read | show each failure
-once | | TRAINKIT_RESULTS_DIR | folder for experiments | ~/trainkit_results | | TRAINKIT_STOP_GRACE_S |
-seconds a trial has to end after Ctrl-C, SIGTERM or the time budget | 5 | | TRAINKIT_CHDIR_TO_TRIAL_DIR | 0:
-trials run in the program's folder | each trial runs in its own folder | | TRAINKIT_FULL_TRACEBACK | 1:
-tracebacks also show trainkit's own frames | trainkit's frames are left out |
+| TRAINKIT_DEDUP_LOGS | 0: repeat a line that several workers print | show the line once, with a count |
+| TRAINKIT_TIMELINE | 1: sessions record when their calls run, for `trainkit.timeline` | 0 |
+| TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: hide failures of calls whose results are not read | show each once |
+| TRAINKIT_RESULTS_DIR | folder for experiments | ~/trainkit_results |
+| TRAINKIT_STOP_GRACE_S | seconds a trial has to end after Ctrl-C, SIGTERM or the time budget | 5 |
+| TRAINKIT_CHDIR_TO_TRIAL_DIR | 0: trials run in the program's folder | each trial runs in its own folder |
+| TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show trainkit's own frames | trainkit's frames are left out |
 
 trainkit itself sets SESSION_MARK, EXPERIMENT_MARK and TERMINAL for the processes that it starts.
 
@@ -49,13 +49,13 @@ IGNORE_UNHANDLED_ERRORS = "TRAINKIT_IGNORE_UNHANDLED_ERRORS"
 TIMELINE = "TRAINKIT_TIMELINE"
 
 SESSION_MARK = "TRAINKIT_SESSION_MARK"
-"""Variable with the path of a session's folder. All processes of the session inherit it."""
+"""Environment variable with the path of a session's folder. The session's processes inherit the variable."""
 
 EXPERIMENT_MARK = "TRAINKIT_EXPERIMENT"
-"""Variable that marks the processes of one experiment. Only these processes run its tasks."""
+"""Environment variable of the processes of an experiment. Only these processes run the experiment's tasks."""
 
 TERMINAL = "TRAINKIT_TERMINAL"
-"""Variable with the device of the program's standard input, for `breakpoint()` in a worker."""
+"""Environment variable with the device of the program's standard input, for `breakpoint()` in a worker."""
 
 ELSEWHERE = "elsewhere"
 """Subfolder of a session's folder with links to folders that are removed with the session."""
@@ -68,12 +68,12 @@ def runtime_dir() -> Path:
 
 
 def dedup_logs() -> bool:
-    """Return True if a line that several workers print is shown only once."""
+    """Return True if a line that several workers print is shown only once, with a count."""
     return (os.environ.get(DEDUP_LOGS) or os.environ.get("RAY_DEDUP_LOGS") or "1") != "0"
 
 
 def tells_unhandled_errors() -> bool:
-    """Return True if failures of calls are shown when no caller reads their results."""
+    """Return True if a call's failure is shown when no program reads the call's result."""
     ours = os.environ.get(IGNORE_UNHANDLED_ERRORS)
     return (ours or os.environ.get("RAY_IGNORE_UNHANDLED_ERRORS") or "0") == "0"
 
@@ -84,7 +84,7 @@ def records_calls() -> bool:
 
 
 def log_dir() -> Path:
-    """Return the folder for the output of workers of the newest ten sessions."""
+    """Return the folder that keeps the output of the workers of the newest ten sessions."""
     own = os.environ.get(LOG_DIR)
     return (
         Path(own).expanduser() if own else Path(tempfile.gettempdir()) / f"trainkit-{_user_name()}" / "logs"
@@ -92,16 +92,16 @@ def log_dir() -> Path:
 
 
 def log_dir_is_own() -> bool:
-    """Return True for the default folder, which must not have been made by another user."""
+    """Return True if `log_dir` is the default folder, which must not have been created by another user."""
     return not os.environ.get(LOG_DIR)
 
 
 def _user_name() -> str:
-    import pwd  # this module exists only on systems that have the local engine
+    import pwd  # Windows lacks this module
 
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container, the user may have no name
+    except KeyError:  # a user in a container may have no name
         return str(os.getuid())
 
 
@@ -111,7 +111,7 @@ def default_namespace() -> str:
 
 
 def results_dir() -> Path:
-    """Return the folder for experiments when RunConfig names none."""
+    """Return the folder for experiments for which RunConfig names no folder."""
     own = os.environ.get("TRAINKIT_RESULTS_DIR") or os.environ.get("TUNE_RESULT_DIR")
     return Path(own or "~/trainkit_results").expanduser()
 
@@ -122,23 +122,23 @@ def full_traceback() -> bool:
 
 
 def stop_grace_s() -> float:
-    """Return the seconds after which a trial is killed when its experiment must end."""
+    """Return the seconds that a trial has to end before it is killed, once its experiment must end."""
     return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S") or 5)
 
 
 # --- variables of Ray Tune ------------------------------------------------------------------------
 
 OLD_WORKING_DIR = "TUNE_ORIG_WORKING_DIR"
-"""Variable with the program's folder, for trials that run in their own folders."""
+"""Environment variable with the program's folder, for trials that run in their own folders."""
 
 
 def experiments_are_dated() -> bool:
-    """Return True if an unnamed experiment is named after its trainable and the date."""
+    """Return True if an experiment without a name gets the name of its trainable and the date."""
     return os.environ.get("TUNE_DISABLE_DATED_SUBDIR", "0") != "1"
 
 
 def chdir_asked() -> bool:
-    """Return True if trials run in their own folders unless RunConfig sets this."""
+    """Return True if trials run in their own folders when RunConfig does not set this."""
     ours = os.environ.get("TRAINKIT_CHDIR_TO_TRIAL_DIR")
     return (ours or os.environ.get("RAY_CHDIR_TO_TRIAL_DIR") or "1") != "0"
 

@@ -46,17 +46,17 @@ HELP = {
     "tail": "print the reports of trials as they arrive",
     "why": "explain why a trial was stopped, why something waits, or how it ended",
 } | {name: entry.help for name, entry in added(COMMANDS.group).items()}
-"""Help lines of trainkit's own commands, so that the list of commands needs no imports."""
+"""Help lines of trainkit's own commands, kept here so that a list of commands needs no imports."""
 ALIASES = {"ls": ("list-experiments", "lsx"), "show": ("list-trials",)}
 """Further names of trainkit's own commands."""
 
 
 class Command:
-    """Base class of the commands of `trainkit`; every run makes a new object.
+    """Base class of the commands of `trainkit`; each run of a command creates a new object.
 
     Attributes:
         help: help line in the list of commands.
-        aliases: further names of the command, which also have rows in COMMANDS.
+        aliases: further names of the command; each name must also be a key of COMMANDS.
     """
 
     help: ClassVar[str] = ""
@@ -75,7 +75,7 @@ class Command:
 
 
 def confirmed(question: str) -> bool:
-    """Ask the user; return True only for the answer "y" or "yes"."""
+    """Ask the user a question; return True only for the answer "y" or "yes"."""
     sys.stdout.write(question)
     sys.stdout.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -48,7 +48,7 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
         StoreError: a process is running the experiment.
     """
     folder = experiment_folder(word)
-    store = ExperimentStore.open(folder)  # opening the store also locks the experiment
+    store = ExperimentStore.open(folder)  # this also locks the experiment
     try:
         overview = Overview.of(folder, 0.0)
         kept = None
@@ -74,8 +74,8 @@ def clean(word: str, *, keep_best: bool, yes: bool) -> int:
         if not yes and not confirmed(f"Remove {what}? [y/N] "):
             sys.stdout.write("nothing was removed\n")
             return 1
-        # The store forgets the checkpoints first. If this process is then killed, a restore removes the
-        # unreferenced folders.
+        # The checkpoints are removed from the store before their folders are deleted. If this process is
+        # killed in between, a restore removes the folders to which the store no longer refers.
         store.commit(
             [ev.CheckpointDropped(trial, checkpoint) for trial in doomed for checkpoint in trial.checkpoints]
         )

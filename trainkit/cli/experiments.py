@@ -24,29 +24,29 @@ def add_experiment(parser: argparse.ArgumentParser, *, nargs: str | None = None)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare the argument `json` of a steering command."""
+    """Declare the argument `--json` of a command that changes a running experiment."""
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def whole_number(text: str) -> int:
-    """Return the whole number in `text`, for argparse, which prints the error."""
+    """Return the whole number in `text`; argparse prints the error that this function raises."""
     if not re.fullmatch("[0-9]{1,9}", text):
         raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text!r}")
     return int(text)
 
 
 def folder_of_experiments(word: str | None) -> Path:
-    """Return the folder that `word` names; for None, the default folder for experiments."""
+    """Return the folder with the path `word`; for None, return the default folder for experiments."""
     return Path(word).expanduser().absolute() if word else settings.results_dir().absolute()
 
 
 def is_experiment(word: str) -> bool:
-    """Return True if `word` names an experiment."""
+    """Return True if `word` is the path or the name of an experiment."""
     return _folder(word) is not None
 
 
 def experiment_folder(word: str) -> Path:
-    """Return the folder of the experiment that `word` names, by path or by name in the default folder.
+    """Return the folder of the experiment with the path `word`, or with this name in the default folder.
 
     Raises:
         ConfigError: the experiment does not exist.
@@ -60,13 +60,13 @@ def experiment_folder(word: str) -> Path:
 
 
 def not_found(word: str) -> str:
-    """Return the message that the experiment `word` does not exist, with the folders that were searched."""
+    """Return the message that no experiment `word` exists in the folders that were searched."""
     here, there = _places(word)
     return f"{word!r} is not an experiment: {FILENAME} is neither in {here} nor in {there}"
 
 
 def near_experiment(word: str) -> str:
-    """Return " Did you mean 'mnist'?" for the experiment with the most similar name or path; '' for none."""
+    """Return " Did you mean 'mnist'?" for the experiment with the most similar name or path, or ''."""
     path = Path(word).expanduser()
     beside = [str(path.parent / folder.name) for folder in experiments_in(path.parent)]
     return did_you_mean(word, [*beside, *(folder.name for folder in experiments_in(settings.results_dir()))])
@@ -81,7 +81,7 @@ def _places(word: str) -> tuple[Path, Path]:
 
 
 def chosen_trial(folder: Path, word: str | None) -> str | None:
-    """Return the id of the trial that `word` names; None if `word` is None.
+    """Return the id of the trial that `find_trial` finds for `word`; None if `word` is None.
 
     Raises:
         ConfigError: no trial or more than one trial matches.
@@ -93,7 +93,7 @@ def chosen_trial(folder: Path, word: str | None) -> str | None:
 
 
 def find_trial(trials: Sequence[Trial], word: str) -> Trial:
-    """Return the trial with this id, name, folder or number, or the only trial whose id or name begins so.
+    """Return the trial whose id, name, folder or number is `word`, or the only trial that `word` abbreviates.
 
     Raises:
         ConfigError: no trial or more than one trial matches.

@@ -38,18 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of the pipe has ended
+    except BrokenPipeError:  # the program that reads the output has ended
         sys.stderr.close()
         return 1
 
 
 def _overview() -> argparse.ArgumentParser:
-    """Return the parser of `--help`, `--version` and unknown commands; imports other packages' commands."""
+    """Return the parser for `--help`, `--version` and unknown commands; it lists other packages' commands."""
     parser = argparse.ArgumentParser(
         prog="trainkit",
         description="Show and control your experiments and your sessions on this machine.",
     )
-    # This is the version of the package that contains this module.
+    # The package is already imported, so reading its version needs no import.
     version = sys.modules["trainkit"].__version__
     parser.add_argument("--version", action="version", version=f"trainkit {version}")
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -62,8 +62,8 @@ def _overview() -> argparse.ArgumentParser:
         except ConfigError as error:  # a broken command must not hide the other commands
             commands.add_parser(name, help=str(error).replace("%", "%%"))
     for command, names in found.items():
-        # Only the aliases that lead to this command are listed, because argparse refuses duplicates. For
-        # example, "ls" belongs to trainkit itself.
+        # An alias that belongs to a different command, such as trainkit's own "ls", is not listed, because
+        # argparse refuses duplicates.
         first, *further = sorted(names, key=command.aliases.__contains__)
         commands.add_parser(first, help=command.help.replace("%", "%%"), aliases=further)
     return parser

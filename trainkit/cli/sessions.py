@@ -105,7 +105,7 @@ def _actor_cells(actor: dict[str, Any]) -> list[str]:
 
 
 def request_line(request: dict[str, Any]) -> str:
-    """Return a line that describes a waiting request."""
+    """Return a line that describes a waiting request for resources."""
     return (
         f"{request['what']} ({request['id']}) has been waiting {duration(request['since_s'])} for "
         f"{describe(request['asked'])}"

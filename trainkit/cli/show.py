@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 
 _FIRST = ("trial_id", "state", "iteration")
 MAX_WIDTH = 200
-"""Largest number of characters shown of one value."""
+"""Maximum number of characters of a value in a printed table."""
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -114,13 +114,13 @@ def list_experiments(root: Path) -> int:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Selection and format of a table.
+    """Options of `trainkit show`: the rows to show, their order, and the output format.
 
     Attributes:
         sort: columns to sort by, separated by commas; rows without a value come last.
         condition: condition on a column, such as "loss < 0.5" or "state == failed".
         columns: names of columns, separated by commas; None: the metric and the configuration.
-        limit: largest number of rows.
+        limit: maximum number of rows to show.
         descending: True sorts in descending order.
         output: "csv" or "json", or the name of a file with that extension; None: a printed table.
     """
@@ -159,7 +159,7 @@ def show(word: str, options: TableOptions) -> int:
 
 
 def row_of(trial: Trial) -> dict[str, Any]:
-    """Return all data of a trial by column."""
+    """Return all data of a trial, by column name."""
     reported = {
         name: value
         for name, value in flatten({k: v for k, v in trial.last_result.items() if k != "config"}).items()
@@ -188,7 +188,7 @@ def selected(
     if options.condition is not None:
         holds = _condition(options.condition, known)
         rows = [row for row in rows if holds(row)]
-    # Sorting is stable, so sorting by the first column last makes it decisive.
+    # Each sort keeps the order of equal rows, so the most important column, the first one, is sorted last.
     for name in reversed(_names(options.sort, known)):
         rows = sorted(rows, key=lambda row, name=name: _rank(row.get(name)), reverse=options.descending)  # type: ignore[misc]
         rows = sorted(rows, key=lambda row, name=name: row.get(name) is None)  # type: ignore[misc]
@@ -236,7 +236,7 @@ def _condition(text: str, known: Sequence[str]) -> Callable[[Row], bool]:
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
-    """Return a sort key: numbers come first, then NaN, then strings."""
+    """Return a sort key for `value`: numbers come first, then NaN, then strings."""
     if is_number(value):
         return (0, float(value), "") if value == value else (1, 0.0, "")
     return (2, 0.0, str(value))

@@ -27,7 +27,7 @@ class Steer(Command):
         raise NotImplementedError(f"{type(self).__name__} must define add_own()")
 
     def tell(self, experiment: Experiment, arguments: argparse.Namespace) -> Answer:
-        """Send the request, and return the answer."""
+        """Send the command to the experiment, and return the experiment's answer."""
         raise NotImplementedError(f"{type(self).__name__} must define tell()")
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -31,11 +31,11 @@ from trainkit.tune.store.schema import FILENAME
 
 _EVERY_S = 0.1
 PATIENCE_S = 120.0
-"""Seconds to wait for an end. A trial has 5 s to reach its next report and 60 s for its clean-up."""
+"""Seconds to wait until a trial or an experiment has ended. A trial gets 5 s to report, 60 s to clean up."""
 _GRACE_S = 5.0
 """Seconds within which a node must end its session."""
 _NOTICE_S = 1.0
-"""Seconds for a program to notice that its session was ended, and by which user."""
+"""Seconds to wait until a session's program has noticed that the session was ended, and by which user."""
 
 
 class Stop(Command):
@@ -85,7 +85,7 @@ def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, cloc
     Args:
         word: path or name of the experiment.
         trial: id, name or number of the trial; None means the whole experiment.
-        as_json: True prints the answer to the request, and does not wait for the end.
+        as_json: True prints the experiment's answer as JSON, and does not wait for the end.
         clock: clock for the wait.
 
     Raises:
@@ -115,14 +115,14 @@ def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, cloc
 
 
 def _outcome(folder: Path, trial_id: str) -> str:
-    """Return how the trial ended; '' if it has not ended."""
+    """Return a sentence that says how the trial ended; '' if the trial has not ended."""
     with LogReader(folder) as reader:
         trial = next(trial for trial in reader.trials() if trial.trial_id == trial_id)
     return f"trial {trial_id} is {trial.status}: {trial.reason}" if trial.status.is_finished else ""
 
 
 def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> bool:
-    """Wait until no process runs the experiment; return False if a process still does at `patience_ends`."""
+    """Wait until no process runs the experiment; return False if it still runs at time `patience_ends`."""
     while owner_of(folder) is not None:
         if clock.monotonic() >= patience_ends:
             return False
@@ -131,7 +131,7 @@ def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> b
 
 
 def end_of(folder: Path) -> str:
-    """Return how the experiment ended; '' if it has not ended or is not stored."""
+    """Return a sentence that says how the experiment ended; '' if it has not ended or has no file."""
     if not (folder / FILENAME).exists():
         return ""
     with LogReader(folder) as reader:
@@ -145,8 +145,8 @@ def stop_all(*, force: bool, yes: bool) -> int:
     """End all of the user's sessions, and the remains of sessions whose nodes were killed.
 
     Args:
-        force: True kills immediately, without first asking experiments and nodes.
-        yes: True does not ask the user.
+        force: True kills processes at once, without first asking experiments and nodes to end.
+        yes: True does not ask the user for confirmation.
 
     Raises:
         ConfigError: standard input is not a terminal, so the user can't be asked.
@@ -204,20 +204,20 @@ def _end_experiments(folders: Sequence[Path], by: str) -> None:
     for folder in folders:
         try:
             asked.append((folder, leave_command(folder, "stop", {}, by)))
-        except StoreError as error:  # the experiment also ends when its session ends
+        except StoreError as error:  # not a failure, as the experiment ends with its session
             sys.stderr.write(f"trainkit: {error}\n")
     patience_ends = SYSTEM.monotonic() + PATIENCE_S
     for folder, wish in asked:
         if not wait_for_end(folder, patience_ends):
             sys.stderr.write(f"trainkit: the process that runs {folder} has not stopped in time\n")
-        wish.unlink(missing_ok=True)  # a leftover request would stop the experiment's next process
+        wish.unlink(missing_ok=True)  # a leftover command would stop the next run of the experiment
         if words := end_of(folder):
             _say(words)
 
 
 def _end(session: Session, by: str, *, force: bool) -> str:
-    # The count includes processes without the mark in their environment, which are found only while the node
-    # lives.
+    # Processes are counted while the node lives, because afterwards its descendants that lack the session's
+    # environment variable can't be found.
     below = process.descendants(session.node)
     count = len({session.node, *below, *process.marked(str(session.folder))})
     local_sessions.note_end(session.folder, by)
@@ -232,7 +232,7 @@ def _end(session: Session, by: str, *, force: bool) -> str:
 
 
 def _ask(session: Session) -> bool:
-    """Ask the node to end its session; return True if it did."""
+    """Ask the node to end its session; return True if the node has ended it."""
     try:
         with local_sessions.connect(session.folder) as node:
             node.tell(Shutdown())
@@ -244,7 +244,7 @@ def _ask(session: Session) -> bool:
 
 
 def _let_program_see(session: Session) -> None:
-    """Wait until the session's program has read who ended the session, and has removed the folder."""
+    """Wait until the session's program has read who ended the session and removed the session's folder."""
     deadline = SYSTEM.monotonic() + _NOTICE_S
     while session.folder.exists() and process.exists(session.driver) and SYSTEM.monotonic() < deadline:
         SYSTEM.sleep(0.01)

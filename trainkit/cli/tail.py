@@ -76,14 +76,15 @@ def tail(
             new = _reported(reader, None if chosen is None else chosen.trial_id, lines)
         try:
             while True:
-                # The owner is checked before the output, so that the last output is shown.
+                # The owner is checked before the output is read, so that output written just before the
+                # owner's end is shown.
                 running = owner_of(folder) is not None
                 sys.stdout.write("".join(f"{line}\n" for line in next(new)))
                 sys.stdout.flush()
                 if not (running and follow):
                     return 0
                 clock.sleep(_EVERY_S)
-        except KeyboardInterrupt:  # Ctrl-C is the normal way to end this command.
+        except KeyboardInterrupt:  # Ctrl-C is the usual way to end this command
             return 0
 
 
@@ -109,7 +110,7 @@ def _line(report: Report) -> str:
 
 
 def _printed(reader: LogReader, dirname: str, lines: int) -> Iterator[list[str]]:
-    """Yield the lines that were added to the trial's files since the last step."""
+    """Yield, at each step, the lines that were added to the trial's output files since the previous step."""
     files = kept_files(reader, dirname)
     seen = dict.fromkeys(files, 0)
     limit: int | None = lines
@@ -119,7 +120,7 @@ def _printed(reader: LogReader, dirname: str, lines: int) -> Iterator[list[str]]
             with open(path, "rb") as file:
                 file.seek(seen[path])
                 data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]  # an incomplete line is shown later
+            whole = data[: data.rfind(b"\n") + 1]  # a line is shown once it is complete
             seen[path] += len(whole)
             news += whole.decode(errors="replace").splitlines()
         yield news if limit is None else news[max(0, len(news) - limit) :]

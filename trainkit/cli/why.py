@@ -42,7 +42,7 @@ _ID_OF = {
     "placement_groups": ("placement_group_id", "name"),
     "tasks": ("name",),
 }
-"""Fields that name an item of each list. The first field may be shortened to its beginning."""
+"""Fields by which a user can name an item of each list. The first field may be abbreviated."""
 
 
 class Why(Command):
@@ -65,10 +65,10 @@ class Why(Command):
 
 
 def why(wanted: str) -> int:
-    """Print why the items with the name or id `wanted` wait, or how they ended.
+    """Print why the actors, groups, tasks and requests named `wanted` wait, or how they ended.
 
     Raises:
-        ConfigError: no item has that name or id.
+        ConfigError: nothing in the sessions has that name or id.
     """
     lines: list[str] = []
     states = [state_of(session) for session in sessions()]
@@ -152,7 +152,7 @@ def experiment_lines(folder: Path, trial: str | None) -> list[str]:
         if trial is None:
             names = {trial.trial_id: trial.name for trial in overview.trials}
             of_all, commands = reader.events(), reader.commands()
-            # Some commands concern single trials, so they are included.
+            # `events()` lacks commands about single trials, so all commands are added.
             events_of = {event.seq: event for event in [*of_all, *commands]}
             return [
                 f"{folder}: {overview.state}",
@@ -188,8 +188,8 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):
-        # An event such as 'paused by PBT: ...' may repeat the text of a decision. In this case, only the part
-        # before the colon is shown.
+        # An event such as 'paused by PBT: ...' may repeat the text of a decision that is already shown. Then
+        # only the event's part before the colon is shown.
         who, _, words = event.detail.partition(": ")
         yield f"  {_event_line(replace(event, detail=who) if words in told else event)}"
     if trial.failure is not None:
@@ -197,10 +197,10 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
 
 
 def _rearranged(detail: str) -> str:
-    """Return text about a trial's changes: its state, its configuration, its resources."""
+    """Return text about the changes in a trial's state, configuration or resources in a log entry."""
     change = decode_config(detail)
     words = []
-    if (donor := change.get("donor")) is not None:  # the line about the decision shows the changes
+    if (donor := change.get("donor")) is not None:  # the decision's own line shows the rest
         words.append(f"continues from {donor} after {count_words(change['donor_iteration'], 'report')}")
     elif change["config"] is not None:
         words.append(f"continues with {pairs_text(change['config'])}")
@@ -215,7 +215,7 @@ def _rearranged(detail: str) -> str:
 
 
 def _event_line(event: LogEvent, names: Mapping[str, str] | None = None) -> str:
-    """Return a line about a log entry; `names` are trial names, for an entry about the experiment."""
+    """Return a line about a log entry; `names` maps trial ids to names, for an entry about the experiment."""
     detail = _detail(event, names or {})
     return f"{_when(event.time)} {event.kind}" + (f": {detail}" if detail else "")
 
