@@ -1,1 +1,1 @@
-"""Optional parts of trainkit. Each folder is a plugin, which its `entry_points.txt` connects to the core."""
+"""Optional parts of trainkit. Each folder is a plugin, connected to the core by its `entry_points.txt`."""

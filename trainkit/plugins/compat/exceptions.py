@@ -1,8 +1,9 @@
 """Errors of the runtime under the names of `ray.exceptions`.
 
-An error that can occur here is a class of `trainkit.errors`. If trainkit does not distinguish two of Ray's
-errors, both names are the same class. An error of a part of Ray that trainkit lacks has its own class, which
-is never raised. Base classes match those in Ray, so that `except` catches the same errors.
+Each error that trainkit can raise is a class of `trainkit.errors`. If trainkit does not distinguish two
+errors of Ray, both names refer to the same class. Errors about features of Ray that trainkit lacks are
+separate classes, which are never raised. Each class has the same base classes as in Ray, so that an `except`
+clause catches the same errors.
 """
 
 from trainkit import errors as _errors
@@ -23,7 +24,7 @@ OwnerDiedError = _errors.OwnerDiedError
 TaskCancelledError = _errors.TaskCancelledError
 WorkerCrashedError = _errors.WorkerDiedError
 OutOfMemoryError = _errors.WorkerDiedError
-"""A worker that exceeds its memory limit is killed, and its callers receive this error."""
+"""Error that callers receive when a worker was killed because it exceeded its memory limit."""
 OufOfBandObjectRefSerializationException = _errors.SerializationError
 RuntimeEnvSetupError = _errors.ConfigError
 ActorAlreadyExistsError = _errors.ConfigError
@@ -33,23 +34,23 @@ TaskUnschedulableError = _errors.InfeasibleError
 
 
 class ActorPlacementGroupRemoved(ActorDiedError):
-    """Never raised: an actor whose group was removed raises ActorDiedError, whose text gives this reason."""
+    """Never raised: ActorDiedError is raised instead if an actor's placement group was removed."""
 
 
 class TaskPlacementGroupRemoved(WorkerCrashedError):
-    """Never raised: a task whose group was removed raises WorkerDiedError, whose text gives this reason."""
+    """Never raised: WorkerDiedError is raised instead if a task's placement group was removed."""
 
 
 class AsyncioActorExit(RayError):
-    """Never raised: `exit_actor` ends actors with `async` methods like all other actors."""
+    """Never raised: `exit_actor` ends an actor with `async` methods in the same way as other actors."""
 
 
 class AuthenticationError(RayError):
-    """Never raised: a session on one machine has no token."""
+    """Never raised: a session on one machine has no authentication token."""
 
 
 class CrossLanguageError(RayError):
-    """Never raised: only Python is supported."""
+    """Never raised: trainkit supports only Python."""
 
 
 class ObjectFetchTimedOutError(ObjectLostError):
@@ -57,23 +58,23 @@ class ObjectFetchTimedOutError(ObjectLostError):
 
 
 class ObjectReconstructionFailedError(ObjectLostError):
-    """Never raised: a lost object is not recomputed."""
+    """Never raised: trainkit does not recompute lost objects."""
 
 
 class ObjectRefStreamEndOfStreamError(RayError):
-    """Never raised: a generator of references ends with StopIteration."""
+    """Never raised: a generator of references ends with StopIteration instead."""
 
 
 class PendingCallsLimitExceeded(RayError):
-    """Never raised: only memory limits the number of calls that wait for an actor."""
+    """Never raised: the number of calls that wait for an actor is limited only by memory."""
 
 
 class PlasmaObjectNotAvailable(RayError):
-    """Never raised: no separate object store process exists."""
+    """Never raised: trainkit has no separate process that stores objects."""
 
 
 class ReferenceCountingAssertionError(ObjectLostError, AssertionError):
-    """Never raised: an object lives as long as a reference to it."""
+    """Never raised: an object exists as long as a reference to it exists."""
 
 
 class RpcError(RayError):
@@ -85,19 +86,19 @@ class RaySystemError(RayError):
 
 
 class RayCgraphCapacityExceeded(RaySystemError):
-    """Never raised: a compiled graph has no channels with limited capacity."""
+    """Never raised: trainkit's compiled graphs have no channels with limited capacity."""
 
 
 class RayChannelError(RaySystemError):
-    """Never raised: a compiled graph has no channels with limited capacity."""
+    """Never raised: trainkit's compiled graphs have no channels with limited capacity."""
 
 
 class RayChannelTimeoutError(RayChannelError, TimeoutError):
-    """Never raised: a compiled graph has no channels with limited capacity."""
+    """Never raised: trainkit's compiled graphs have no channels with limited capacity."""
 
 
 class RayDirectTransportError(RaySystemError):
-    """Never raised: tensors are sent like all other values."""
+    """Never raised: tensors are sent in the same way as other values."""
 
 
 class StreamingGeneratorReplayInconsistentError(RaySystemError):
@@ -109,4 +110,4 @@ class UnserializableException(RayError):
 
 
 class UserCodeException(RayError):
-    """Never raised: exceptions of user code are raised as TaskError."""
+    """Never raised: an exception of user code is raised as a TaskError instead."""

@@ -1,6 +1,6 @@
-"""Import of old paths, with a table that maps each old path to a current module or name.
+"""Import of modules under their old paths. A table maps each old path to a current module or name.
 
-Rows of `ray.txt` and `moved.txt`, with module paths relative to `trainkit.`:
+The table consists of the rows of `ray.txt` and `moved.txt`. Module paths in it are relative to `trainkit.`:
 
     old.module new.module                   every name of the new module
     old.module:Name new.module:NewName      one name
@@ -10,7 +10,7 @@ Rows of `ray.txt` and `moved.txt`, with module paths relative to `trainkit.`:
     old.module !Class                       a searcher that is not here: its import says what to use instead
     old.module =module                      a module outside trainkit
 
-Several modules for one old module are searched in the order of the rows.
+If an old module has several rows with a new module, the new modules are searched in the order of the rows.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NO_SEARCHER = (
 
 
 class Row:
-    """Row of the table for one old module.
+    """Entry of the table for one old module.
 
     Attributes:
-        homes: current modules that have the old module's names, searched in this order.
-        names: current module and name for each old name; the name "" means the module itself.
-        gone: reason for the removal of each old name that no longer exists.
+        homes: paths of the current modules in which the old module's names are searched, in this order.
+        names: maps each old name to its current module and current name; the name "" means the module itself.
+        gone: maps each old name that no longer exists to the reason for its removal.
         children: names of the old module's submodules.
-        refused: text of the error, if the module can't be imported.
+        refused: text of the ImportError, if the old module can't be imported; otherwise None.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class Row:
 
 @functools.cache
 def table() -> dict[str, Row]:
-    """Return the rows by the full path of the old module."""
+    """Return the table, as a mapping from the full path of each old module to its `Row`."""
     return parsed(_lines())
 
 
 def parsed(lines: Iterable[str]) -> dict[str, Row]:
-    """Parse `lines` into rows; a package without its own row gets an empty row."""
+    """Parse `lines`; return a `Row` for each old module and for each package that contains one."""
     rows: dict[str, Row] = {}
     for line in lines:
         words = line.partition("#")[0].split()
@@ -98,12 +98,13 @@ def _full(path: str) -> str:
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
-    # Loader's methods equal Python's defaults, and its import takes as long as the rest of this module.
+    # A subclass of `object` behaves in the same way, and importing `Loader` would double this module's import
+    # time.
     Loader = object
 
 
 def find(path: str, others: Iterable[Any], search: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the import spec of a module that has a row in the table, or None for the other finders.
+    """Return the import spec of an old module; None if the table has no row for the module.
 
     Args:
         path: full path of the module.
@@ -129,13 +130,13 @@ class ServedModule(ModuleType):
         if not (isinstance(value, ModuleType) and object_there):
             super().__setattr__(name, value)
 
-    # A function that is sent to a worker may refer to the module, so the module must be picklable.
+    # The module must be picklable, because a function that refers to the module may be sent to a worker.
     def __reduce__(self) -> tuple[Any, ...]:
         return importlib.import_module, (self.__name__,)
 
 
 class Served(Loader):
-    """Loader of a module without a file; it takes the names from the modules in the table."""
+    """Loader of an old module that has no file. The loader takes the names from the current modules."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -145,10 +146,10 @@ class Served(Loader):
         return ServedModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Add the names to the module.
+        """Add the old names to the module.
 
         Raises:
-            ImportError: the module has no replacement.
+            ImportError: the old module has no replacement.
         """
         row = self._row
         if row.refused is not None:
@@ -158,7 +159,7 @@ class Served(Loader):
         add_names(module, row)
 
     def get_code(self, path: str) -> CodeType | None:
-        """Return the code for `python -m path`: the code of the first current module."""
+        """Return the code that `python -m path` runs: the code of the first current module."""
         for home in self._row.homes[:1]:
             loader: Any = getattr(find_spec(home), "loader", None)
             code: CodeType | None = loader.get_code(home)
@@ -167,7 +168,7 @@ class Served(Loader):
 
 
 class Extended(Loader):
-    """Loader of a module with a file; it adds the old names to the module."""
+    """Loader of an old module that still has a file. The loader adds the old names to the module."""
 
     def __init__(self, loader: Any, row: Row) -> None:
         self._loader = loader
@@ -179,10 +180,11 @@ class Extended(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module's code, then add the names."""
+        """Run the module's own code, then add the old names."""
         self._loader.exec_module(module)
         if self._row.children and not hasattr(module, "__path__"):
-            # The old path was a package, and Python looks for submodules only in packages.
+            # If the old path was a package, it had submodules, and Python looks for submodules only in
+            # packages.
             module.__path__ = []
         add_names(module, self._row)
 
@@ -209,8 +211,8 @@ def add_names(module: ModuleType, row: Row) -> None:
                 raise AttributeError(f"{path}.{name} is not here: {row.gone[name]}")
             if name in row.children:
                 return importlib.import_module(f"{path}.{name}")
-            # In a real package, a submodule takes precedence over an old name. This error makes Python import
-            # the submodule.
+            # In a package with a file, a submodule takes precedence over an old name with the same spelling.
+            # Raising AttributeError makes Python import the submodule.
             if is_real and hasattr(module, "__path__") and find_spec(f"{path}.{name}"):
                 raise AttributeError(f"module {path!r} has no attribute {name!r}: it is not imported yet")
             for home in row.homes:
@@ -230,14 +232,14 @@ def add_names(module: ModuleType, row: Row) -> None:
 
 
 def named(row: Row, name: str) -> Any:
-    """Return the current object or module for the old name `name`."""
+    """Return the current object or module for an old name."""
     home, new = row.names[name]
     module = importlib.import_module(home)
     return getattr(module, new) if new else module
 
 
 def public_names(row: Row) -> list[str]:
-    """Return the names that `from module import *` imports."""
+    """Return the names that `from old_module import *` imports."""
     found = set(row.names)
     for home in row.homes:
         there = importlib.import_module(home)

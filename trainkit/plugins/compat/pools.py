@@ -13,12 +13,12 @@ from trainkit.runtime.api import init
 
 
 class Pool(_Pool):
-    """Pool of workers with the arguments of Ray's pool.
+    """processes, initializer, initargs, maxtasksperchild, context: see `trainkit.plugins.pools.Pool`.
 
     Args:
         processes, initializer, initargs, maxtasksperchild, context: see `trainkit.plugins.pools.Pool`.
-        ray_address: address for `trainkit.init(address=...)`, used if no session is running.
-        ray_remote_args: options of each call, such as {"num_gpus": 1}.
+        ray_address: address that is passed to `trainkit.init` if no session is running.
+        ray_remote_args: options for each call of the pool, such as {"num_gpus": 1}.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Functions under the names of `ray.util`: results in order of arrival, serializers, one-time messages."""
+"""Functions of `ray.util` under Ray's names: results in order of arrival, serializers, one-time messages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def as_completed(
 
     Args:
         refs: references without duplicates.
-        chunk_size: number of results to wait for before the first of them is yielded. Results of one chunk
-            are yielded in the order of `refs`.
+        chunk_size: number of results to wait for before the first of them is yielded. These results are then
+            yielded in the order of `refs`.
         yield_obj_refs: True: yield the references of finished calls instead of their values.
         **kwargs: further arguments of `trainkit.wait`, such as `timeout`.
 
@@ -49,18 +49,18 @@ def map_unordered(
     yield_obj_refs: bool = False,
     **kwargs: Any,
 ) -> Iterator[Any]:
-    """Call `fn` with each of `items`, and yield the results as they arrive.
+    """Call `fn` with each item of `items`, and yield the results as they arrive.
 
     Args:
         fn: remote function.
-        items: arguments, one for each call; they are read as calls are made.
+        items: arguments, one for each call. Each item is read just before its call.
         backpressure_size: maximum number of unfinished calls; None means no limit.
         chunk_size: see `as_completed`.
         yield_obj_refs: see `as_completed`.
         **kwargs: see `as_completed`.
 
     Raises:
-        ConfigError: a size is less than 1, or `num_returns` is given.
+        ConfigError: `backpressure_size` or `chunk_size` is less than 1, or `num_returns` is given.
     """
     if backpressure_size is not None:
         _require_size("backpressure_size", backpressure_size)
@@ -68,10 +68,10 @@ def map_unordered(
 
 
 class _Arriving:
-    """Set of references, some of which are known to be done.
+    """Set of object references, divided into finished and pending ones.
 
-    All pending references are checked only when no done reference is left. A check for each chunk would take
-    time quadratic in the number of references.
+    The pending references are checked only when no finished reference is left. A check before each chunk
+    would take time quadratic in the number of references.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class _Arriving:
             yield from self._next_chunk()
 
     def _next_chunk(self) -> list[Any]:
-        """Return the next results or references; [] if the timeout passed first."""
+        """Return the next results, or their references; [] if the timeout passes first."""
         if not self._done:
             self._look()
         refs = self._done[: self._chunk_size]
@@ -122,14 +122,14 @@ def _require_size(name: str, value: int) -> None:
 
 
 def placement_group_table(group: PlacementGroup | None = None) -> dict[str, Any]:
-    """Return the data of one placement group, or of all groups.
+    """Return the state of one placement group, or of all placement groups.
 
     Args:
         group: placement group; None means all groups of the session.
 
     Returns:
-        For one group, its entry in `trainkit.list_placement_groups()`, or {} if it was removed; for all
-        groups, their entries by id.
+        For one group, its entry in `trainkit.list_placement_groups()`, or {} if the group was removed. For
+        all groups, a dictionary that maps each group's id to its entry.
     """
     entries = {entry["placement_group_id"]: entry for entry in list_placement_groups()}
     return entries if group is None else entries.get(f"{group.id:016x}", {})
@@ -141,12 +141,13 @@ _serialized: set[type] = set()
 def register_serializer(
     cls: type, *, serializer: Callable[[Any], Any], deserializer: Callable[[Any], Any]
 ) -> None:
-    """Use custom functions to send instances of exactly `cls` from this process.
+    """Use custom functions when this process sends instances of exactly the class `cls`.
 
     Args:
         cls: class of the instances; subclasses are not affected.
         serializer: function that converts an instance to a value that can be pickled.
-        deserializer: function that converts this value back to an instance. It is sent with each instance.
+        deserializer: function that converts the serializer's value back to an instance. The deserializer is
+            sent with each instance.
     """
     serialize.register(cls, lambda _, instance: (deserializer, (serializer(instance),)))
     _serialized.add(cls)
@@ -161,11 +162,11 @@ def deregister_serializer(cls: type) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FailureTuple:
-    """A part of a value that can't be pickled.
+    """Part of a value that prevents the value from being pickled.
 
     Attributes:
         obj: the part itself.
-        path: path of the part in the value.
+        path: names of the attributes or items that lead from the whole value to the part.
         parent: the whole value.
     """
 
@@ -177,16 +178,17 @@ class FailureTuple:
 def inspect_serializability(
     base_obj: Any, name: str | None = None, depth: int = 3, print_file: IO[str] | None = None
 ) -> tuple[bool, set[Any]]:
-    """Return whether a value can be sent to a worker, and the part that can't; print the findings.
+    """Check whether a value can be sent to a worker; print the finding and return it.
 
     Args:
         base_obj: the value.
-        name: name to show; default: its own name.
-        depth: no effect: the search ends at the deepest part.
-        print_file: file to print to; None means standard output.
+        name: name for the value in the message; default: the value's own name.
+        depth: no effect, because the search continues to the deepest part.
+        print_file: file for the message; None means standard output.
 
     Returns:
-        True and an empty set, or False and a set of one `FailureTuple`.
+        `True` and an empty set; or `False` and a set of one `FailureTuple`, which describes the part that
+        can't be sent.
     """
     del depth
     shown = name or getattr(base_obj, "__qualname__", None) or repr(base_obj)
@@ -205,10 +207,10 @@ _seen: set[str] = set()
 
 
 def log_once(key: str) -> bool:
-    """Return True for the first call with this key in this process, else False.
+    """Return True for the first call with this key in this process, and False for later calls.
 
     Args:
-        key: name of the message, as in `if log_once("slow"): logger.warning(...)`.
+        key: any name for the message, as in `if log_once("slow"): logger.warning(...)`.
     """
     with _lock:
         is_first = key not in _seen
@@ -217,11 +219,11 @@ def log_once(key: str) -> bool:
 
 
 class RayClient:
-    """Information about Ray's connection to a `ray://` cluster, which the Ray engine uses."""
+    """Information about a connection to a `ray://` cluster, when sessions run on Ray."""
 
     @staticmethod
     def is_connected() -> bool:
-        """Return whether this process is connected to a cluster by `ray://`."""
+        """Return True if this process is connected to a cluster by a `ray://` address."""
         ray = sys.modules.get("ray")
         return ray is not None and bool(ray.util.client.ray.is_connected())
 

@@ -1,4 +1,4 @@
-"""Keys, timers and meters under the names of `ray.util.sgd.utils` and `ray.util.sgd.torch.constants`."""
+"""Constants, timers and meters under the names of `ray.util.sgd.utils` and `ray.util.sgd.torch.constants`."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class AverageMeter:
 
     Attributes:
         val: last value.
-        avg: mean, weighted by `n`.
+        avg: mean of the values, weighted by `n`.
         sum: weighted sum.
-        count: sum of the weights.
+        count: sum of the weights `n`.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class AverageMeter:
         self.count: float = 0
 
     def update(self, val: Any, n: float = 1) -> None:
-        """Add the mean value `val` of `n` samples."""
+        """Add a value: the mean of a metric over `n` samples."""
         self.val = val
         self.sum = self.sum + val * n
         self.count += n
@@ -66,9 +66,10 @@ class AverageMeter:
 
 
 class AverageMeterCollection:
-    """Means and last values of a loop's metrics, in the form that `train_epoch` and `validate` return.
+    """Means and last values of the metrics of an epoch, in the form that `train_epoch` and `validate` return.
 
-    The default loops do not need it. They also count only the real samples of an uneven last batch.
+    trainkit's default training and validation loops do not use this class. Unlike this class, they count only
+    the real samples of an uneven last batch.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class AverageMeterCollection:
             self._meters[str(name)].update(value, n)
 
     def summary(self) -> dict[str, Any]:
-        """Return `batch_count`, `num_samples`, and each metric's mean and last value (`last_<name>`)."""
+        """Return `batch_count`, `num_samples`, and each metric's mean and last value (as `last_<name>`)."""
         stats: dict[str, Any] = {BATCH_COUNT: self._batch_count, NUM_SAMPLES: self.n}
         for name, meter in self._meters.items():
             stats |= {name: meter.avg, f"last_{name}": meter.val}
@@ -92,7 +93,7 @@ class AverageMeterCollection:
 
 
 def override(interface_class: type[Any]) -> Callable[[F], F]:
-    """Mark a method as an override; raise ConfigError if the base class has no such method."""
+    """Mark a method as an override; raise ConfigError if `interface_class` has no such method."""
 
     def mark(method: F) -> F:
         if not hasattr(interface_class, method.__name__):

@@ -1,7 +1,8 @@
-"""Resources that change while trials run, on top of any other scheduler.
+"""Scheduler that changes the resources of trials while they run, in addition to any base scheduler.
 
-No log records which resources are free when a trial reports. So the log contains the decision itself: a
-replay does not call the allocation function, and `on_trial_request` reports each trial's resources.
+The resources that are free at a trial's report are not stored in any log. Therefore the log contains each new
+reservation. A replay does not call the allocation function: `on_trial_request` passes each trial's
+reservation from the log to the scheduler.
 """
 
 from __future__ import annotations
@@ -36,36 +37,39 @@ if TYPE_CHECKING:
 
 
 class Asks(Protocol):
-    """The scheduler's interface for its allocation function."""
+    """Attributes and methods of the scheduler that an allocation function may use."""
 
     metric: str | None
     mode: str | None
 
     @property
     def base_trial_resources(self) -> PlacementGroupFactory | None:
-        """The initial reservation of each trial."""
+        """Resources that each trial reserves at its first start; None if no trial has reported yet."""
         ...
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return a trial's current reservation, or the new reservation that applies from its next start."""
+        """Return the reservation of a trial: the current one, or the new one for its next start."""
         ...
 
 
 class DistributeResources:
-    """Share all resources evenly among the live trials; each keeps at least its initial reservation.
+    """Divide all resources evenly among the live trials; each trial keeps at least its initial reservation.
 
-    A trial grows by whole units while resources are free and its share allows it. It shrinks when its share
-    has become smaller, for example because more trials have begun.
+    A trial grows by whole units, up to its even share, while resources are free. A trial shrinks when its
+    even share becomes smaller, for example because more trials have begun.
 
     Args:
-        add_bundles: True adds a bundle for each unit. False adds the unit to the trial's only bundle.
+        add_bundles: True: each unit becomes a new bundle of the trial. False: each unit is added to the
+            trial's only bundle.
         increase_by: resources of one unit, such as {"CPU": 2}. None: 1 GPU if trials begin with GPUs, else 1
-            CPU; with `add_bundles`, the last bundle that trials begin with.
-        increase_by_times: largest number of units for a trial; below 1: no limit. Needs `increase_by`.
-        reserve_resources: resources that are never added to a trial's initial reservation.
+            CPU; with `add_bundles`, a copy of the last bundle that trials begin with.
+        increase_by_times: maximum number of units that a trial receives; below 1: no limit. Needs
+            `increase_by`.
+        reserve_resources: resources that remain unused: no trial receives them in addition to its initial
+            reservation.
 
     Raises:
-        ConfigError: a quantity is invalid, or `increase_by` is empty.
+        ConfigError: an amount is invalid, or `increase_by` is empty.
     """
 
     def __init__(
@@ -86,14 +90,14 @@ class DistributeResources:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Constructor arguments that recreate this function."""
+        """Constructor arguments that create an equal allocation function."""
         names = "add_bundles increase_by_times reserve_resources".split()
         return {**{name: getattr(self, name) for name in names}, "increase_by": self.increase_by or None}
 
     def __call__(
         self, tune_controller: ExperimentView, trial: Trial, result: Mapping[str, Any], scheduler: Asks
     ) -> PlacementGroupFactory | None:
-        """Return the new reservation of `trial`; None leaves it unchanged.
+        """Return the new reservation of `trial`; None keeps the current reservation.
 
         Raises:
             ConfigError: trials begin with several bundles, and `add_bundles` is False.
@@ -131,17 +135,19 @@ class DistributeResources:
         spare: int,
         scheduler: Asks,
     ) -> int:
-        """Return the number of units for the trial.
+        """Return the number of units that the trial should have beyond its initial reservation.
 
         Args:
-            trial: the trial that has reported.
+            trial: trial that has just reported.
             live: all trials that have not ended, including `trial`.
-            has: number of units of each trial.
-            free: number of free units; below 0: number of units that are used in excess.
-            spare: number of units beyond all initial reservations.
+            has: number of additional units that each trial has now, by trial id.
+            free: number of units that are not in use; if negative, the number of units by which trials exceed
+                the resources.
+            spare: number of units that remain if each live trial has its initial reservation.
             scheduler: the calling scheduler.
         """
-        share = -(-spare // len(live))  # rounding up gives some trials one more unit while units are free
+        # Rounding up lets some trials receive one unit more than others while units are free.
+        share = -(-spare // len(live))
         return min(share, has[trial.trial_id] + free)
 
     def _unit(self, base: PlacementGroupFactory) -> dict[str, float]:
@@ -170,15 +176,15 @@ class DistributeResources:
 
 
 class DistributeResourcesToTopJob(DistributeResources):
-    """Give all free resources to the best live trial; every trial keeps its current resources.
+    """Give all free resources to the best live trial; the other trials keep their current resources.
 
-    The best trial has the best last value of the metric among the trials that may still grow. A trial
-    shrinks only when more resources are in use than exist.
+    The best trial is the one whose last report has the best value of the metric, among the trials that may
+    still grow. A trial shrinks only when more resources are in use than exist.
 
     Args:
         add_bundles, increase_by, increase_by_times, reserve_resources: see `DistributeResources`.
-        metric: reported value by which trials are compared; None: the scheduler's.
-        mode: "min" or "max"; None: the scheduler's.
+        metric: reported value by which trials are compared; None: the metric of the scheduler.
+        mode: "min" or "max"; None: the mode of the scheduler.
     """
 
     def __init__(
@@ -219,7 +225,7 @@ class DistributeResourcesToTopJob(DistributeResources):
             return own + free
         limited = self.increase_by and self.increase_by_times >= 1
         growing = [one for one in live if not limited or has[one.trial_id] < self.increase_by_times]
-        # max() returns the first of equally good trials.
+        # If several trials are equally good, `max` returns the first one, so the result is deterministic.
         best = max(growing, key=lambda one: _score(one, metric, mode), default=None)
         return own + free if best is not None and best.trial_id == trial.trial_id else own
 
@@ -238,7 +244,7 @@ def _sum(bundles: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _times(unit: Mapping[str, float], amounts: Mapping[str, float]) -> int:
-    """Return how often `unit` fits into `amounts`, rounded down; negative if a value in `amounts` is."""
+    """Return how many times `unit` fits into `amounts`, rounded down; negative if an amount is negative."""
     return min(math.floor(amounts.get(name, 0.0) / each + 1e-9) for name, each in unit.items() if each)
 
 
@@ -247,7 +253,8 @@ evenly_distribute_cpus_gpus_distributed = DistributeResources(add_bundles=True)
 
 
 Allocation = Callable[..., PlacementGroupFactory | None]
-"""Function of the experiment, a trial, its report and the scheduler; returns the trial's new reservation."""
+"""Function of the experiment, a trial, its report and the scheduler; it returns the trial's new
+reservation."""
 
 _OURS = {cls.__name__: cls for cls in (DistributeResources, DistributeResourcesToTopJob)}
 
@@ -259,21 +266,23 @@ _OURS = {cls.__name__: cls for cls in (DistributeResources, DistributeResourcesT
     "on_trial_change on_trial_again",
 )
 class ResourceChangingScheduler(TrialScheduler):
-    """Change the resources of trials while they run; another scheduler makes all other decisions.
+    """Scheduler that changes the resources of running trials; a base scheduler makes all other decisions.
 
-    At each report after which a trial continues, the function returns the trial's new reservation. If the
-    reservation changes, the trial is paused. It resumes from its checkpoint with the new reservation before
-    other trials start. Inside a trial, `tune.get_context().get_trial_resources()` returns the current one.
+    After each report, if the trial continues, the allocation function returns the trial's new reservation. If
+    the new reservation differs from the current one, the trial is paused. The trial then resumes from its
+    checkpoint with the new reservation, before other trials start. Inside a trial,
+    `tune.get_context().get_trial_resources()` returns the current reservation.
 
     Args:
-        base_scheduler: scheduler for all other decisions; None: a FIFOScheduler.
-        resources_allocation_function: function called as `f(tune_controller, trial, result, scheduler)`.
-            `tune_controller` is an `ExperimentView`, with `existing`, `free` and `get_live_trials()`. The
-            result is a `PlacementGroupFactory`, a dictionary such as {"cpu": 2}, or None for no change.
-            Without a function (None), reservations never change.
+        base_scheduler: scheduler that makes all other decisions; None: a FIFOScheduler.
+        resources_allocation_function: allocation function, called as `f(tune_controller, trial, result,
+            scheduler)`. `tune_controller` is an `ExperimentView`, with `existing`, `free` and
+            `get_live_trials()`. It returns a `PlacementGroupFactory`, a dictionary such as {"cpu": 2}, or
+            None for no change. If the argument is None, reservations never change.
 
     Raises:
-        ConfigError: `base_scheduler` is not a scheduler, or the other argument is not a function.
+        ConfigError: `base_scheduler` is not a scheduler, or `resources_allocation_function` is not a
+            function.
     """
 
     needs_metric: ClassVar[bool] = False
@@ -284,7 +293,8 @@ class ResourceChangingScheduler(TrialScheduler):
         resources_allocation_function: Allocation | Mapping[str, Any] | None = evenly_distribute_cpus_gpus,
     ) -> None:
         base, allocate = base_scheduler, resources_allocation_function
-        # The property `arguments` describes a function as such a mapping, which a restore passes back.
+        # The property `arguments` describes a built-in function by a mapping; a restored experiment passes it
+        # here.
         if isinstance(allocate, Mapping):
             allocate = _OURS[allocate["class"]](**allocate["arguments"])
         base = FIFOScheduler() if base is None else base
@@ -298,29 +308,30 @@ class ResourceChangingScheduler(TrialScheduler):
             )
         super().__init__(base.time_attr, base.metric, base.mode)
         self.base_scheduler = base
-        # The base scheduler judges the trials, so this scheduler uses the base's label and calls.
+        # The base scheduler decides about the trials, so its label and its choice of notifications apply.
         self.label, self.hears_again = base.label, base.hears_again  # type: ignore[misc]
         self._allocate = allocate
         self._view: ExperimentView | None = None
         self._base: PlacementGroupFactory | None = None
         self._changed: set[str] = set()
-        """Ids of trials whose reservation differs from the initial one."""
+        """Ids of trials whose reservation has been changed at least once."""
         self._promised: dict[str, PlacementGroupFactory] = {}
-        """New reservations of trials that are about to be paused for this change."""
+        """Maps the id of each trial that is about to be paused to its new reservation."""
         self._ours: dict[str, None] = {}
-        """Ids of trials that are paused only to change resources, in the order of their pauses."""
+        """Ids of trials that this scheduler has paused to change their resources, oldest pause first."""
         self._theirs: set[str] = set()
         """Ids of trials that the base scheduler has paused."""
 
     @property
     def base_trial_resources(self) -> PlacementGroupFactory | None:
-        """Initial reservation of each trial; None before the first report."""
+        """Resources that each trial reserves at its first start; None before the first report."""
         return self._base
 
-    _base_trial_resources = base_trial_resources  # functions that were written for Ray read this name
+    # Allocation functions that were written for Ray use this name.
+    _base_trial_resources = base_trial_resources
 
     def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return a trial's current reservation, or the new reservation that applies from its next start."""
+        """Return the reservation of a trial: the current one, or the new one for its next start."""
         return self._promised.get(trial.trial_id, trial.request)
 
     @property
@@ -355,7 +366,8 @@ class ResourceChangingScheduler(TrialScheduler):
     def see(self, view: ExperimentView) -> None:
         self._view = view
         self.base_scheduler.see(view)
-        # A kill between a pause and its change leaves a paused trial that nothing else would resume.
+        # If the program was killed after a trial was paused and before its resources changed, only this loop
+        # makes the trial resume.
         for trial in view.get_trials():
             if trial.status is TrialStatus.PAUSED and trial.trial_id not in self._theirs:
                 self._ours.setdefault(trial.trial_id)
@@ -388,7 +400,7 @@ class ResourceChangingScheduler(TrialScheduler):
         return self.base_scheduler.decide(trial_id, time, score)
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
-        self._forget(trial_id)  # a trial that reports is not paused
+        self._forget(trial_id)  # A trial that reports is running, so it is no longer listed as paused.
         decision = CheckedScheduler(self.base_scheduler).on_result(trial_id, result)
         if decision.verdict is Verdict.PAUSE:
             self._theirs.add(trial_id)
@@ -409,7 +421,7 @@ class ResourceChangingScheduler(TrialScheduler):
     def _wanted(
         self, view: ExperimentView, trial_id: str, result: Mapping[str, Any]
     ) -> PlacementGroupFactory | None:
-        """Return a trial's new reservation; None keeps the current one."""
+        """Return a trial's new reservation; None keeps the current reservation."""
         trial = view.trial(trial_id)
         if self._base is None:
             self._base = trial.request

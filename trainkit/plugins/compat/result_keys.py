@@ -1,8 +1,8 @@
-"""Keys of reports, under the names of `ray.tune.result`."""
+"""Keys of the values in a trial's report, under the names of `ray.tune.result`."""
 
 from __future__ import annotations
 
-# trainkit adds these keys to each report, unless the trial reports them itself.
+# trainkit adds values under these keys to each report, unless the trial itself reports them.
 TRAINING_ITERATION = "training_iteration"
 TIME_THIS_ITER_S = "time_this_iter_s"
 TIME_TOTAL_S = "time_total_s"
@@ -14,7 +14,8 @@ PID = "pid"
 HOSTNAME = "hostname"
 NODE_IP = "node_ip"
 
-# Trials report these keys. A report that is a plain number is stored under the first key.
+# Trials report these keys. If a trial reports a plain number instead of a dictionary, it is stored under the
+# first key.
 DEFAULT_METRIC = "_metric"
 SHOULD_CHECKPOINT = "should_checkpoint"
 TIMESTEPS_THIS_ITER = "timesteps_this_iter"

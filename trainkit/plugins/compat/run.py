@@ -1,4 +1,4 @@
-"""`tune.run`, `tune.run_experiments` and `tune.Experiment`: interfaces of `Tuner` with Ray's arguments."""
+"""`tune.run`, `tune.run_experiments` and `tune.Experiment`: `Tuner` with the arguments of Ray's functions."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ Front = TypeVar("Front", bound=Callable[..., Any])
 
 
 class _RunTuner(Tuner):
-    """Tuner that accepts a metric without a mode, like Ray's `run`; `get_best_result` still needs both."""
+    """Tuner that accepts a metric without a mode, as Ray's `run` does. Only `get_best_result` needs both."""
 
     _needs_both = False
 
 
 class Experiment:
-    """All arguments of one `tune.run`: `tune.run(Experiment("name", trainable, config=...))`.
+    """Arguments for one call of `tune.run`, as in `tune.run(Experiment("name", trainable, config=...))`.
 
     Args:
         name: name of the experiment.
-        run: the trainable, or its registered name.
+        run: trainable, or the name under which it is registered.
         spec: further arguments of `tune.run`.
     """
 
@@ -55,21 +55,22 @@ class Experiment:
 
     @classmethod
     def from_json(cls, name: str, spec: Mapping[str, Any]) -> Experiment:
-        """Make the experiment that `spec` describes: `"run"` is the trainable, the rest is for `tune.run`.
+        """Create an experiment: `spec["run"]` is the trainable, the other items are arguments of `tune.run`.
 
         Raises:
-            ConfigError: `spec` names no trainable.
+            ConfigError: `spec` has no item "run".
         """
         arguments = dict(spec)
         if "run" not in arguments:
             raise ConfigError(f"the experiment {name!r} has no 'run': set it to the trainable or its name")
-        if "env" in arguments:  # RLlib's specifications have the entry `env`.
+        # Specifications of RLlib have an item `env`, which belongs to the configuration.
+        if "env" in arguments:
             arguments["config"] = {**arguments.get("config", {}), "env": arguments.pop("env")}
         return cls(name, arguments.pop("run"), **arguments)
 
 
 def _taking_experiments(function: Front) -> Front:
-    """Let `run` accept an Experiment, and merge its arguments into those of the call."""
+    """Make `run` accept an `Experiment`, whose arguments are merged with the other arguments of the call."""
 
     @functools.wraps(function)
     def run(run_or_experiment: Any, **given: Any) -> Any:
@@ -96,8 +97,8 @@ def _run_each(
     raise_on_failed_trial: bool = True,
     **given: Any,
 ) -> ExperimentAnalysis:
-    """Run experiments one after another, and return one analysis of all trials."""
-    given.pop("name", None)  # each experiment has its own name
+    """Run the experiments one after another; return one `ExperimentAnalysis` of all their trials."""
+    given.pop("name", None)  # Each experiment has its own name, so a common name is ignored.
     if not experiments:
         raise ConfigError("tune.run([]) has no experiments: pass at least one")
     analyses = [run(each, raise_on_failed_trial=False, **given) for each in experiments]
@@ -152,21 +153,22 @@ def run(
     """Run an experiment to its end, as `Tuner(...).fit()` does, with the arguments of `ray.tune.run`.
 
     Args:
-        run_or_experiment: the trainable, its registered name, or an `Experiment`. The items of a list run one
-            after another, and the result is one analysis of all their trials.
+        run_or_experiment: trainable, name of a registered trainable, or `Experiment`. If it is a list, the
+            items run one after another, and one analysis of all their trials is returned.
         name: name of the experiment's folder.
-        metric: reported value to optimize, or a list of several.
-        mode: "min" or "max"; for several metrics, a list with one mode for each.
+        metric: name of the reported value to optimize, or a list of several names.
+        mode: "min" or "max"; for several metrics, a list with one mode for each metric.
         stop: see `RunConfig`.
         time_budget_s: see `TuneConfig`.
-        config: search space and constants.
+        config: search space: hyperparameters with their domains, and constants.
         resources_per_trial: see `with_resources`.
-        num_samples: number of samples from the space; a grid is repeated this often.
-        storage_path: folder for experiments; `local_dir` is its older name.
+        num_samples: number of configurations to sample from the search space; a grid search is repeated this
+            often.
+        storage_path: folder in which experiments are stored; `local_dir` is an older name of this argument.
         storage_filesystem: see `RunConfig`.
-        search_alg: search algorithm that suggests configurations, or its name.
-        scheduler: scheduler that stops trials early, or its name.
-        checkpoint_config: rules for making and keeping checkpoints.
+        search_alg: search algorithm that suggests configurations, or the name of one.
+        scheduler: scheduler that decides which trials stop early, or the name of one.
+        checkpoint_config: settings for when checkpoints are saved and which are kept.
         verbose: see `RunConfig`; None means 1.
         progress_reporter: see `RunConfig`.
         log_to_file: see `RunConfig`.
@@ -175,25 +177,27 @@ def run(
         sync_config: see `RunConfig`.
         max_failures: see `FailureConfig`.
         fail_fast: see `FailureConfig`.
-        restore: folder of a checkpoint from which every trial starts.
-        resume: True resumes the experiment `name`; "AUTO" resumes it if it exists. A suffix "+ERRORED" or
-            "+RESTART_ERRORED" includes failed trials. "ERRORED_ONLY" resumes failed trials only.
-        resume_config: same choice as `resume`, in more detail.
+        restore: folder of a checkpoint from which every trial begins.
+        resume: True: resume the experiment `name`. "AUTO": resume it if it exists, otherwise begin it. With
+            "+ERRORED" or "+RESTART_ERRORED" added, failed trials are included. "ERRORED_ONLY" resumes only
+            failed trials.
+        resume_config: settings for which trials to resume, in more detail than `resume`.
         reuse_actors: see `TuneConfig`.
-        raise_on_failed_trial: True: after all trials have ended, raise an error if one is in the state ERROR.
-        callbacks: callbacks for every step.
+        raise_on_failed_trial: True: raise an error after all trials have ended if a trial has the status
+            ERROR.
+        callbacks: callbacks that are called at each step of the experiment.
         max_concurrent_trials: maximum number of concurrent trials.
         keep_checkpoints_num: `CheckpointConfig(num_to_keep=)`.
-        checkpoint_score_attr: `checkpoint_score_attribute`; with the prefix in "min-loss", the smallest loss
-            is best.
+        checkpoint_score_attr: `CheckpointConfig(checkpoint_score_attribute=)`. The prefix "min-", as in
+            "min-loss", means that the smallest value is best.
         checkpoint_freq: `checkpoint_frequency`.
-        checkpoint_at_end: see `CheckpointConfig`; None means False here.
+        checkpoint_at_end: see `CheckpointConfig`. Here, None means False.
         chdir_to_trial_dir: see `RunConfig`.
         local_dir: see `storage_path`.
-        obsolete: arguments of older versions of Ray, accepted with a warning.
+        obsolete: arguments of older versions of Ray. They only cause a warning.
 
     Raises:
-        TrialError: a trial failed, and `raise_on_failed_trial` is set; the results are on disk anyway.
+        TrialError: a trial failed, and `raise_on_failed_trial` is True. The results are on disk anyway.
         ConfigError: an argument is invalid or unknown; see also `Tuner` and `Tuner.fit`.
     """
     given = dict(locals())
@@ -223,13 +227,14 @@ def run(
     tuner = _resumed(bound, config, tune_config, run_config, resume, resume_config)
     if tuner is None:
         policy = run_config.checkpoint_config
-        # Ray's `run` saves no last checkpoint by default, unlike Ray's Tuner.
+        # Unlike Ray's Tuner, Ray's `run` does not save a checkpoint at the end of a trial by default.
         policy.checkpoint_at_end = bool(policy.checkpoint_at_end)
         tuner = _RunTuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise _failed(list(grid), grid.experiment_path) from grid.errors[0]
-    return ExperimentAnalysis(grid.experiment_path, trials=grid)  # The grid knows the metric or metrics.
+    # The grid already contains the metric and the mode, so they are not passed.
+    return ExperimentAnalysis(grid.experiment_path, trials=grid)
 
 
 def run_experiments(
@@ -238,17 +243,18 @@ def run_experiments(
     concurrent: bool = True,
     **settings: Any,
 ) -> list[Any]:
-    """Run several experiments, one after another, and return all their trials.
+    """Run several experiments one after another; return a list of all their trials.
 
     Args:
-        experiments: an `Experiment`, a list of them, or {"name": {"run": trainable, "config": ...}, ...}.
-        scheduler: scheduler for each experiment.
+        experiments: an `Experiment`, a list of experiments, or {"name": {"run": trainable, "config": ...},
+            ...}.
+        scheduler: scheduler that each experiment uses, or its name.
         concurrent: argument of Ray without effect. Each experiment can use all resources, so running the
-            experiments in turn takes no longer.
-        settings: further arguments of `tune.run`, for all experiments.
+            experiments one after another takes no longer.
+        settings: further arguments of `tune.run`, used for every experiment.
 
     Raises:
-        ConfigError: `experiments` has another form; see also `tune.run`.
+        ConfigError: `experiments` has a form other than these; see also `tune.run`.
     """
     del concurrent
     trials: list[Any] = []
@@ -282,12 +288,12 @@ def _resumed(
     resume: bool | str | None,
     resume_config: Any,
 ) -> Tuner | None:
-    """Return a tuner that resumes the experiment, or None to begin a new experiment."""
+    """Return a tuner that resumes the experiment; None if a new experiment must begin."""
     wish = resuming(resume, resume_config)
     if not wish.wanted:
         return None
     if run_config.name is None:
-        # A generated name is always new, so no experiment with this name can be resumed.
+        # Without a given name, a new name is generated, so no existing experiment can have it.
         if not wish.required:
             return None
         raise ConfigError(f"resume={resume!r} needs the name of the experiment: pass name=...")
@@ -325,8 +331,6 @@ def _failed(trials: Sequence[Result], folders: str) -> TrialError:
     )
 
 
-# These arguments of Ray 1.x are obsolete.
-
 OBSOLETE = {
     "export_formats": "export_model() is not called: save a checkpoint, and export the model from it",
     "global_checkpoint_period": "report() always saves a report before it returns",
@@ -344,18 +348,18 @@ OBSOLETE = {
     "_remote": "it is an internal setting of Ray",
     "_remote_string_queue": "it is an internal setting of Ray",
 }
-"""Arguments of older versions of Ray, with the reason why each has no effect here."""
+"""Arguments of older versions of Ray, each with the reason why it has no effect or with its replacement."""
 
 
 def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
-    """Return a text on arguments without effect and their alternatives; '' if `given` is empty.
+    """Return a message on the arguments without effect and their alternatives; '' if `given` is empty.
 
     Args:
-        given: argument names that `tune.run` does not have.
-        known: argument names that it has.
+        given: names of the arguments that are not arguments of the present `tune.run`.
+        known: names of all arguments of the present `tune.run`.
 
     Raises:
-        ConfigError: an argument is unknown in all versions of Ray; the message suggests a similar name.
+        ConfigError: no version of Ray has such an argument; the message suggests a similar name.
     """
     names = sorted(given)
     for name in names:
@@ -373,10 +377,11 @@ def checkpoint_settings(
     checkpoint_freq: int,
     checkpoint_at_end: bool,
 ) -> CheckpointConfig:
-    """Return the arguments of Ray 1.x as a CheckpointConfig; "min-loss" means that the smallest loss is best.
+    """Convert the arguments of Ray 1.x to a CheckpointConfig; "min-loss" means that the smallest loss is
+    best.
 
     Raises:
-        ConfigError: arguments of both forms are given.
+        ConfigError: both `config` and an argument of Ray 1.x are given.
     """
     old = {
         "keep_checkpoints_num": keep_checkpoints_num,
@@ -403,11 +408,11 @@ def checkpoint_settings(
 
 @dataclass(frozen=True)
 class Resuming:
-    """Choice of `tune.run` between resuming an experiment and beginning a new one.
+    """Choice between resuming an experiment and beginning a new one, made by the arguments of `tune.run`.
 
     Attributes:
         wanted: True: resume the experiment if it exists.
-        required: True: the experiment must exist.
+        required: True: it is an error if the experiment does not exist.
         how: arguments for `Tuner.restore`.
     """
 
@@ -425,10 +430,10 @@ _ERRORED = {
 
 
 def resuming(resume: bool | str | None, resume_config: Any = None) -> Resuming:
-    """Parse `resume`: True, "LOCAL", "REMOTE", "AUTO", "ERRORED_ONLY", "AUTO+ERRORED" and similar values.
+    """Parse `resume`: True, "LOCAL", "REMOTE", "AUTO", "ERRORED_ONLY", "AUTO+ERRORED" or a similar value.
 
     Raises:
-        ConfigError: `resume` has another value.
+        ConfigError: `resume` has an unknown value.
     """
     if resume is None or resume is False:
         return Resuming()

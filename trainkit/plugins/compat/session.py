@@ -1,4 +1,4 @@
-"""Functions for code in a trial, under the names of `ray.air.session`."""
+"""Functions to call inside a trial, under the names of `ray.air.session`."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ def get_experiment_name() -> str:
 
 
 def get_world_size() -> int:
-    """Return 1, the number of processes that report in this trial."""
+    """Return 1: exactly one process of each trial reports."""
     return get_context().get_world_size()
 
 
 def get_world_rank() -> int:
-    """Return 0, the rank of this process in the trial."""
+    """Return 0, the rank of the trial's only reporting process."""
     return get_context().get_world_rank()
 
 
 def get_local_rank() -> int:
-    """Return 0, the rank of this process among the trial's processes on its machine."""
+    """Return 0, the rank of the trial's only reporting process on its machine."""
     return get_context().get_local_rank()
 
 
 def get_local_world_size() -> int:
-    """Return 1, the number of processes of this trial that report on this machine."""
+    """Return 1: exactly one process of this trial reports on this machine."""
     return get_context().get_local_world_size()
 
 
 def get_node_rank() -> int:
-    """Return 0, the rank of this machine among the trial's machines."""
+    """Return 0, the rank of the machine on which the trial's reporting process runs."""
     return get_context().get_node_rank()

@@ -1,4 +1,4 @@
-"""Functions under the names of `ray.tune.utils`: dictionaries, checks of a trainable, wait for a GPU."""
+"""Functions under the names of `ray.tune.utils`: convert dictionaries, check a trainable, wait for a GPU."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def flatten_dict(
     prevent_delimiter: bool = False,
     flatten_list: bool = False,
 ) -> dict[str, Any]:
-    """Return a nested dictionary as one level, with names such as "a/b"; empty dictionaries are left out.
+    """Convert a nested dictionary to a flat one, with keys such as "a/b"; empty dictionaries are left out.
 
     Args:
         dt: nested dictionary.
-        delimiter: text between the names.
-        prevent_delimiter: True: refuse names that contain the delimiter.
-        flatten_list: True: also flatten lists, with indices as names.
+        delimiter: text between the parts of a key.
+        prevent_delimiter: True: refuse keys that already contain the delimiter.
+        flatten_list: True: also flatten lists, with the indices as parts of the keys.
 
     Raises:
-        ValueError: `prevent_delimiter` is set and a name contains the delimiter.
+        ValueError: `prevent_delimiter` is True and a key contains the delimiter.
     """
     flat: dict[str, Any] = {}
     for key, value in dt.items():
@@ -56,7 +56,7 @@ def flatten_dict(
 
 
 def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any]:
-    """Return the nested dictionary for a flat one, as the reverse of `flatten_dict`."""
+    """Convert a flat dictionary back to a nested one. This reverses `flatten_dict`."""
     nested: dict[str, Any] = {}
     for path, value in dt.items():
         *outer, last = path.split(delimiter)
@@ -68,13 +68,13 @@ def unflatten_dict(dt: Mapping[str, Any], delimiter: str = "/") -> dict[str, Any
 
 
 def diagnose_serialization(trainable: Callable[..., Any]) -> bool | set[str]:
-    """Check that a trainable can be sent to a worker; print the findings.
+    """Check whether a trainable can be sent to a worker; print the finding.
 
     Args:
         trainable: function or class.
 
     Returns:
-        True, or the names of variables that can't be sent.
+        True if the trainable can be sent; otherwise the names of the variables that can't be sent.
     """
     can, failures = inspect_serializability(trainable)
     if can:
@@ -93,21 +93,21 @@ def wait_for_gpu(
     delay_s: float = 5,
     gpu_memory_limit: float | None = None,
 ) -> bool:
-    """Wait until a GPU's memory is free, for example after another trial has ended there.
+    """Wait until a GPU's memory is free, for example after another trial on this GPU has ended.
 
     Args:
         gpu_id: number or UUID of the GPU; None means the first of `trainkit.get_gpu_ids()`.
-        target_util: largest share of the GPU's memory that may be in use, from 0 to 1.
+        target_util: maximum fraction of the GPU's memory that may be in use, from 0 to 1.
         retry: number of checks.
         delay_s: seconds between checks.
         gpu_memory_limit: no effect, as in Ray.
 
     Returns:
-        True once the GPU is free.
+        True, as soon as the GPU is free.
 
     Raises:
-        RuntimeError: the GPU was not free at the last check, this machine has no GPU, or the trial requested
-            none.
+        RuntimeError: the GPU was still in use at the last check, this machine has no GPU, or `gpu_id` is None
+            and this process has requested no GPU.
         ValueError: the GPU `gpu_id` does not exist.
     """
     del gpu_memory_limit
@@ -136,7 +136,7 @@ def wait_for_gpu(
 
 
 class NoFreeGPUError(TrainkitError, RuntimeError):
-    """No GPU is free, or none exists."""
+    """The GPU is not free, or no GPU exists or was requested."""
 
 
 def _nvidia_smi() -> str:
@@ -152,7 +152,7 @@ def _nvidia_smi() -> str:
 
 
 def _shares_of_memory(table: str) -> dict[str, float]:
-    """Return the used share of each GPU's memory, by the GPU's number and by its UUID."""
+    """Parse the output of nvidia-smi: the used fraction of memory, by each GPU's number and by its UUID."""
     shares: dict[str, float] = {}
     for line in table.splitlines():
         number, uuid, used, total = (cell.strip() for cell in line.split(","))
@@ -166,15 +166,15 @@ def validate_save_restore(
     """Check, in this process, that a trainable can save and that a second instance can resume from the save.
 
     Args:
-        trainable_cls: class of the trainable.
-        config: configuration of the trial.
-        num_gpus: argument of Ray without effect; the trainable sees the GPUs of this process.
+        trainable_cls: class of the trainable to check.
+        config: configuration that both instances receive.
+        num_gpus: argument of Ray without effect. The trainable can use all GPUs that this process can use.
 
     Returns:
-        True. Errors raised by the class are passed on.
+        True. Errors that the class raises are not caught.
 
     Raises:
-        AssertionError: the second instance does not continue the saved iteration count.
+        AssertionError: after resuming, the second instance does not count iterations from the saved number.
     """
     del num_gpus
     first, second = (trainable_cls(config=dict(config or {})) for _ in range(2))
@@ -197,14 +197,14 @@ def validate_save_restore(
 
 
 class MyTrainableClass(Trainable):
-    """Trainable whose `episode_reward_mean` rises to `height`, more slowly for larger `width`."""
+    """Example trainable. Its `episode_reward_mean` rises to `height`, more slowly if `width` is larger."""
 
     def setup(self, config: dict[str, Any]) -> None:
         """Begin at step 0."""
         self.timestep = 0
 
     def step(self) -> dict[str, Any]:
-        """Return the reward of the next step."""
+        """Return the reward of the next step, as `episode_reward_mean`."""
         self.timestep += 1
         rise = math.tanh(self.timestep / self.config.get("width", 1))
         return {"episode_reward_mean": rise * self.config.get("height", 1)}
@@ -214,5 +214,5 @@ class MyTrainableClass(Trainable):
         Path(checkpoint_dir, "checkpoint").write_text(json.dumps({"timestep": self.timestep}))
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Resume from the saved step."""
+        """Read the step that `save_checkpoint` wrote, and resume from it."""
         self.timestep = json.loads(Path(checkpoint, "checkpoint").read_text())["timestep"]

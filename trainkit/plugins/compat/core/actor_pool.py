@@ -31,10 +31,10 @@ class ActorPool(Generic[A]):
     def __init__(self, actors: Iterable[A]) -> None:
         self._idle: deque[A] = deque(actors)
         self._waiting: deque[tuple[int, Callable[[A, Any], _Result], Any]] = deque()
-        # The key is the last reference of a call, because it finishes last.
+        # The key is the last reference that a call returned, because this reference finishes last.
         self._running: dict[ObjectRef[Any], tuple[int, A, _Result]] = {}
-        # The keys of both dictionaries are submission numbers. `_arrived` has the results in the order of
-        # arrival.
+        # In `_owed` and `_arrived`, the keys are submission numbers. `_arrived` contains the results in the
+        # order of arrival.
         self._owed: dict[int, None] = {}
         self._arrived: dict[int, _Result | Exception] = {}
         self._submitted = 0
@@ -44,10 +44,10 @@ class ActorPool(Generic[A]):
     @overload
     def map(self, fn: Callable[[A, V], list[ObjectRef[Any]]], values: Iterable[V]) -> Iterator[Any]: ...
     def map(self, fn: Callable[[A, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """Submit all `values`; return an iterator over their results, in order.
+        """Submit all `values`; return an iterator over their results, in the order of `values`.
 
-        Results of earlier calls that were not read are dropped. An error of a call is raised at its position,
-        and the iterator can continue after it.
+        Results of earlier calls that have not been returned are dropped. If a call fails, the iterator raises
+        its error at the position of its result, and can continue after the error.
         """
         self._submit_all(fn, values)
         return _Results(self, self.get_next)
@@ -68,9 +68,9 @@ class ActorPool(Generic[A]):
 
         Args:
             fn: function that calls a method of the actor and returns its reference, such as `lambda a, v:
-                a.double.remote(v)`. For a method with several returns, it returns a list of references, and
+                a.double.remote(v)`. For a method with several returns, `fn` returns a list of references, and
                 the result is a list too.
-            value: second argument of `fn`.
+            value: second argument that `fn` receives.
         """
         self._collect(0)
         if self._idle and not self._waiting:
@@ -85,10 +85,11 @@ class ActorPool(Generic[A]):
 
         Args:
             timeout: longest wait in seconds; None means no limit.
-            ignore_if_timedout: True: after a timeout, drop this result; its actor is free when the call ends.
+            ignore_if_timedout: True: after a timeout, never return this result. The actor is free when its
+                call ends.
 
         Raises:
-            StopIteration: no result is expected.
+            StopIteration: the results of all submissions were already returned.
             GetTimeoutError: the timeout passed.
         """
         first = next(iter(self._owed), None)
@@ -104,7 +105,7 @@ class ActorPool(Generic[A]):
         return self._hand_out(next(iter(self._arrived), None))
 
     def has_next(self) -> bool:
-        """Return True if a result is expected."""
+        """Return True if a submission exists whose result has not been returned."""
         return bool(self._owed)
 
     def has_free(self) -> bool:
@@ -148,14 +149,16 @@ class ActorPool(Generic[A]):
             index, fn, value = self._waiting.popleft()
             try:
                 self._send(index, fn, value)
-            except Exception as error:  # the error is raised in place of this call's result
+            # The error is stored as this call's result, so that it is raised when the result is requested.
+            except Exception as error:
                 self._arrived[index] = error
 
     def _collect(self, timeout: float | None) -> None:
         """Free the actors whose calls have ended; wait up to `timeout` seconds for the first such actor."""
         if self._running:
             done = wait(list(self._running), timeout=timeout)[0]
-            if done:  # other calls may have finished too, so all of them are looked up
+            # `wait` may return only the first finished call, so all finished calls are requested here.
+            if done:
                 done = wait(list(self._running), num_returns=len(self._running), timeout=0)[0]
             for ref in done:
                 index, actor, result = self._running.pop(ref)

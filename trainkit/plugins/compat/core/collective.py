@@ -49,7 +49,7 @@ class ReduceOp(enum.Enum):
 
 
 class Backend(enum.StrEnum):
-    """Libraries for the groups of Ray."""
+    """Backends that Ray's collective groups support; trainkit supports only GLOO."""
 
     NCCL = "NCCL"
     GLOO = "GLOO"
@@ -68,7 +68,7 @@ _lock = threading.Lock()
 
 
 class RendezvousActor:
-    """Actor that gives the members of a group their rendezvous address; it ends with the last member."""
+    """Actor that stores the address at which a group's members meet; it ends when the last member leaves."""
 
     def __init__(self) -> None:
         self._token = uuid.uuid4().hex
@@ -76,16 +76,16 @@ class RendezvousActor:
         self._place = ""
 
     async def token(self) -> str:
-        """Return a name that is unique to the group."""
+        """Return a random name that only this group uses."""
         return self._token
 
     async def tell(self, place: str) -> None:
-        """Store the address that rank 0 sends."""
+        """Store the address on which rank 0 listens."""
         self._place = place
         self._is_told.set()
 
     async def place(self) -> str:
-        """Return the address, after waiting until rank 0 has sent it."""
+        """Wait until rank 0 has sent its address; return the address."""
         await self._is_told.wait()
         return self._place
 
@@ -97,12 +97,13 @@ def init_collective_group(
     group_name: str = DEFAULT,
     gloo_timeout: int = 30_000,
 ) -> None:
-    """Join a group. Each member calls this in its actor or task, and waits for the other members.
+    """Join a group. Each member calls this function in its actor or task. The function waits for the other
+    members.
 
     Args:
         world_size: number of members.
         rank: rank of this member, from 0.
-        backend: must be "gloo"; for NCCL on GPUs, use `trainkit.train`.
+        backend: must be "gloo". For NCCL on GPUs, use `trainkit.train` instead.
         group_name: name of the group, equal for all members.
         gloo_timeout: timeout of one operation in milliseconds.
 
@@ -151,7 +152,8 @@ def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     group = gloo(store, rank, size, options)
-    group.barrier().wait()  # after this barrier, all members hold a handle of the actor
+    # After this barrier, every member holds a handle of the actor, so the actor stays alive.
+    group.barrier().wait()
     return _Group(rank, size, group, [*held, store])
 
 
@@ -163,7 +165,8 @@ def create_collective_group(
     group_name: str = DEFAULT,
     gloo_timeout: int = 30_000,
 ) -> None:
-    """Let actors join a group, from a program with their handles; return when all have joined.
+    """Make all `actors` join a group; return when all have joined. The program that created the actors calls
+    this.
 
     Args:
         actors: handles of the members.
@@ -250,11 +253,11 @@ def allgather(tensor_list: Sequence[Any], tensor: Any, group_name: str = DEFAULT
 def reducescatter(
     tensor: Any, tensor_list: Sequence[Any], group_name: str = DEFAULT, op: ReduceOp = ReduceOp.SUM
 ) -> None:
-    """Replace each rank's tensor by the reduction of all members' tensors at its index in `tensor_list`."""
+    """Write into `tensor`, on each rank, the reduction of all members' `tensor_list[rank]`."""
     group = _group(group_name)
     _require_length(tensor_list, group)
     parts = [_tensor(each).clone() for each in tensor_list]
-    # The backend gloo has no reduce-scatter, so each part is reduced separately.
+    # The backend gloo has no reduce-scatter operation, so one reduction runs for each rank.
     for rank, part in enumerate(parts):
         options = _reducing(op, "Reduce")
         options.rootRank = rank
@@ -263,7 +266,7 @@ def reducescatter(
 
 
 def barrier(group_name: str = DEFAULT) -> None:
-    """Wait until all members have called this."""
+    """Wait until all members of the group have called `barrier`."""
     _done(_group(group_name).process_group.barrier())
 
 
@@ -294,7 +297,7 @@ def _group(name: str) -> _Group:
 
 
 def _tensor(given: Any) -> Any:
-    """Return a tensor that shares the memory of `given`."""
+    """Return a PyTorch tensor that shares the memory of `given`, a tensor or NumPy array."""
     import numpy
     import torch
 

@@ -4,8 +4,9 @@
         graph = second.work.bind(first.work.bind(inp))
     trainkit.get(graph.execute(1))
 
-A node is a call whose arguments may be other nodes. `execute` makes each call once, in the order in which
-they were bound. It does not wait for results: each call receives references to the results that it needs.
+A node is a call whose arguments may be other nodes. `execute` makes each call once, in the order in which the
+calls were bound. `execute` does not wait for results: each call receives references to the results that it
+needs.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ class GraphInput(NamedTuple):
 
     @property
     def single(self) -> bool:
-        """True for a single positional argument."""
+        """True if `execute` received exactly one argument, by position."""
         return len(self.args) == 1 and not self.kwargs
 
 
 class DAGNode(ABC):
-    """Node of a graph. The node also represents the graph of all nodes that it needs.
+    """Node of a graph. A node also represents a whole graph: itself and all nodes that it needs.
 
     Args:
-        args: positional arguments of the call. Nodes among them, also inside lists, tuples and dictionaries,
-            are replaced by their results.
-        kwargs: keyword arguments of the call; nodes among them are replaced in the same way.
+        args: positional arguments of the call. Each argument that is a node is replaced by the node's result,
+            also inside lists, tuples and dictionaries.
+        kwargs: keyword arguments of the call; nodes are replaced as in `args`.
     """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
-        # The serial numbers order the calls, because a node's arguments have lower numbers.
+        # A node is created after the nodes in its arguments, so sorting by this number gives a valid order of
+        # the calls.
         self._serial = next(_serials)
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
@@ -64,7 +66,7 @@ class DAGNode(ABC):
             **kwargs: keyword inputs of the graph.
 
         Raises:
-            ConfigError: the graph needs different inputs.
+            ConfigError: the graph needs an input that was not passed.
         """
         return _executed(_ordered(self), GraphInput(args, kwargs))[self]
 
@@ -72,12 +74,13 @@ class DAGNode(ABC):
         """Return the graph prepared for many executions.
 
         Args:
-            enable_asyncio: the graph is executed by `execute_async`, from an event loop.
-            **buffers: sizes and limits of Ray's buffers, such as `_buffer_size_bytes`. They have no effect,
-                because the number and size of results are not limited here.
+            enable_asyncio: True: the graph is executed by `execute_async`, from an event loop. False: by
+                `execute`.
+            **buffers: settings of Ray's buffers, such as `_buffer_size_bytes`. These settings have no effect,
+                because trainkit limits neither the number nor the size of results.
 
         Raises:
-            ConfigError: no call has an input, or each execution would make an actor.
+            ConfigError: the graph has no InputNode, or each execution would create an actor.
         """
         unknown = sorted(set(buffers) - _BUFFERS)
         if unknown:
@@ -88,12 +91,11 @@ class DAGNode(ABC):
         return type(self).__name__
 
     def _needs(self) -> Iterator[DAGNode]:
-        """Yield the nodes whose results this node needs."""
         return _nodes_in((self._args, self._kwargs))
 
     @abstractmethod
     def _made(self, given: GraphInput, done: Mapping[DAGNode, Any]) -> Any:
-        """Return the node's result, given the results `done` of the nodes that it needs."""
+        """Return the result of this node; `done` contains the results of the nodes that it needs."""
 
 
 _BUFFERS = frozenset(
@@ -109,10 +111,10 @@ _BUFFERS = frozenset(
 
 
 class InputNode(DAGNode):
-    """Input of a graph: the argument of `execute`. `node["key"]` and `node.name` select a part of it.
+    """Input of a graph: the argument of `execute`. Use `node["key"]` or `node.name` to select a part.
 
-    If `execute` receives several arguments, `node[0]` is the first one, `node["name"]` or `node.name` is a
-    keyword argument, and the node itself is a `GraphInput` of all arguments.
+    If `execute` receives several arguments, `node[0]` is the first positional argument, `node["name"]` or
+    `node.name` is a keyword argument, and the node itself is a `GraphInput` of all arguments.
     """
 
     def __enter__(self) -> Self:
@@ -134,7 +136,7 @@ class InputNode(DAGNode):
 
 
 class InputAttributeNode(DAGNode):
-    """Part of the input: an item or attribute of a single argument, or one of several arguments."""
+    """Part of a graph's input: an item or attribute of the only argument, or one of several arguments."""
 
     def __init__(self, whole: InputNode, key: Any, *, is_attribute: bool) -> None:
         super().__init__((whole,))
@@ -173,14 +175,14 @@ class _CallNode(DAGNode):
 
 
 class FunctionNode(_CallNode):
-    """Call of a remote function, a `RemoteFunction`."""
+    """Node that calls a `RemoteFunction`."""
 
 
 class ClassNode(_CallNode):
-    """Actor that each execution of the graph creates; its methods have a `bind`.
+    """Node that creates an actor in each execution; `node.method.bind(...)` adds a call of a method.
 
-    The actor ends when the calls of the execution have ended. If the graph needs one of the actor's methods,
-    all its methods that were bound earlier are called too.
+    The actor ends when all its calls in the execution have ended. If the graph needs the result of one of the
+    actor's methods, the methods that were bound earlier are called too.
 
     Args:
         called: an `ActorClass`.
@@ -199,7 +201,7 @@ class ClassNode(_CallNode):
 
 
 class _UnboundMethod:
-    """Method of an actor that does not exist yet."""
+    """Method of an actor that an execution of the graph will create."""
 
     def __init__(self, owner: ClassNode, name: str) -> None:
         self._owner = owner
@@ -213,7 +215,7 @@ class _UnboundMethod:
         return other
 
     def bind(self, *args: Any, **kwargs: Any) -> ClassMethodNode:
-        """Return a node that calls the method of the actor."""
+        """Return a node that calls this method of the actor."""
         owner = self._owner
 
         def found(done: Mapping[DAGNode, Any]) -> Any:
@@ -226,15 +228,15 @@ class _UnboundMethod:
 
 
 class ClassMethodNode(DAGNode):
-    """Call of an actor's method.
+    """Node that calls a method of an actor.
 
     Args:
-        method: function that returns the `ActorMethod`, given the results of the nodes that are needed.
+        method: function that receives the results of the needed nodes, and returns the `ActorMethod` to call.
         args: see `DAGNode`.
         kwargs: see `DAGNode`.
-        label: name of the method, for pictures.
-        actor: actor of the method, if it exists before the execution.
-        behind: additional nodes whose calls must come first.
+        label: name of the method, shown in pictures of the graph.
+        actor: actor of the method, if the actor exists before the execution.
+        behind: further nodes that must be executed before this node.
     """
 
     def __init__(
@@ -266,10 +268,10 @@ class ClassMethodNode(DAGNode):
 
 
 class MultiOutputNode(DAGNode):
-    """Several nodes as one graph. Its result is the list of the nodes' results.
+    """Graph with several results. The result of an execution is the list of its nodes' results.
 
     Args:
-        args: nodes of the graph.
+        args: nodes whose results are returned.
     """
 
     def __init__(self, args: Sequence[DAGNode]) -> None:
@@ -282,18 +284,18 @@ class MultiOutputNode(DAGNode):
 
 
 class CompiledDAG:
-    """Graph of actors' methods whose calls are sorted once, for many executions.
+    """Graph of method calls of actors, whose order is computed once for many executions.
 
-    Each execution sends its calls immediately, even while others are running. An actor runs calls in the
-    order in which they were sent, so it works on one execution after another. Different actors can work on
-    different executions at the same time.
+    Each execution sends all its calls immediately, even while earlier executions are running. An actor runs
+    calls in the order in which they were sent, so it works on one execution after another. Different actors
+    can work on different executions at the same time.
 
     Args:
-        root: node whose result is the graph's result.
+        root: node whose result is the result of the graph.
         enable_asyncio: see `DAGNode.experimental_compile`.
 
     Raises:
-        ConfigError: no call has an input, or each execution would make an actor.
+        ConfigError: the graph has no InputNode, or each execution would create an actor.
     """
 
     def __init__(self, root: DAGNode, *, enable_asyncio: bool = False) -> None:
@@ -322,7 +324,7 @@ class CompiledDAG:
         return self._executed(args, kwargs)
 
     async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the calls; return an awaitable for the graph's result, or a list of awaitables.
+        """Make the calls; return an awaitable for each result of the graph, in a list if there are several.
 
         Raises:
             ConfigError: the graph was torn down, or compiled without `enable_asyncio=True`.
@@ -332,7 +334,8 @@ class CompiledDAG:
         return self._executed(args, kwargs)
 
     def _executed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with self._calling:  # the lock makes all actors see the executions in the same order
+        # The lock ensures that all actors receive the calls of the executions in the same order.
+        with self._calling:
             if not self._is_open:
                 raise ConfigError("the graph was torn down: compile it again")
             result = _executed(self._order, GraphInput(args, kwargs))[self._root]
@@ -340,7 +343,7 @@ class CompiledDAG:
             return result
 
     def teardown(self, kill_actors: bool = False) -> None:
-        """Wait for the last execution, and refuse further ones. The actors keep running.
+        """Wait for the last execution, and refuse further executions. The actors keep running.
 
         Args:
             kill_actors: True: also kill the actors.
@@ -359,8 +362,8 @@ class CompiledDAG:
 
         Args:
             filename: name of the file without its extension.
-            format: format of Graphviz, such as "png" or "svg".
-            view: also show the picture.
+            format: file format that Graphviz can write, such as "png" or "svg".
+            view: True: also show the picture.
 
         Raises:
             MissingDependencyError: the package graphviz is not installed.
@@ -389,7 +392,7 @@ def _ordered(root: DAGNode) -> list[DAGNode]:
                 found.add(node)
                 left.append(node)
 
-    # Inputs come first, so that a wrong input is refused before any call is made.
+    # Inputs come first, so that a missing input is reported before any call is made.
     def rank(node: DAGNode) -> tuple[bool, int]:
         return not isinstance(node, (InputNode, InputAttributeNode)), node._serial
 

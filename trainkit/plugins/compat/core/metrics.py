@@ -1,8 +1,8 @@
 """Metrics of a session: counters, gauges and histograms, with the interface of `ray.util.metrics`.
 
-Each process stores its values in its own files in the session's folder, with Prometheus' Python library. A
-reader combines the files of all processes of the session, including processes that have ended. If no session
-is running, nothing is stored.
+Each process stores its values in its own files in the session's folder, by means of Prometheus' Python
+library. `prometheus_text` combines the files of all processes of the session, including processes that have
+ended. If no session is running, nothing is stored.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def _file_class() -> Any:
     base = _library("mmap_dict").MmapedDict
 
     class File(base):  # type: ignore[misc, valid-type]
-        """Memory-mapped file of values by key. Space is reserved, as a failed write kills the process."""
+        """Memory-mapped file of numbers by key. Space is reserved, as a failed write kills the process."""
 
         def _init_value(self, key: str) -> None:
             size = self._capacity
-            # The length, padding, value and time take 32 bytes.
+            # Besides the key, an entry has a length, padding, a value and a time, which take up to 32 bytes.
             while self._used + len(key.encode()) + 32 > size:
                 size *= 2
             if size > self._capacity:
@@ -59,7 +59,7 @@ def _file_class() -> Any:
 
 
 def _allocate(file: int, begin: int, end: int) -> None:
-    """Extend a file to `end`, and reserve disk space from `begin`.
+    """Extend a file to `end` bytes, and reserve disk space for the bytes from `begin`.
 
     Raises:
         OSError: the disk is full.
@@ -71,15 +71,16 @@ def _allocate(file: int, begin: int, end: int) -> None:
 
 
 class _Values:
-    """Values of this process in the running session, in one file for each kind of metric."""
+    """Metric values that this process records in the running session. Each kind of metric has one file."""
 
     def __init__(self) -> None:
         self._forget()
-        os.register_at_fork(after_in_child=self._forget)  # a forked child must not use the parent's files
+        # A forked child process must not write to its parent's files.
+        os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        # A signal handler or a `__del__` may record a value in this thread during a write. That value is
-        # queued.
+        # A signal handler or a `__del__` may record a value in this thread while the thread is writing
+        # another value. That value is queued.
         self._lock = threading.RLock()
         self._asked: list[tuple[Metric, float, dict[str, str], bool]] = []
         self._writes = False
@@ -113,14 +114,14 @@ class _Values:
                     self._files[metric._kind] = file
                 for key, number in metric._entries(value, labels):
                     file.write_value(key, number + file.read_value(key)[0] if adds else number, SYSTEM.now())
-        except OSError as error:  # a failed recording must not fail the caller
+        except OSError as error:  # An error of a recording must not stop the program that records.
             self._is_full = True
             sys.stderr.write(f"trainkit: metrics of this process are no longer recorded: {error}\n")
         finally:
             self._writes = False
 
     def close(self) -> None:
-        """Close the files when the session has ended."""
+        """Close the files of a session that has ended."""
         with self._lock:
             files, self._files, self._is_full = self._files, {}, False
             for file in files.values():
@@ -129,9 +130,11 @@ class _Values:
     def _opened(self, folder: Path, kind: str) -> Any:
         folder.mkdir(mode=0o700, exist_ok=True)
         path = folder / f"{kind}_{os.getpid()}.db"
-        # An existing file comes from an earlier process with this pid, so its counts continue.
+        # An existing file was written by an earlier process with the same pid. Counting continues from its
+        # values.
         if not path.exists():
-            # Readers must not see an unfinished file, so it gets a temporary name.
+            # Readers must not see a file before its space is allocated, so it is created under a temporary
+            # name.
             begun = path.with_suffix(".begun")
             try:
                 with open(begun, "wb") as file:
@@ -149,14 +152,15 @@ _values = _Values()
 def prometheus_text(folder: Path | None = None) -> str:
     """Return the metrics of a session in Prometheus' text format.
 
-    Counters and histograms are summed over all processes of the session, including ended ones. A gauge has
-    its most recently set value. The dashboard serves this text at `/api/sessions/SESSION/metrics`.
+    Counters and histograms are summed over all processes of the session, including ended ones. The value of a
+    gauge is the value that was set last in any process. The dashboard serves this text at
+    `/api/sessions/SESSION/metrics`.
 
     Args:
         folder: folder with the metrics files of a session; None means the running session.
 
     Raises:
-        ConfigError: the session runs on Ray, which serves its metrics itself.
+        ConfigError: the session runs on Ray, which provides its metrics itself.
         MissingDependencyError: the package prometheus-client is not installed.
     """
     if folder is None:
@@ -180,10 +184,10 @@ class Metric:
     """Base class of metrics.
 
     Args:
-        name: letters, digits, "_" and ":", not beginning with a digit. With any other name, the metric warns
-            and stores nothing.
+        name: name of the metric: letters, digits, "_" and ":", not beginning with a digit. With any other
+            name, the metric gives a warning and stores no values.
         description: description shown with the metric.
-        tag_keys: names of the tags of each value: letters, digits and "_", not beginning with a digit.
+        tag_keys: names of the tags that each value has: letters, digits and "_", not beginning with a digit.
 
     Raises:
         TypeError: `tag_keys` is not a tuple of strings.
@@ -224,7 +228,7 @@ class Metric:
             raise ValueError(f"a metric {name!r} of a different type already exists: use a different name")
 
     def set_default_tags(self, default_tags: dict[str, str]) -> Self:
-        """Set tags for values that are recorded without them; return this metric.
+        """Set the tags of values that are recorded without explicit tags; return this metric.
 
         Raises:
             ValueError: a key is not among `tag_keys`.
@@ -236,7 +240,7 @@ class Metric:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Name, description, tag keys and default tags."""
+        """Dictionary of the metric's name, description, tag keys and default tags."""
         return {
             "name": self._name,
             "description": self._description,
@@ -264,7 +268,7 @@ class Metric:
         return {key: given[key] for key in self._tag_keys}
 
     def _key(self, suffix: str, labels: Mapping[str, str]) -> str:
-        """Return the key under which the file stores a number with these labels."""
+        """Return the key of the file's entry for these labels."""
         known = suffix, *labels.values()
         key = self._keys.get(known)
         if key is None:
@@ -277,7 +281,7 @@ class Metric:
         return key
 
     def _record(self, verb: str, value: float, tags: Mapping[str, str] | None) -> None:
-        """Store a value; in a session on Ray, pass it to the method `verb` of Ray's metric."""
+        """Store a value; in a session on Ray, call the method `verb` of Ray's metric instead."""
         if not isinstance(value, int | float):
             raise TypeError(f"the value of a metric must be a number, not {value!r}")
         labels = self._labels(tags)
@@ -294,11 +298,11 @@ class Metric:
             _values.write(engine, self, value, labels, adds=verb != "set")
 
     def _made_by(self, ray_metrics: Any) -> Any:
-        """Return Ray's metric with the same settings."""
+        """Return a metric of Ray with the same name, description and tag keys."""
         return getattr(ray_metrics, type(self).__name__)(self._name, self._description, self._tag_keys)
 
     def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:
-        """Return the keys and numbers to store for a value."""
+        """Return the entries that change when `value` is recorded, as pairs of a key and a number."""
         return [(self._key("", labels), value)]
 
 
@@ -340,11 +344,11 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """Metric that counts values between boundaries, and sums the values.
+    """Metric that counts how many values lie between given boundaries, and sums the values.
 
     Args:
         name, description, tag_keys: see `Metric`.
-        boundaries: upper limits of the buckets, above 0 and increasing. A last bucket, up to infinity, is
+        boundaries: upper limits of the intervals, above 0 and increasing. A last interval, up to infinity, is
             added.
 
     Raises:
@@ -379,7 +383,7 @@ class Histogram(Metric):
 
     @property
     def info(self) -> dict[str, Any]:
-        """Name, description, tag keys, default tags and boundaries."""
+        """Dictionary of the metric's name, description, tag keys, default tags and boundaries."""
         return {**super().info, "boundaries": self.boundaries}
 
     def _made_by(self, ray_metrics: Any) -> Any:

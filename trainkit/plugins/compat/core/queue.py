@@ -1,4 +1,4 @@
-"""First-in, first-out queue for all processes of a session, under the names of `ray.util.queue`."""
+"""First-in, first-out queue that all processes of a session can use, under the names of `ray.util.queue`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["Empty", "Full", "Queue"]
 
 
 class Empty(queue.Empty):
-    """The queue was empty for the whole wait."""
+    """The queue was empty until the timeout passed."""
 
 
 class Full(queue.Full):
-    """The queue was full for the whole wait."""
+    """The queue was full until the timeout passed."""
 
 
 class Queue:
-    """Queue in an actor. It can be passed to tasks and actors as an argument.
+    """Queue in an actor. The queue can be passed to tasks and actors as an argument.
 
-    Waiting callers are served in the order of their calls. The actor ends with the last process that holds
-    the queue, or by `shutdown`.
+    If several callers wait, they are served in the order of their calls. The actor ends when no process holds
+    the queue any longer, or when `shutdown` is called.
 
     Args:
-        maxsize: number of items from which on `put` waits; 0 means no limit.
+        maxsize: maximum number of items; `put` waits while the queue has this many. 0 means no limit.
         actor_options: options of the queue's actor, such as {"num_cpus": 1}; see `Options`.
     """
 
@@ -45,12 +45,12 @@ class Queue:
         return self.qsize()
 
     def qsize(self) -> int:
-        """Return the current number of items."""
+        """Return the number of items in the queue now."""
         size: int = get(self._actor.qsize.remote())
         return size
 
     def size(self) -> int:
-        """Return the current number of items."""
+        """Return the number of items in the queue now."""
         return self.qsize()
 
     def empty(self) -> bool:
@@ -65,8 +65,8 @@ class Queue:
         """Add `item` at the end of the queue.
 
         Args:
-            item: any value that can be sent; a reference is replaced by its value.
-            block: True: wait for space.
+            item: any value that can be sent to an actor. An object reference is replaced by its value.
+            block: True: wait while the queue is full.
             timeout: longest wait in seconds; None means no limit.
 
         Raises:
@@ -79,7 +79,7 @@ class Queue:
         """Remove and return the first item.
 
         Args:
-            block: True: wait for an item.
+            block: True: wait while the queue is empty.
             timeout: longest wait in seconds; None means no limit.
 
         Raises:
@@ -88,12 +88,12 @@ class Queue:
         return _only(get(self._actor.get.remote(_patience(block, timeout))))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Put an item like `put`, without blocking the event loop."""
+        """Do the same as `put`, without blocking the event loop."""
         if not await self._actor.put.remote(item, _patience(block, timeout)):
             raise Full(f"the queue holds {self.maxsize} items, as many as it may")
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Get an item like `get`, without blocking the event loop."""
+        """Do the same as `get`, without blocking the event loop."""
         return _only(await self._actor.get.remote(_patience(block, timeout)))
 
     def put_nowait(self, item: Any) -> None:
@@ -111,7 +111,7 @@ class Queue:
             raise Full(f"{len(batch)} items don't fit into the queue, whose maxsize is {self.maxsize}")
 
     def get_nowait_batch(self, num_items: int) -> list[Any]:
-        """Remove and return the first `num_items` in one call, or raise Empty and remove none."""
+        """Remove and return the first `num_items` items, or raise Empty and remove none of them."""
         if isinstance(num_items, bool) or not isinstance(num_items, int) or num_items < 0:
             raise ConfigError(f"get_nowait_batch() needs a number of items of at least 0, not {num_items!r}")
         taken: list[Any] | None = get(self._actor.get_batch.remote(num_items))
@@ -124,17 +124,17 @@ class Queue:
 
         Args:
             force: argument of Ray without effect, because the actor has no work to finish.
-            grace_period_s: argument of Ray without effect.
+            grace_period_s: argument of Ray without effect, for the same reason as `force`.
         """
         kill(self._actor)
         self.actor = None
 
 
 class QueueActor:
-    """Actor of a queue. Its methods run on one event loop, so no method sees partial changes of another.
+    """Actor of a queue. All methods run on one event loop, so that changes of several methods never mix.
 
-    Calls of `get` wait only while the queue is empty, and calls of `put` only while it is full. A new item
-    goes to the first waiting `get`.
+    Calls of `get` wait only while the queue is empty, and calls of `put` only while it is full. If several
+    calls of `get` wait, the first one receives the next item.
     """
 
     def __init__(self, maxsize: int) -> None:
@@ -147,7 +147,7 @@ class QueueActor:
         return len(self._items)
 
     async def put(self, item: Any, timeout: float | None) -> bool:
-        """Put an item; return False if the queue stays full for `timeout` seconds (None: no limit)."""
+        """Add an item; return False if the queue stays full for `timeout` seconds (None: no limit)."""
         if self._room() > 0:
             self._add([item])
             return True
@@ -163,7 +163,7 @@ class QueueActor:
                 self._givers.remove((turn, item))
 
     async def get(self, timeout: float | None) -> tuple[Any, ...]:
-        """Return a tuple of the first item, or an empty tuple if none arrives within `timeout` seconds."""
+        """Return a tuple of the first item; an empty tuple if no item arrives within `timeout` seconds."""
         if self._items:
             return tuple(self._take(1))
         if timeout == 0:
@@ -174,7 +174,8 @@ class QueueActor:
             await asyncio.wait((turn,), timeout=timeout)
             return (turn.result(),) if turn.done() else ()
         except asyncio.CancelledError:
-            if turn.done():  # an item arrived, but the caller no longer waits for it
+            # The caller was cancelled after an item arrived for it, so the item must not be lost.
+            if turn.done():
                 self._give_back(turn.result())
             raise
         finally:

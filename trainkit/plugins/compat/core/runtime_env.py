@@ -1,4 +1,4 @@
-"""Environment settings of workers, under the name of `ray.runtime_env`."""
+"""Dictionary of environment settings for workers, under the name of `ray.runtime_env`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ __all__ = ["RuntimeEnv"]
 
 
 class RuntimeEnv(dict[str, Any]):
-    """Dictionary for `runtime_env=`, made from keyword arguments.
+    """Dictionary for the option `runtime_env=`, made from keyword arguments.
 
-    The function that receives the dictionary checks it: `init` and `.options()` accept `env_vars` and
-    `working_dir`. They refuse entries that install packages, because workers use the program's own packages.
+    The functions that receive the dictionary check it: `init` and `.options()` accept `env_vars` and
+    `working_dir`. They refuse entries that install packages, because workers use the packages of the
+    program's environment.
 
     Args:
         env_vars: environment variables of the workers.
@@ -35,7 +36,7 @@ class RuntimeEnv(dict[str, Any]):
         return dict(self.get("env_vars") or {})
 
     def working_dir(self) -> str | None:
-        """Return the folder in which workers run; None means the program's folder."""
+        """Return the folder in which workers run; None means the folder in which the program runs."""
         folder: str | None = self.get("working_dir")
         return folder
 
@@ -44,7 +45,7 @@ class RuntimeEnv(dict[str, Any]):
         self[name] = value
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a plain dictionary of the entries."""
+        """Return the entries as a plain `dict`."""
         return dict(self)
 
     def __reduce__(self) -> Any:

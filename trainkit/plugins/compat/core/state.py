@@ -1,8 +1,8 @@
-"""Listings of a session, under the names of `ray.util.state`.
+"""Lists of a session's actors, tasks, objects, machines and processes, under the names of `ray.util.state`.
 
-The rows of a listing are dictionaries; `row.state` equals `row["state"]`. A row has trainkit's columns, and
-those columns of Ray that apply here. Finished tasks and freed objects are not listed, because they are not
-recorded.
+Each list consists of rows. A row is a dictionary, and `row.state` equals `row["state"]`. A row has trainkit's
+columns, and the columns of Ray that trainkit can fill. Finished tasks and freed objects are not listed,
+because trainkit does not record them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FOLLOW_S = 0.5
 
 
 class State(dict[str, Any]):
-    """Row of a listing. Its columns are also attributes."""
+    """Row of a listing. Each column is also an attribute of the row."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -56,7 +56,7 @@ class State(dict[str, Any]):
             raise AttributeError(f"a row has no column {name!r}, only {', '.join(sorted(self))}") from None
 
     def asdict(self) -> dict[str, Any]:
-        """Return a plain dictionary of the columns."""
+        """Return the columns as a plain `dict`."""
         return dict(self)
 
 
@@ -72,13 +72,13 @@ def list_actors(
     """List the session's actors, including dead ones.
 
     Args:
-        address: no effect: the listing is of this program's session.
+        address: no effect, because only the session of this program can be listed.
         filters: conditions that must all hold, such as [("state", "=", "ALIVE"), ("name", "!=", "a")].
             Strings are compared without regard to case.
-        limit: maximum number of rows, up to 10,000.
-        timeout: no effect: the answer is immediate.
-        detail: no effect: every row has all its columns.
-        raise_on_missing_output: no effect: only `limit` leaves rows out.
+        limit: maximum number of rows to return, at most 10,000.
+        timeout: no effect, because the list is available immediately.
+        detail: no effect, because every row always has all its columns.
+        raise_on_missing_output: no effect, because no rows are missing apart from those beyond `limit`.
         _explain: no effect.
 
     Raises:
@@ -111,35 +111,35 @@ list_workers = _listing(list_actors, "workers", "List the living processes of th
 def get_actor(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of the actor with this id; None if it does not exist."""
+    """Return the row of the actor with the id `id`; None if no such actor exists."""
     return _only(_rows("actors"), "actor_id", id)
 
 
 def get_node(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of the machine with this id; None if it does not exist."""
+    """Return the row of the machine with the id `id`; None if no such machine exists."""
     return _only(_rows("nodes"), "node_id", id)
 
 
 def get_worker(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of the process with this id; None if it does not exist."""
+    """Return the row of the process with the id `id`; None if no such process exists."""
     return _only(_rows("workers"), "worker_id", id)
 
 
 def get_placement_group(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> State | None:
-    """Return the row of the placement group with this id; None if it does not exist."""
+    """Return the row of the placement group with the id `id`; None if no such group exists."""
     return _only(_rows("placement_groups"), "placement_group_id", id)
 
 
 def get_objects(
     id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
 ) -> list[State]:
-    """Return the rows of one object; [] if it is not in shared memory."""
+    """Return the rows of the object with the id `id`; [] if the object is not in shared memory."""
     return [row for row in _rows("objects") if row["object_id"] == id]
 
 
@@ -154,7 +154,8 @@ def get_task(
         timeout: see `list_actors`.
         _explain: see `list_actors`.
     """
-    # On Ray, a reference's id begins with the id of its task. On other engines, both ids are equal.
+    # On Ray, the id of a task's result begins with the id of the task. On other engines, the result and the
+    # task have the same id.
     wanted = id.hex() if isinstance(id, ObjectRef) else id
     return next((row for row in _rows("tasks") if row["task_id"] and wanted.startswith(row["task_id"])), None)
 
@@ -166,12 +167,12 @@ def list_logs(
     glob_filter: str | None = None,
     timeout: float = 30,
 ) -> dict[str, list[str]]:
-    """List the files with the output of workers, under the keys `"worker_out"` and `"worker_err"`.
+    """Return the names of the workers' output files, under the keys `"worker_out"` and `"worker_err"`.
 
     Args:
         address: see `list_actors`.
-        node_id: no effect: the files are on this machine.
-        node_ip: no effect, like `node_id`.
+        node_id: no effect, because all files are on this machine.
+        node_ip: no effect, for the same reason as `node_id`.
         glob_filter: pattern for file names, such as "*train*".
         timeout: see `list_actors`.
     """
@@ -201,30 +202,30 @@ def get_log(
     _interval: float | None = None,
     filter_ansi_code: bool = False,
 ) -> Iterator[str]:
-    """Yield the output of a worker, in chunks.
+    """Yield the text that a worker has printed, in chunks.
 
     Args:
         address: see `list_actors`.
         node_id: see `list_logs`.
         node_ip: see `list_logs`.
-        filename: name of the file, from `list_logs`. Otherwise, one of the next three arguments selects the
-            worker:
-        actor_id: id of an actor.
-        task_id: id of a running task.
-        pid: id of a process.
-        follow: True: continue with later output until the process ends.
+        filename: name of a file that `list_logs` returned. Without a file name, one of the next three
+            arguments selects the worker:
+        actor_id: id of the actor that the worker runs.
+        task_id: id of the task that the worker runs now.
+        pid: process id of the worker.
+        follow: True: also yield later output, until the worker ends.
         tail: number of last lines to return; -1 means all lines.
         timeout: see `list_actors`.
         suffix: "out" for standard output, "err" for standard error.
-        encoding: encoding of the output; None means UTF-8.
-        errors: error handling as for `bytes.decode`; None means "strict".
-        submission_id: refused, because trainkit has no submitted jobs.
+        encoding: text encoding of the output; None means UTF-8.
+        errors: name of the error handling, as for `bytes.decode`; None means "strict".
+        submission_id: must be None, because trainkit has no submitted jobs.
         attempt_number: no effect.
-        _interval: seconds between two reads, if `follow` is True.
-        filter_ansi_code: refused, because the output is never changed.
+        _interval: seconds between two reads, if `follow` is True; None means 0.5.
+        filter_ansi_code: must be False, because the output is never changed.
 
     Raises:
-        ConfigError: no worker is selected, or the worker has no output.
+        ConfigError: no argument selects a worker, or the worker has no output.
     """
     if submission_id is not None or filter_ansi_code:
         raise ConfigError("get_log() has no submission_id and no filter_ansi_code here")
@@ -240,7 +241,7 @@ def get_log(
     if not matching:
         whose = filename or f"the process {pid}"
         raise ConfigError(f"{whose} has no log: it has printed nothing, or belongs to a different session")
-    # A rotated file, such as "name.out.1", contains the earlier output, so it comes first.
+    # A rotated file, such as "name.out.1", contains the older output, so it is read first.
     paths = sorted(matching, key=lambda path: not path.name.endswith(".1"))
     return _printed(paths, follow, tail, encoding or "utf-8", errors or "strict", _interval or _FOLLOW_S)
 
@@ -261,7 +262,7 @@ def _printed(
     pid = _pid(newest)
     alive = True
     while alive:
-        # The process is checked before the file is read, so that its last output is not lost.
+        # The file is read once more after the process has ended, so that its last output is not lost.
         alive = pid in {row["pid"] for row in engine().state("workers")}
         with open(newest, "rb") as file:
             file.seek(position)
@@ -283,7 +284,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     """List the names of the session's living actors.
 
     Args:
-        all_namespaces: True: list actors of all namespaces, each as {"name": ..., "namespace": ...}.
+        all_namespaces: True: list the actors of all namespaces, each as {"name": ..., "namespace": ...}.
     """
     rows = [row for row in engine().state("actors") if row["name"] and row["state"] != "DEAD"]
     if all_namespaces:
@@ -299,10 +300,10 @@ class _Columns(NamedTuple):
     """Columns of a listing.
 
     Attributes:
-        own: columns of the engine that filters accept.
-        twice: Ray's names of such columns, mapped to the engine's names.
-        more: further columns of Ray that filters accept.
-        added: function that returns additional columns of a row.
+        own: names of the engine's columns that filters can use, separated by spaces.
+        twice: mapping from Ray's name of a column to the engine's name of the same column.
+        more: names of further columns of Ray that filters can use, separated by spaces.
+        added: function that receives a row and returns its additional columns.
     """
 
     own: str
@@ -311,7 +312,7 @@ class _Columns(NamedTuple):
     added: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda row: {}
 
     def names(self) -> frozenset[str]:
-        """Return all columns that filters accept."""
+        """Return the names of all columns that filters can use."""
         return frozenset([*self.own.split(), *self.twice, *self.more.split()])
 
 
@@ -364,7 +365,7 @@ def _rows(kind: str) -> list[State]:
 
 
 def _selected(kind: str, filters: Sequence[Filter] | None, limit: int) -> list[State]:
-    """Return the first `limit` rows of a listing that meet all `filters`."""
+    """Return the first `limit` rows of the list `kind` that meet all `filters`."""
     if not 0 < limit <= _MOST:
         raise ConfigError(f"limit must be from 1 to {_MOST}, not {limit}")
     conditions = [_checked(condition, _COLUMNS[kind].names()) for condition in filters or ()]
@@ -392,7 +393,7 @@ def _meets(row: Mapping[str, Any], column: str, predicate: str, wanted: Any) -> 
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """Compare values as Ray does: strings without case, and numbers and booleans also as strings."""
+    """Compare as Ray does: ignore case in strings; a string may equal a number or boolean."""
     if isinstance(wanted, str):
         if isinstance(value, bool):
             return wanted.lower() in (("true", "1") if value else ("false", "0"))

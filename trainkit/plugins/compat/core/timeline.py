@@ -1,4 +1,4 @@
-"""Timeline of a session: when its calls ran, under the name of `ray.timeline`."""
+"""Record of when the calls of a session ran, under the name of `ray.timeline`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ def timeline(filename: str | os.PathLike[str]) -> None: ...
 def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, Any]] | None:
     """Return the times at which the session's tasks and methods ran, as events of a Chrome trace.
 
-    https://ui.perfetto.dev and chrome://tracing show the file. A call appears shortly after its result, also
-    if its process has ended since. A call that was killed with its process does not appear. The first 100,000
-    calls of each process are kept. With engine="inline", each step of a stream is an event. On Ray, the
-    result is that of `ray.timeline`.
+    https://ui.perfetto.dev and chrome://tracing can show the file. A call is included shortly after its
+    result arrives, even if the process that ran it has ended. A call is not included if its process was
+    killed during the call. For each process, only the first 100,000 calls are included. With engine="inline",
+    each step of a generator's stream is a separate event. On Ray, the function returns the events of
+    `ray.timeline`.
 
     Args:
         filename: path of a JSON file for the events; None returns the events.
@@ -52,17 +53,19 @@ def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, A
 def _recorded(folder: Path) -> Iterator[RecordedCall]:
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if line.endswith("]\n"):  # an incomplete line is still being written, or the disk was full
+            # A line without its end is still being written, or the disk became full while it was written.
+            if line.endswith("]\n"):
                 yield RecordedCall(*json.loads(line))
 
 
 def trace_events(calls: Iterable[RecordedCall]) -> list[dict[str, Any]]:
-    """Return calls as events of a Chrome trace, in the order of their starts.
+    """Return the calls as events of a Chrome trace, in the order of their start times.
 
-    A process has as many rows (`tid`) as calls that ran in it at the same time.
+    Calls that ran in a process at the same time are shown in different rows (`tid`).
     """
     events: list[dict[str, Any]] = []
-    ends: dict[int, list[float]] = {}  # each process has the end of the last call in each of its rows
+    # For each process id, the list contains the end time of the last call in each row.
+    ends: dict[int, list[float]] = {}
     names: dict[int, str] = {}
     for call in sorted(calls, key=lambda call: call.start_s):
         names[call.pid] = f"worker:{call.worker_id}"
