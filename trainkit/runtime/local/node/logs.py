@@ -1,4 +1,4 @@
-"""Output of workers in log files and in the driver, which shows repeated lines only once."""
+"""Output of workers, which is written to log files and shown in the driver, with repeated lines only once."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _SIGN = MARK[:1]
 
 @dataclass
 class RepeatedLine:
-    """Line that was shown, with its later repetitions.
+    """Line that was shown, with the number of its later repetitions by other workers.
 
     Attributes:
         source: number of the worker whose line was shown.
         since: time by the monotonic clock at which the line was shown.
         name: name of the worker that last repeated the line.
-        pid: pid of that worker.
+        pid: pid of the worker that last repeated the line.
         count: number of repetitions by other workers since the line was last shown.
-        latest: time of the last repetition.
+        latest: time of the last repetition, by the monotonic clock.
     """
 
     source: int
@@ -58,14 +58,15 @@ class RepeatedLine:
 
     @property
     def text(self) -> str:
-        """Line with the number of its repetitions. A single repetition is shown as the plain line."""
+        """Line followed by the number of its repetitions. The number is left out if it is 1."""
         return self.line if self.count == 1 else f"{self.line} [repeated {self.count}x by other workers]"
 
 
 class LineDeduplicator:
-    """Deduplicator of shown lines. Repetitions of a line by other workers within 5 s are only counted.
+    """Deduplicator of shown lines.
 
-    Repetitions by the same worker are shown. Only exactly equal lines count as repetitions.
+    If other workers print a shown line within 5 s, the repetitions are only counted. Repetitions by the same
+    worker are shown. Only exactly equal lines count as repetitions.
     """
 
     def __init__(self) -> None:
@@ -81,11 +82,11 @@ class LineDeduplicator:
 
         Args:
             source: number of the worker that printed the lines.
-            name: name of that worker.
-            pid: pid of that worker.
+            name: name of the worker that printed the lines.
+            pid: pid of the worker that printed the lines.
             is_error: True for lines from standard error.
-            lines: printed lines in order.
-            now: time by the monotonic clock.
+            lines: printed lines, in the order of printing.
+            now: current time, by the monotonic clock.
         """
         found = []
         for line in lines:
@@ -100,9 +101,10 @@ class LineDeduplicator:
         return found
 
     def due(self, now: float) -> list[RepeatedLine]:
-        """Return the repetitions of lines shown 5 s ago, and single repetitions that are 1 s old.
+        """Return the repeated lines that must be shown now.
 
-        Lines that were shown 5 s ago are removed.
+        A line is due 5 s after it was first shown, or, if it was repeated only once, 1 s after its
+        repetition. Lines that were first shown 5 s ago are no longer tracked.
         """
         over = [key for key, known in self._shown.items() if known.since + WINDOW_S <= now]
         found = [known for known in map(self._shown.pop, over) if known.count]
@@ -110,7 +112,7 @@ class LineDeduplicator:
         return found + _taken(alone)
 
     def last_of(self, pid: int) -> list[RepeatedLine]:
-        """Return the repetitions to show when the worker that last repeated their line has ended."""
+        """Return the lines that worker `pid` was the last to repeat, with counts that are not shown yet."""
         return _taken([known for known in self._shown.values() if known.count and known.pid == pid])
 
 
@@ -129,11 +131,11 @@ _LONGEST_NAME = 100
 
 
 class Printer(Protocol):
-    """Attributes of a worker from which the names of its log files are made.
+    """Attributes of a worker that determine the names of the worker's log files.
 
     Attributes:
         serial: number of the worker in the session.
-        pid: pid of the worker; None until its template has reported it.
+        pid: pid of the worker; None until the process that forked the worker has reported the pid.
     """
 
     serial: int
@@ -158,7 +160,7 @@ class SessionLogs:
         self._written: dict[int, dict[str, None]] = {}
 
     def write(self, worker: Printer, kind: str, data: bytes) -> None:
-        """Add `data` to a worker's file.
+        """Append `data` to a worker's log file.
 
         Args:
             worker: worker that printed the bytes.
@@ -169,7 +171,7 @@ class SessionLogs:
             OSError: the file can't be written.
         """
         key = (worker.serial, kind)
-        if worker.pid is None:  # the worker's template has not reported the worker's pid yet
+        if worker.pid is None:  # the name of the file contains the pid, which is not known yet
             self._early[key] = self._early.get(key, b"") + data
             return
         data = self._early.pop(key, b"") + data
@@ -177,7 +179,8 @@ class SessionLogs:
             return
         self._written.setdefault(worker.serial, {})[kind] = None
         path = self._path(worker, kind)
-        # Opened for each write, as a thousand workers would otherwise keep two thousand files open.
+        # The file is opened for each write, as a thousand workers would otherwise keep
+        # two thousand files open.
         with open(path, "ab", opener=_private) as file:
             size = file.tell()
             if size < self._most_bytes:
@@ -190,11 +193,11 @@ class SessionLogs:
             file.write(data)
 
     def files_of(self, worker: Printer) -> str:
-        """Return the paths of a worker's files, for messages; "" without output."""
+        """Return the paths of a worker's log files as text for messages; "" if the worker printed nothing."""
         return " and ".join(str(self._path(worker, kind)) for kind in self._written.get(worker.serial, ()))
 
     def paths(self) -> list[str]:
-        """Return the paths of all workers' files, including workers that have ended."""
+        """Return the paths of all workers' log files, including the files of workers that have ended."""
         return [] if self._folder is None else [str(path) for path in sorted(self._folder.iterdir())]
 
     def forget(self, worker: Printer) -> None:
@@ -214,11 +217,12 @@ class SessionLogs:
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
         for folder in (root, root.parent) if settings.log_dir_is_own() else (root,):
-            if folder.stat().st_uid != os.getuid():  # the parent may be a folder that all users can write to
+            if folder.stat().st_uid != os.getuid():
+                # Another user may own the parent folder if all users can write to it.
                 raise PermissionError(f"{folder} belongs to another user: set {LOG_DIR} to your own")
         folder = root / self._name
         folder.mkdir(mode=0o700, exist_ok=True)
-        # The lock is held until this process ends. It keeps other sessions from removing the folder.
+        # The lock, which is held until this process ends, keeps other sessions from removing the folder.
         fcntl.flock(os.open(folder, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
         _remove_old(root)
         return folder
@@ -247,12 +251,13 @@ def _remove_old(root: Path) -> None:
 
 
 class OutputPipe:
-    """Reading end of a worker's stdout or stderr, which splits output into lines and keeps the last ones.
+    """Reading end of a worker's stdout or stderr, which splits the output into lines and keeps the last 50.
 
     Args:
         fd: the reading end, which this object owns from now on.
-        on_lines: function called with each batch of whole lines, in the form that a terminal finally shows,
-            and with the name of the function that printed them; None for the worker's own name.
+        on_lines: function called with each batch of whole lines, as a terminal would finally show
+            them, and with the name of the function that printed the lines; None instead of a name
+            means the worker's own name.
         on_bytes: function called with the printed bytes as they arrive.
     """
 
@@ -272,7 +277,7 @@ class OutputPipe:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
 
     def read(self) -> bool:
-        """Read the available output. Return False once the other end is closed."""
+        """Read the available output. Return False if the worker's end of the pipe is closed."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -286,7 +291,10 @@ class OutputPipe:
         return bool(data)
 
     def _take_marked(self, data: bytes, is_last: bool) -> None:
-        """Process output that may contain marks. The last mark may be incomplete."""
+        """Process output that may contain marks, which name the function that prints next.
+
+        The output may end inside a mark.
+        """
         at = data.rfind(_SIGN)
         rest = data[at:]
         may_go_on = MARK.startswith(rest) or (rest.startswith(MARK) and MARK_END not in rest)
@@ -332,7 +340,7 @@ class OutputPipe:
 
 
 def _shown(line: bytes) -> str:
-    """Return the final text that a terminal shows for a line, in which a progress bar may be redrawn."""
+    """Return the text that a terminal finally shows for a line, such as the last state of a progress bar."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
@@ -362,12 +370,13 @@ class WorkerOutput:
         self.files_of, self.forget = logs.files_of, logs.forget
 
     def pipe(self, fd: int, kind: str, printer: Callable[[], WorkerRecord]) -> OutputPipe:
-        """Return a pipe whose output is shown and kept.
+        """Return a pipe whose output is shown in the driver and written to the log files.
 
         Args:
             fd: the reading end.
             kind: "out" or "err".
-            printer: function that returns the worker at the other end, called only when output has arrived.
+            printer: function that returns the worker whose output the pipe carries, called
+                only when output has arrived.
         """
         return OutputPipe(
             fd,
@@ -389,7 +398,7 @@ class WorkerOutput:
             self._notify(DRIVER, Output(name, pid, is_error, lines))
 
     def _show_repeated(self, now: float | None = None) -> None:
-        """Show the repetitions that are due at `now`; None means the current time."""
+        """Show the repeated lines that are due at time `now`; None means the current time."""
         if self._repeated is None:
             return
         self._show_pending(self._repeated.due(SYSTEM.monotonic() if now is None else now))
@@ -401,7 +410,7 @@ class WorkerOutput:
             self._notify(DRIVER, Output(known.name, known.pid, known.is_error, [known.text]))
 
     def finish(self, worker: WorkerRecord) -> None:
-        """Show the pending repetitions of lines that an ended worker was the last to repeat."""
+        """Show the lines that an ended worker was the last to repeat, with counts that are not shown yet."""
         if self._repeated is not None and worker.pid is not None:
             self._show_pending(self._repeated.last_of(worker.pid))
 

@@ -27,7 +27,7 @@ class Loop:
         self.stopping = False
 
     def run(self, after_turn: Callable[[], None]) -> None:
-        """Serve until `stop` is called.
+        """Handle events until `stop` is called.
 
         Args:
             after_turn: function called after each turn of the loop.
@@ -57,7 +57,10 @@ class Loop:
             self._poll.unregister(fd)
 
     def after(self, seconds: float, action: Callable[[], None]) -> bool:
-        """Call `action` once, `seconds` from now. Return False if `action` is scheduled already."""
+        """Call `action` once, `seconds` from now.
+
+        Return False, and do nothing, if `action` is scheduled already.
+        """
         if any(action == other for _, other in self._timers):
             return False
         self._timers.append((SYSTEM.monotonic() + seconds, action))
@@ -66,7 +69,7 @@ class Loop:
     def connection(
         self, sock: socket.socket, on_frame: Callable[[Frame], None], on_close: Callable[[], None]
     ) -> Connection:
-        """Return a connection over `sock` that the loop reads."""
+        """Return a connection over `sock`, whose frames this loop reads."""
         conn = LoopConnection(sock, self, on_frame, on_close)
         self.watch(conn.fileno(), functools.partial(_read, conn))
         return conn
@@ -83,7 +86,7 @@ class Loop:
         conn.close()
 
     def flush_later(self, conn: Connection) -> None:
-        """Flush `conn` when it becomes writable."""
+        """Send the unsent data of `conn` when `conn` becomes writable."""
         self._backlogged[conn.fileno()] = conn
         self._poll.modify(conn.fileno(), select.POLLIN | select.POLLOUT)
 
@@ -135,7 +138,7 @@ class LoopConnection(Connection):
 
 
 def try_send(conn: Connection, kind: int, call_id: int, body: Packed) -> None:
-    """Send a frame to a process that may have ended; other code notices its end."""
+    """Send a frame to a process that may have ended. Errors are ignored, as other code notices the end."""
     with contextlib.suppress(OSError):
         conn.send(kind, call_id, body)
 

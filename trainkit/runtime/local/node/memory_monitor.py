@@ -1,11 +1,11 @@
-"""Monitor of the workers' memory, which kills a worker above its limit.
+"""Monitor of the workers' memory, which kills a worker that uses more than its limit.
 
 The limit applies to the anonymous pages and swap of a worker and all its descendants. A page that several of
-these processes share counts once. Pages of the template that the worker was forked from don't count. Objects
-in shared memory have a separate limit.
+these processes share counts once. Pages that the worker shares with its template (the process from which it
+was forked) don't count. Objects in shared memory have a separate limit.
 
-The kernel reports the total size of a process's pages at once, but must walk over the pages to find shared
-ones. So the walk is only done if the total size is above the limit.
+Finding shared pages is slow, as the kernel must walk over all pages of a process. So shared pages are only
+searched if the total size, which the kernel reports at once, is above the limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MemorySample:
     Attributes:
         at: time of the measurement, by the monotonic clock.
         gross_bytes: size of all pages, with shared pages counted in each process.
-        net_bytes: size that counts towards its limit.
+        net_bytes: size of the pages that count towards the worker's limit.
     """
 
     at: float
@@ -42,8 +42,8 @@ def needs_a_look(limit_bytes: float, gross_bytes: int, last: MemorySample | None
     """Return True if a worker may be above its limit, so that an exact measurement is due.
 
     After an exact measurement below the limit, the next measurement is due when the worker has grown by half
-    of the remaining room. It is also due after a second, as a write to a shared page gives the worker its own
-    copy without growth of the total.
+    of the remaining room. A further measurement is also due after a second, as a write to a shared page gives
+    the worker its own copy without growth of the total.
     """
     if gross_bytes <= limit_bytes:
         return False
@@ -63,7 +63,7 @@ def excess(limit_bytes: float, net_bytes: int) -> str | None:
 
 
 class MemoryMonitor:
-    """Monitor of the workers that requested memory. It is active while such workers exist.
+    """Monitor of the workers that requested memory, which is active while such workers exist.
 
     Args:
         table: the living workers.
@@ -110,11 +110,13 @@ class MemoryMonitor:
 
 
 def _net_bytes(family: Sequence[int]) -> int:
-    """Return the memory of a worker and its descendants without pages shared with its template."""
+    """Return the memory of a worker and its descendants, without the pages
+    shared with the worker's template.
+    """
     template = process.parent(family[0])
     shared, forked = process.own_share_bytes(template), process.command_line(template)
-    # A page shared by n processes counts as one n-th in each process, including the template. So the
-    # template's sum equals the shared pages' contribution to each fork's sum, and is subtracted.
+    # The kernel counts a page that n processes share as one n-th in each process, including the template. So
+    # the template's sum is also contained in the sum of each fork, where it is subtracted.
     return sum(
         max(0, process.own_share_bytes(pid) - shared * (process.command_line(pid) == forked))
         for pid in family

@@ -1,8 +1,8 @@
 """Named and detached actors of a session.
 
-A connection of the node keeps a detached actor alive, as handles keep other actors alive. A process that
-looks up an actor by name may send one end of a new connection with its request. The node forwards this end to
-the actor's process as soon as that process exists.
+The node keeps a detached actor alive by its own connection, as handles keep other actors alive. A process
+that looks up an actor by name may send one end of a new connection with its request. The node forwards this
+end of the connection to the actor's process as soon as the process exists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NameTable:
         self._names[bearer] = key
 
     def bearer(self, namespace: str, name: str) -> int | None:
-        """Return the id of the actor with a name, or None."""
+        """Return the id of the actor with this name; None if no actor has the name."""
         return self._bearers.get((namespace, name))
 
     def release(self, bearer: int) -> None:
@@ -57,8 +57,8 @@ class NamedActor:
     """Named or detached actor.
 
     Attributes:
-        waiting: connections for the actor's process, which has not started yet.
-        hold: socket of the node that keeps a detached actor alive.
+        waiting: connections that are sent to the actor's process as soon as the process has started.
+        hold: the node's end of the connection that keeps a detached actor alive.
     """
 
     def __init__(self, found: Found, namespace: str, name: str, detached: bool) -> None:
@@ -91,7 +91,10 @@ class NamedActors:
         self._actors: dict[int, NamedActor] = {}
 
     def register(self, message: StartActor, answer: records.Answer) -> bool:
-        """Register an actor and return True, or answer with the actor that has its name and return False."""
+        """Register an actor and return True.
+
+        If its name is taken, answer with the actor that has the name, or with an error, and return False.
+        """
         wanted = message.registration
         if wanted is None or message.interface is None:
             return True
@@ -109,7 +112,10 @@ class NamedActors:
         return True
 
     def find(self, message: FindActor, conns: Sequence[Descriptor], answer: records.Answer) -> None:
-        """Answer with the actor that has the name, and send it `conns`; or answer `NotFound`."""
+        """Answer with the actor that has the requested name, and send `conns` to this actor.
+
+        Answer `NotFound` if no actor has the name.
+        """
         namespace = message.namespace or self._namespace
         actor = self._called(namespace, message.name)
         if actor is None or (message.detached and not actor.detached):

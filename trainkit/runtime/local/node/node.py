@@ -46,23 +46,23 @@ LOG = "node.log"
 """File in the session's folder for the node's output after the driver has ended."""
 
 _LOOK_S = 1.0
-"""Interval for serving the queue without freed resources, as requests hold up others only for a time."""
+"""Interval for serving the queue even without freed resources, as a request blocks others only for a time."""
 _END_S = 2.0
 _LAST_WORDS_S = 0.25
-"""Time that callers have, after the end of the last detached actor, to ask how the actor ended."""
+"""Time for callers to ask how the last detached actor ended, before the node ends too."""
 _GRACE_S = 2.0
-"""Longest wait for the workers of an ended program, as the kernel can't kill some processes at once."""
+"""Longest wait for the end of a program's workers, as the kernel can't kill some processes at once."""
 
 
 class Parts:
     """Objects that make the node's decisions, created and connected here.
 
     Args:
-        session: the session and its driver.
+        session: record of the session and its driver.
         loop: the node's event loop.
         notify: `Clients.notify`.
-        make_processes: function from the table of workers and a function that delivers events to the
-            `WorkerProcesses`.
+        make_processes: function that makes the `WorkerProcesses` from the table of workers and from a
+            function that delivers events.
         unneeded: function called when the last detached actor has ended.
     """
 
@@ -120,7 +120,7 @@ class Node:
     """Node of a session.
 
     Args:
-        session: the session and its driver.
+        session: record of the session and its driver.
         driver: socket to the driver.
     """
 
@@ -156,7 +156,9 @@ class Node:
         loop.watch(self._pending_fd, self._told_to_end)
 
     def warm(self, imports: frozenset[str]) -> None:
-        """Start a template process with these imports, unless such a template exists."""
+        """Start a template (a process that forks workers) with these imports,
+        unless such a template exists.
+        """
         self._processes.warm(imports)
 
     def run(self) -> None:
@@ -243,7 +245,7 @@ class Node:
                 raise TypeError(f"the node cannot handle {message!r}")
 
     def _refuse(self, message: Any, why: str, answer: records.Answer) -> None:
-        """Refuse a request whose handles were lost on the way."""
+        """Refuse a request whose file descriptors this process could not receive."""
         if isinstance(message, messages.StartActor):
             self._supervisor.never_started(message.worker_id, ExitRecord(reason=why))
         answer(None if isinstance(message, messages.Reconnect) else ObjectLostError(why))
@@ -253,7 +255,9 @@ class Node:
         self._loop.stop()
 
     def _told_to_end(self) -> None:
-        """Handle SIGTERM, which stays pending to show workers that the whole session got the signal."""
+        """Handle SIGTERM, which stays pending so that workers see that the
+        whole session received the signal.
+        """
         self._is_told_to_end = True
         self._loop.unwatch(self._pending_fd)
         self._loop.after(signals.KEPT_S, self._take_pending)
@@ -263,7 +267,7 @@ class Node:
         self._loop.watch(self._pending_fd, self._told_to_end)
 
     def _driver_left(self, then: Callable[[], None] = lambda: None) -> None:
-        """End all workers that are not detached, then call `then`; stop without detached ones and groups."""
+        """End the program's workers, then call `then`. Stop the node if no detached actor or group exists."""
         if self._is_told_to_end or not self._outlives_its_program():
             self._stop()
         if self._loop.stopping or self._session.driver_gone:
@@ -290,10 +294,10 @@ class Node:
         return self._named_actors.has_detached() or self._groups.has_detached()
 
     def _may_stay(self) -> bool:
-        """Record the program's end in the session's folder, and redirect output to a file; False on failure.
+        """Record the program's end in the session's folder, and redirect output to a file.
 
-        Output is redirected because a reader of the program's output waits until all processes have closed
-        it.
+        Return False if a file can't be written. Output is redirected because a reader of the program's output
+        waits until all processes have closed it.
         """
         try:
             self._server.write_card()
@@ -336,7 +340,10 @@ class Node:
             self._supervisor.kill(worker_id, "its program has ended", then_ended)
 
     def end_everything(self) -> None:
-        """Kill all descendants. Return when no descendant is left, or 2 s after the last one has ended."""
+        """Kill all descendants.
+
+        Return when no descendant is left, or when the number of descendants has not decreased for 2 s.
+        """
         signal.set_wakeup_fd(-1)
 
         def left() -> list[int]:
@@ -348,7 +355,8 @@ class Node:
             sys.stderr.write(f"trainkit: these processes could not be ended: {stuck}\n")
             return
         self._processes.drain()
-        # In other cases, the driver removes the folder after reading from it which sender ended the session.
+        # After `trainkit stop`, a living driver removes the folder itself, as it first reads from the folder
+        # which process ended the session.
         if self._session.driver_gone or not sessions.ended_by(self._session.folder):
             process.remove_folder(self._session.folder)
 

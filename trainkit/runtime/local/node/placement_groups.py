@@ -1,4 +1,4 @@
-"""Placement groups of the node. A group's bundles are reserved together, each with its own ledger."""
+"""Placement groups of the node. Each bundle has a ledger, which records the bundle's free resources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlacementGroups:
     """Living placement groups of the session.
 
     Args:
-        machine: ledger of the machine's resources, from which bundles are taken.
+        machine: ledger (record of the free resources) of the machine, from which bundles are taken.
         queue: the waiting requests.
         table: the living workers.
         kill: `Supervisor.kill`.
@@ -52,7 +52,7 @@ class PlacementGroups:
         return list(self._living.items())
 
     def reserve(self, client: int, message: Reserve, answer: Answer) -> None:
-        """Queue a request for a group, and answer at once. A taken name results in an error."""
+        """Queue a request for a group, and answer at once. The answer is an error if the name is taken."""
         if message.name and self._named(message.name) is not None:
             answer(
                 ConfigError(f"the placement group {message.name!r} exists: remove it, or choose another name")
@@ -91,7 +91,10 @@ class PlacementGroups:
             group.waiting.append(answer)
 
     def grant(self, group_id: int) -> list[str] | None:
-        """Reserve all bundles of a waiting group. Return the names of lacking resources; None on success."""
+        """Reserve all bundles of a waiting group.
+
+        Return None if this succeeds, else the names of the lacking resources.
+        """
         group = self._living[group_id]
         held = self.machine.take_all(group.bundles)
         if held is None:
@@ -104,7 +107,10 @@ class PlacementGroups:
         return None
 
     def take(self, placement: Placement) -> tuple[Allocation, tuple[int, int] | None] | None:
-        """Allocate the resources of `placement`. Return the allocation with its group and bundle, or None."""
+        """Allocate resources for `placement`.
+
+        Return the allocation with its group id and bundle index, or None if the resources are not free.
+        """
         if placement.group is None:
             allocation = self.machine.take(placement.resources)
             return None if allocation is None else (allocation, None)
@@ -117,24 +123,29 @@ class PlacementGroups:
         return None
 
     def ledger_of(self, where: tuple[int, int] | None) -> Ledger | None:
-        """Return the ledger of bundle `where`, or the machine's for None. Return None for a removed group."""
+        """Return the ledger of the bundle with this group id and index, or the machine's
+        ledger if `where` is None.
+
+        Return None for a removed group.
+        """
         if where is None:
             return self.machine
         group = self._living.get(where[0])
         return None if group is None else group.ledgers[where[1]]
 
     def machine_is_overdrawn(self) -> bool:
-        """Return True if more CPUs are in use than the machine has, because lent CPUs were taken back."""
+        """Return True if more CPUs are in use than exist, as CPUs lent by waiting workers were taken back."""
         return self.machine.is_overdrawn("CPU")
 
     def that_hold_up(self, line: Sequence[Request], leases_end: bool = False) -> list[Request]:
-        """Return the requests of `line` of those kinds whose oldest request holds up later requests."""
+        """Return the requests that block later requests, and all requests for the same resources as these."""
         oldest = {request.kind: request for request in reversed(line)}
         kinds = {kind for kind, request in oldest.items() if self.holds_up(request, leases_end)}
         return [request for request in line if request.kind in kinds]
 
     def holds_up(self, request: Request, leases_end: bool = False) -> bool:
-        """Return True if a waiting request holds up later requests, as its lacking resources are free soon.
+        """Return True if a waiting request blocks later requests, as the resources that
+        it lacks will be free soon.
 
         Args:
             request: the waiting request.
@@ -150,7 +161,9 @@ class PlacementGroups:
         return is_in_reach(request, places, SYSTEM.monotonic())
 
     def _holds(self, where: tuple[int | None, int] | None, leases_end: bool) -> list[Hold]:
-        """Return the allocations from the machine or a bundle, with the state of the workers using them."""
+        """Return the allocations from a bundle, or from the machine if `where` is None, with the state of the
+        workers that use the allocations.
+        """
         holds = [
             Hold(
                 allocation=worker.allocation,
@@ -176,13 +189,16 @@ class PlacementGroups:
         return any(group.owner == NOBODY for group in self._living.values())
 
     def owner_changes(self, serial: int, heir: int) -> None:
-        """Transfer the groups of a process to its heir."""
+        """Make process `heir` the owner of the groups of process `serial`."""
         for group in self._living.values():
             if group.owner == serial:
                 group.owner = heir
 
     def release(self, group_id: int, answer: Answer) -> None:
-        """Kill the workers of a group. When they are dead, free the group's bundles and call `answer`."""
+        """Kill the workers of a group.
+
+        When the workers are dead, free the group's bundles and call `answer`.
+        """
         group = self._living.pop(group_id, None)
         if group is None:
             answer(None)

@@ -1,4 +1,4 @@
-"""Reclaiming of idle leases for waiting requests."""
+"""Reclaiming of idle leases (workers granted to a process for its tasks) for waiting requests."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from trainkit.runtime.local.wire.messages import Reclaim, RequestLease
 
 _MOMENT_S = 0.005
 _INSIST_S = 0.05
-"""Wait after which all leases are reclaimed, including leases that are probably busy."""
+"""Waiting time of a request after which all leases are reclaimed, even leases that are probably busy."""
 
 _RELIEVE_S = 1.0
 
 _COUNT_S = 1.0
-"""Longest time that a count of free resources waits for the return of idle leases."""
+"""Longest time for which a count of the free resources waits for the return of idle leases."""
 
 
 @dataclass(eq=False)
 class LeaseReclaimer:
-    """Reclaimer of leases that processes keep without need while requests of other processes wait.
+    """Reclaimer of leases that processes do not need while requests of other processes wait.
 
     Args:
         queue: the waiting requests.
-        groups: placement groups, and the ledger of the machine.
+        groups: placement groups, with the ledger of the machine's free resources.
         table: the living workers.
         after: `Loop.after`.
         notify: `Clients.notify`.
@@ -44,7 +44,7 @@ class LeaseReclaimer:
     _last_count: int = 0
 
     def granted(self, worker: records.WorkerRecord) -> bool:
-        """Record a granted lease. Return True if the lease must be returned as soon as it is idle."""
+        """Record a granted lease. Return True if the lease must be returned as soon as its worker is idle."""
         worker.wanted_back = self._is_wanted(worker, self._in_reach)
         if not worker.wanted_back:
             self._kept[worker.serial] = worker
@@ -55,7 +55,10 @@ class LeaseReclaimer:
         self._kept.pop(worker.serial, None)
 
     def reclaim(self, _: object = None) -> None:
-        """Reclaim the leases whose return helps waiting requests at once, and more leases later if needed."""
+        """Reclaim the leases whose return helps a waiting request now.
+
+        Reclaim further leases later if needed.
+        """
         line = functools.cache(self._in_reach)
         self._ask_back([worker for worker in self._kept.values() if self._is_wanted(worker, line)])
         if self._kept:
@@ -72,7 +75,7 @@ class LeaseReclaimer:
             self._after(_INSIST_S, self._insist)
 
     def relieve_later(self) -> None:
-        """Reclaim leases after a second if more CPUs than the machine has are still in use then."""
+        """After a second, reclaim leases if more CPUs are in use than the machine has."""
         self._after(_RELIEVE_S, self._relieve)
 
     def _relieve(self) -> None:
@@ -81,7 +84,7 @@ class LeaseReclaimer:
             self.relieve_later()
 
     def unneeded(self, serial: int) -> None:
-        """Reclaim the leases of a worker whose own lease was returned."""
+        """Reclaim the leases held by worker `serial`, whose own lease was returned."""
         self._ask_back([worker for worker in self._kept.values() if worker.owner == serial])
 
     def when_returned(self, client: int, then: Callable[[], None]) -> None:
@@ -97,7 +100,7 @@ class LeaseReclaimer:
         self._after(_COUNT_S, functools.partial(self._count, self._last_count))
 
     def reclaimed(self, client: int, count: int) -> None:
-        """Record that a process has returned its idle leases for a count of free resources."""
+        """Record that process `client` has returned its idle leases, before free resources are counted."""
         if count in self._counts:
             owners, _ = self._counts[count]
             owners.discard(client)
@@ -126,9 +129,9 @@ class LeaseReclaimer:
         """Return True if the return of this lease would probably help a request of `line` at once.
 
         The return does not help in four cases. The lease belongs to a worker, which needs the lease again
-            soon. The leased worker is blocked and so busy. The requesting worker is about to lend its own
-            CPUs. The process with the lease requests a further worker with the same placement, and will reuse
-            the lease itself.
+        soon. The leased worker waits for another process, and so is busy. The request comes from a worker
+        with CPUs, which it lends as soon as it waits. The process that has the lease requests a further
+        worker with the same placement, and will reuse this lease.
         """
         if worker.lent is not None or self._table.by_serial(worker.owner) is not None:
             return False

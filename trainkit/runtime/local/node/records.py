@@ -22,10 +22,10 @@ from trainkit.runtime.restart_policy import ExitRecord, describe
 from trainkit.runtime.specs import Registration, SessionSpec
 
 DRIVER = 1
-"""Process number of the driver in the session."""
+"""Number of the driver among the session's processes."""
 
 NOBODY = 0
-"""Owner number of detached actors and groups, which do not belong to a process."""
+"""Owner number of detached actors and groups, which no process owns."""
 
 _MOST_EXITS = 10_000
 _MOST_ACTORS = 1_000
@@ -34,24 +34,26 @@ Answer = Callable[[Any], None]
 """Function that sends the answer to a client's request."""
 
 Notify = Callable[[int, Any], None]
-"""Type of `Clients.notify`, which sends a message to the process with a number if it is still running."""
+"""Type of `Clients.notify`, which sends a message to the process with this number if it is still running."""
 
 Kill = Callable[[int, str, Callable[[ExitRecord], None]], None]
-"""Type of `Supervisor.kill`, which kills a worker for a reason and calls a function when it is dead."""
+"""Type of `Supervisor.kill`, which kills a worker for a reason and calls a
+function when the worker is dead.
+"""
 
 Row = dict[str, Any]
 
 
 @dataclass(slots=True)
 class SessionRecord:
-    """Facts about the session and its driver.
+    """Record of the session and its driver.
 
     Attributes:
-        folder: the session's folder. Its path is in the environment of the session's processes, as their
-            mark.
+        folder: the session's folder. The folder's path in the environment of a process shows that the
+            process belongs to the session.
         account_fd: descriptor of the memory file with the session's budget of shared memory.
         gpus: names of the GPUs in the form of CUDA_VISIBLE_DEVICES, by index.
-        template: socket to the plain template, which is the template process without imports.
+        template: socket to the plain template, which forks workers and has no packages imported.
         template_pid: pid of the plain template.
         driver_pid: pid of the program that started the session.
         program: name and folder of that program, as JSON.
@@ -82,8 +84,8 @@ class Request(Demand):
     """Entry of the queue, which is a request for a worker or a placement group.
 
     Attributes:
-        ready: False for an actor whose constructor waits for an argument, so that other requests are served
-            first.
+        ready: False while an argument of an actor's constructor is missing, so that other
+            requests are served first.
     """
 
     client: int
@@ -96,7 +98,7 @@ class Request(Demand):
 
     @property
     def owner(self) -> int:
-        """Number of the process with whose end the request ends; `NOBODY` for a detached actor."""
+        """Number of the process whose end cancels the request; `NOBODY` for a detached actor."""
         start = self.start
         registration = start.registration if isinstance(start, StartActor) else None
         return NOBODY if registration is not None and registration.detached else self.client
@@ -121,28 +123,30 @@ class OutputEnd(Protocol):
 
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
-    """One worker process, from its request to its end.
+    """Record of one worker process, from the request for the worker to the worker's end.
 
     Attributes:
         owner: number of the process that requested the worker; NOBODY if the worker outlives that process.
-        spec: arguments of the worker's process; its `worker_id` is outdated after the worker is reused.
+        spec: settings with which the worker's process was started; `spec.worker_id` is outdated
+            once the worker is reused.
         allocation: resources reserved for the worker, except lent CPUs; None while the worker is idle.
-        held_s: time at which `allocation` was granted.
+        held_s: time by the monotonic clock at which `allocation` was granted.
         ledger_group: group id and bundle index that `allocation` was taken from; None for the machine.
         lent: CPUs that the worker lends while it waits for other processes; None while it does not wait.
-        lent_out: amount of the lent CPUs that the machine uses instead of the worker's group.
+        lent_out: amount of lent CPUs, in ten-thousandths, that moved from the worker's
+            placement group to the machine.
         wanted_back: True if the process that leased the worker was asked to return the lease.
         passed_on: True if the lent CPUs went to a worker that this worker requested while no CPU was free.
         ending: reason for which trainkit is ending the worker; "" if trainkit isn't ending it.
-        departs: True if the worker has ended cleanly or is about to.
-        interrupted: True if the worker is sent SIGINT as soon as its pid is known.
+        departs: True if the worker has announced that it ends cleanly.
+        interrupted: True if the worker must receive SIGINT as soon as its pid is known.
         may_restart: True if the actor may be restarted although trainkit is killing its process.
-        restarts: number of the actor's restarts. An actor with restarts and without a pid is about to
-            restart.
-        inquiries: functions to call with the worker's `ExitRecord`.
+        restarts: number of the actor's restarts. An actor with `restarts` above 0 and without
+            a pid is being restarted.
+        inquiries: functions to call with the worker's `ExitRecord` when the worker has ended.
         is_actor: True for an actor, False for a worker leased for tasks.
         shown_as: name under which the worker's output is shown; "" for the worker's own name.
-        introduced: number of connections that were sent to the worker.
+        introduced: number of callers' connections that the node has sent to the worker.
     """
 
     worker_id: int
@@ -216,7 +220,7 @@ class WorkerTable:
         self._by_serial[worker.serial] = worker
 
     def keep(self, worker: WorkerRecord) -> None:
-        """Keep a worker listed by its id while it has no process."""
+        """List a worker by its id although it has no process at present."""
         self._by_id[worker.worker_id] = worker
 
     def remove(self, worker_id: int) -> None:
@@ -228,7 +232,7 @@ class WorkerTable:
         self._by_serial.pop(serial, None)
 
     def rename(self, worker: WorkerRecord, worker_id: int) -> None:
-        """Give a worker another id, such as that of its next lease."""
+        """Give a worker a new id, for example the id of its next lease."""
         self._by_id.pop(worker.worker_id, None)
         worker.worker_id = worker_id
         self._by_id[worker_id] = worker
@@ -244,7 +248,7 @@ class WorkerTable:
         return self._by_id.get(worker_id)
 
     def by_serial(self, serial: int) -> WorkerRecord | None:
-        """Return the worker with that process number, until the end of the process is handled; else None."""
+        """Return the worker with that process number; None if it is unknown or its end was handled."""
         return self._by_serial.get(serial)
 
     def all(self) -> list[WorkerRecord]:
@@ -268,7 +272,9 @@ class WorkerTable:
         return [dict(row) for row in self._ended_actors]
 
     def heir(self, worker: WorkerRecord) -> int:
-        """Return the process that inherits a worker's actors: NOBODY below a detached actor, else DRIVER."""
+        """Return the number of the process that inherits a worker's actors: NOBODY if the worker is a
+        detached actor or was requested by one, directly or indirectly; else DRIVER.
+        """
         seen = {worker.serial}
         owner = worker.owner
         while owner not in (DRIVER, NOBODY):
@@ -305,7 +311,7 @@ class ExitRecords(dict[int, ExitRecord]):
             self._forgotten += 1
 
     def unknown(self) -> ExitRecord:
-        """Return an exit record for a worker that is neither recorded nor alive."""
+        """Return the exit record to report for a worker that is neither recorded nor alive."""
         if not self._forgotten:
             return ExitRecord(requested=True, reason="it belongs to a session that has ended")
         return ExitRecord(
@@ -350,12 +356,14 @@ def _row(worker_id: int, class_name: str, registration: Registration | None) -> 
 
 @dataclass(slots=True)
 class PlacementGroupRecord:
-    """Placement group with a list of bundles. Each bundle has its own ledger once the group is reserved.
+    """Placement group with a list of bundles.
+
+    Once the group is reserved, each bundle has a ledger of its free resources.
 
     Attributes:
         owner: number of the process that requested the group; NOBODY if the group is detached.
-        held: allocations of the bundles; None while the group waits for resources.
-        held_s: time at which the group was granted.
+        held: resources reserved for each bundle; None while the group waits for resources.
+        held_s: time by the monotonic clock at which the group was reserved.
     """
 
     bundles: Sequence[Bundle]
@@ -376,7 +384,7 @@ class PlacementGroupRecord:
 
 
 class WorkerStarted(NamedTuple):
-    """Event published when a template is about to receive the request to fork a worker."""
+    """Event published just before the request to fork a worker is sent."""
 
     worker: WorkerRecord
 
@@ -413,8 +421,8 @@ class RequestGranted(NamedTuple):
     Attributes:
         allocation: resources granted to the worker.
         where: group id and bundle index that `allocation` was taken from; None for the machine.
-        bundles: all bundles of that group.
-        idle: a matching idle worker to reuse; None if a worker has to be started.
+        bundles: all bundles of the group in `where`; empty for the machine.
+        idle: idle worker to reuse; None if a worker has to be started.
     """
 
     request: Request
@@ -439,7 +447,7 @@ class RequestRefused(NamedTuple):
 
 
 class RequestsWaiting(NamedTuple):
-    """Event published when requests remain in the queue after all possible grants."""
+    """Event published when requests remain in the queue although all possible requests were granted."""
 
 
 class DetachedActorsEnded(NamedTuple):
@@ -492,11 +500,11 @@ class RequestQueue:
         return list(self._requests)
 
     def line(self) -> list[Request]:
-        """Return the requests that wait only for resources."""
+        """Return the requests that wait only for resources, not for arguments of a constructor."""
         return [request for request in self._requests if request.ready]
 
     def look_again(self) -> None:
-        """Have the queue served again, as elapsed time may allow further grants."""
+        """Mark the queue as changed, as elapsed time may allow further grants."""
         self.changed = True
 
     def add(self, request: Request) -> None:
@@ -523,7 +531,10 @@ class RequestQueue:
         self.changed = True
 
     def inquire(self, worker_id: int, answer: Callable[[ExitRecord], None]) -> bool:
-        """Call `answer` if the request for a worker is refused. Return False without such a request."""
+        """Call `answer` if the request for this worker is refused.
+
+        Return False if the queue has no such request.
+        """
         for request in self._requests:
             if request.key == worker_id and request.start is not None:
                 request.inquiries.append(answer)
@@ -548,11 +559,11 @@ class RequestQueue:
                 self.refuse(request, "its placement group was removed", requested=True)
 
     def inherit(self, client: int, heir: int) -> None:
-        """Transfer the waiting actor requests of a process that has ended cleanly to its heir."""
+        """Transfer the actor requests of `client`, a process that has ended cleanly, to process `heir`."""
         for request in self.all():
             if request.client == client and isinstance(request.start, StartActor):
                 request.client = heir
-                if not request.ready:  # the process that would report the actor's arguments has ended
+                if not request.ready:  # the process that would report the arrival of the arguments has ended
                     self._make_ready(request)
 
     def give_up(self, owner: int, reason: str) -> None:
@@ -563,13 +574,14 @@ class RequestQueue:
         for request in [
             request for request in self._requests if request.client == owner and not request.ready
         ]:
-            self._make_ready(request)  # this is a detached actor, and its constructor gets errors
+            # The constructor of this detached actor gets errors for missing arguments.
+            self._make_ready(request)
 
     def refuse(self, request: Request, reason: str, requested: bool = False) -> None:
         """Report to the client that a request, which has left the queue, will never be granted."""
         exit_ = ExitRecord(reason=reason, requested=requested)
         self._publish(RequestRefused(request, exit_))
-        request.first = None  # this closes the connection, and the callers then ask for the reason
+        request.first = None  # this closes the connection, and the callers then ask the node for the reason
         answer, request.answer = request.answer, None
         if answer is not None:
             answer(WorkerDiedError(f"{request.what} could not be started: {reason}"))

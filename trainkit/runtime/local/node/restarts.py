@@ -1,16 +1,16 @@
-"""Restarts of actors whose process died. The node keeps their constructor calls for this purpose.
+"""Restarts of actors whose process died. The node keeps the constructor calls of these actors.
 
     process dies ─▶ restart() ─▶ a new process, whose first connection is the node's: the keeper
                                     keeper ──INIT, then the holders' new connections──▶ process
 
-An actor lives as long as a process is connected to it. So the node keeps its own connection, the keeper,
-until the processes with handles have had time to reconnect, and until the actor's owner has reconnected or
-released the actor.
+An actor lives as long as a process is connected to it. So the node keeps its own connection to a restarted
+actor, called the keeper. The node closes the keeper when the processes with handles have had time to
+reconnect, and the actor's owner has reconnected or released the actor.
 
-The node never unpacks the values of a constructor call. A memory segment can be sent any number of times. A
-handle of a different actor is an open connection, over which the node requests a further connection for each
-restart. The connection of a pending reference is used in the same way until the value arrives. Then the node
-keeps the value, and sends it to each process that requests it later.
+The node never unpacks the values of a constructor call. Shared memory in the call can be sent any number of
+times. A handle of a different actor in the call is an open connection, over which the node requests a further
+connection for each restart. The node uses the connection of a pending reference in the same way until the
+value arrives. Then it keeps the value for later requests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _GRACE_S = 2.0
 _EARLY_S = 1.0
 """Lifetime below which the death of a process counts as early, which delays the next restart."""
 _NODE = 0
-"""Process number of the node."""
+"""Number of the node among the session's processes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,14 +60,14 @@ class RestartRecord:
 
     Attributes:
         owner: number of the process that requested the actor.
-        call: body of the actor's first frame, with its constructor's arguments.
+        call: content of the actor's first message, with the constructor's arguments.
         restarts: number of restarts so far.
         spec: specification of the actor's process; None until the first process starts.
         keeper: the node's own connection to the actor, which keeps the actor alive after a restart.
         let_go: True once the owner has released the actor.
         owner_is_back: True if the owner is connected to the actor's current process.
-        waiting: clients that noticed the death before the node did, each with its number, the end of its new
-            connection, and the function that sends the answer.
+        waiting: clients that noticed the end of the actor's process before the node did. Each entry has the
+            client's number, the end of its new connection, and the function that sends the answer.
     """
 
     owner: int
@@ -91,7 +91,7 @@ class Restarts:
         loop: the node's event loop.
         table: the living workers.
         start: `WorkerProcesses.start`.
-        notify: sends a message to the process with a number.
+        notify: function that sends a message to the process with a given number.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Restarts:
         """Restart the actor whose process has ended, with the same resources.
 
         Returns:
-            None if the actor was restarted; else its exit record, as the actor has ended for good.
+            None if the actor was restarted; the exit record if the actor has ended for good.
 
         Raises:
             OSError, TrainkitError: no descriptor is left for the restart; the caller may try again.
@@ -180,7 +180,7 @@ class Restarts:
         self._loop.after(delay_s + _GRACE_S, functools.partial(self._settle, record))
 
     def postponed(self, worker: records.WorkerRecord, why: str) -> None:
-        """Report once that an actor can't be restarted yet."""
+        """Report to the driver, once after each death, that an actor can't be restarted yet."""
         if worker.pid is not None:
             text = f"{worker.name} (pid {worker.pid}) can't be restarted yet and waits: {why}"
             self._notify(records.DRIVER, Waits(text))
@@ -191,13 +191,17 @@ class Restarts:
         if record is not None:
             self._end_keeper(record)
             _drop(record.call)
-            waiting, record.waiting = record.waiting, []  # dropping the tuples closes their connections
+            waiting, record.waiting = record.waiting, []  # dropping the entries closes their connections
             for _, _, answer in waiting:
                 answer(event.exit_)
 
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: records.Answer) -> bool:
-        """Connect a client, whose connection closed, to the actor's next process; return False if none."""
-        worker = self._table.settled(message.worker_id)  # the process may have announced its end
+        """Connect a client whose connection closed to the actor's next process.
+
+        Return False if the actor can't be restarted.
+        """
+        # The process may have announced its end in a message that was not read yet.
+        worker = self._table.settled(message.worker_id)
         record = self._records.get(message.worker_id)
         if record is None:
             return False
@@ -247,11 +251,11 @@ class Restarts:
             self._loop.end(keeper)
 
     def _kept(self, body: Packed, actors: Sequence[int | None] = ()) -> Packed:
-        """Return a newly received body in a form that can be sent repeatedly.
+        """Return a received message body in a form that can be sent repeatedly.
 
         Args:
             body: received body, whose handles are unusable afterwards.
-            actors: for each handle, the id of its actor; None if unknown.
+            actors: id of the actor of each handle; None for a handle whose actor is unknown.
         """
         known = itertools.chain(actors, itertools.repeat(None))
         handles = [self._kept_handle(*pair) for pair in zip(body.handles, known, strict=False)]
@@ -280,7 +284,9 @@ class _Received:
 
 
 def keep_handles() -> None:
-    """Make this process keep received handles of actors and pending references as `_Received`."""
+    """Make this process represent received handles of actors and pending
+    references by `_Received` objects.
+    """
     for kind in (ACTOR, RECONNECTING_ACTOR, PROMISE):
         HANDLE_KINDS[kind] = functools.partial(_Received, kind)
 
@@ -291,8 +297,8 @@ class _KeptActor:
     Args:
         loop: the node's event loop.
         handle: the received handle.
-        known_as: id of the actor, and number of its restarts.
-        reconnect: `Restarts.reconnect`, with the node as client.
+        known_as: message for reconnecting, with the actor's id and the number of its restarts.
+        reconnect: `Restarts.reconnect`, called with the node as the client.
     """
 
     def __init__(
@@ -337,7 +343,7 @@ class _KeptActor:
 
 
 class _KeptPromise:
-    """Reference that was pending when the node received it, with its value once that has arrived.
+    """Received reference to a pending value, which this object keeps once the value has arrived.
 
     Args:
         loop: the node's event loop.
@@ -408,7 +414,7 @@ class _KeptPromise:
 
 
 def _drop(body: Packed) -> None:
-    """Close the kept handles of `body`."""
+    """Close the connections of the handles in `body`."""
     handle: Any
     for handle in body.handles:
         if isinstance(handle, (_KeptActor, _KeptPromise)):

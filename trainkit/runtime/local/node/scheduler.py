@@ -15,7 +15,7 @@ from trainkit.runtime.local.wire.messages import RequestLease, StartActor
 from trainkit.runtime.placement import Allocation, serve, units
 
 _SURPLUS_S = 2.0
-"""Idle time after which workers beyond one for each CPU end."""
+"""Idle time after which workers end if more workers are idle than the machine has CPUs."""
 
 
 class IdleWorkers:
@@ -35,7 +35,7 @@ class IdleWorkers:
         self._unused = 0
 
     def add(self, worker: records.WorkerRecord) -> None:
-        """Keep a worker until it is needed again or is surplus."""
+        """Keep an idle worker until it is needed again or too many workers are idle."""
         self._workers.append(worker)
         self._look_later()
 
@@ -45,8 +45,9 @@ class IdleWorkers:
             self._workers.remove(worker)
 
     def take(self, asked: RequestLease) -> records.WorkerRecord | None:
-        """Remove and return an idle worker that suits the request `asked`; None without such a worker."""
-        for worker in reversed(self._workers):  # the last used worker's memory is still in the CPU's caches
+        """Remove and return an idle worker that suits the request `asked`; None if no worker suits."""
+        for worker in reversed(self._workers):
+            # The worker used last comes first, as its memory may still be in the CPU's caches.
             if _suits(worker, asked) and not worker.control.closed:
                 self._workers.remove(worker)
                 self._unused = min(self._unused, len(self._workers))
@@ -58,7 +59,8 @@ class IdleWorkers:
             self._unused = len(self._workers)
 
     def _end_surplus(self) -> None:
-        # Workers are taken from the end, so the first `_unused` workers were not needed since the last check.
+        # `take` prefers workers at the end of the list, so the first `_unused` workers were not
+        # needed since the last check.
         for worker in self._workers[: max(0, min(self._unused, len(self._workers) - self._most))]:
             self._workers.remove(worker)
             self.end(worker)
@@ -80,7 +82,7 @@ class ResourceScheduler:
 
     Args:
         queue: the waiting requests.
-        groups: placement groups, and the ledger of the machine's resources.
+        groups: placement groups, with the ledger of the machine's free resources.
         table: the living workers.
         idle: idle workers that can be reused.
         reclaimer: object that makes processes return leases that they do not need.
@@ -104,7 +106,7 @@ class ResourceScheduler:
         first: Descriptor,
         answer: records.Answer | None = None,
     ) -> None:
-        """Queue a request for a worker with the first connection `first`; answer a lease request."""
+        """Queue a request for a worker whose first connection is `first`. A lease request gets an answer."""
         placement = message.placement
         group = None if placement.group is None else placement.group.group
         bundle = None if placement.group is None else placement.group.bundle
@@ -147,11 +149,11 @@ class ResourceScheduler:
             self._publish(records.RequestsWaiting())
 
     def _pass_on(self, request: records.Request) -> bool:
-        """Grant a blocked worker's request from the CPUs that this worker lends, although no CPU is free.
+        """Grant the request of a worker that waits, on the CPUs that it lends
+        meanwhile, although no CPU is free.
 
-        Other processes may keep the lent CPUs without need, and reclaiming CPUs takes time. Each blocked
-        worker gets one additional worker per wait, so that the task it waits for need not wait for resources
-        too.
+        Other processes may keep the lent CPUs without need, and reclaiming CPUs takes time. A waiting worker
+        gets one additional worker per wait, so that the task that it waits for need not wait for resources.
         """
         lender = self._table.by_serial(request.client)
         if lender is None or lender.lent is None or lender.passed_on:
@@ -169,7 +171,10 @@ class ResourceScheduler:
         return True
 
     def _grant(self, request: records.Request) -> list[str] | None:
-        """Try to grant `request`. Return None if it was granted, else the names of the lacking resources."""
+        """Try to grant `request`.
+
+        Return None if the request was granted, else the names of the lacking resources.
+        """
         if request.start is None:
             lacking = self._groups.grant(request.key)
             if lacking is None:
@@ -224,7 +229,11 @@ class ResourceScheduler:
             self._idle.end(worker)
 
     def worker_exited(self, event: records.WorkerExited) -> None:
-        """Transfer the requests and leases of an ended process to its heir, or refuse the requests."""
+        """Handle the requests, leases and groups of a process that has ended.
+
+        If it ended cleanly, its heir gets its requests for actors, and also its groups if it was not an
+        actor; its leases are returned. Its other requests are refused.
+        """
         worker = event.worker
         self._take_back(worker)
         if event.in_order:
@@ -280,10 +289,10 @@ class ResourceScheduler:
         self._queue.changed = True
 
     def _share_lent(self, line: Sequence[records.Request]) -> None:
-        """Choose machine or group as the receiver of CPUs that blocked workers in placement groups lend.
+        """Decide whether the machine or the group may use the CPUs that a waiting worker of the group lends.
 
-        The machine gets the CPUs while the blocked worker waits for a request outside its group. Otherwise
-        the group gets them.
+        The machine gets the CPUs while the waiting worker needs a request outside its group to be granted.
+        Otherwise the group gets the CPUs.
         """
         asking: set[int] = set()
         for request in line:

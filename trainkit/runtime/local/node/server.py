@@ -42,7 +42,7 @@ _WAIT_S = 0.1
 
 
 class Clients:
-    """Connections of the processes that make requests, by their numbers in the session.
+    """Connections of the processes that make requests, by the number of each process.
 
     Args:
         loop: the node's event loop.
@@ -80,7 +80,7 @@ class Clients:
             try_send(conn, NOTICE, 0, packed(message))
 
     def answer(self, serial: int, call_id: int, value: Any) -> None:
-        """Answer a request with a value, or with an exception, which fails the request."""
+        """Answer a request with `value`. An exception as the value makes the request fail."""
         conn = self._conns.get(serial)
         if conn is not None:
             failed = isinstance(value, Exception)
@@ -88,7 +88,7 @@ class Clients:
             try_send(conn, FAILURE if failed else VALUE, call_id, body)
 
     def _serve(self, serial: int, frame: Frame) -> None:
-        """Handle a message from a process. An error affects only that process."""
+        """Handle a message from a process. An error affects only the process that sent the message."""
         try:
             self._dispatch(serial, frame)
         except Exception as error:
@@ -105,9 +105,10 @@ class SessionServer:
     Args:
         loop: the node's event loop.
         clients: connections of the processes that make requests.
-        table: assigns numbers to processes.
-        session: facts about the session, whose folder is created here.
-        dispatch: function that handles a message from a program, given the types that the program may send.
+        table: table of workers, which assigns numbers to processes.
+        session: record of the session, whose folder is created here.
+        dispatch: function that handles a message from a program, and is also given the types of messages
+            that the program may send.
     """
 
     _loop: Loop
@@ -118,7 +119,7 @@ class SessionServer:
 
     def __post_init__(self) -> None:
         self._started, self._folder = SYSTEM.now(), self._session.folder
-        # The driver may have asked for its scratch folder already.
+        # The folder exists already if the driver has asked for its scratch folder.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
@@ -134,7 +135,8 @@ class SessionServer:
     def write_card(self) -> None:
         """Write the file that describes the session and whether its program has ended."""
         aside, of = self._folder / f"{CARD}.new", self._session
-        aside.write_text(  # written by hand, as importing `json` would take longer than this method
+        # The text is written by hand, as importing `json` would take longer than this method.
+        aside.write_text(
             f'{{"node": {os.getpid()}, "driver": {of.driver_pid}, "started": {self._started!r}, '
             f'"driver_gone": {"true" if of.driver_gone else "false"}, "program": {of.program}}}'
         )
@@ -145,7 +147,7 @@ class SessionServer:
             sock, _ = self._listener.accept()
         except ConnectionError:  # the program has closed the connection again
             return
-        except OSError:  # no descriptor is left, so the program waits until one may be free
+        except OSError:  # no descriptor is free, so the program waits until the next attempt
             fd = self._listener.fileno()
             self._loop.unwatch(fd)
             self._loop.after(_WAIT_S, lambda: self._loop.watch(fd, self._admit))
@@ -166,6 +168,6 @@ class SessionServer:
         try:
             with conn.reading:
                 conn.read_available()
-        except Exception:  # another version's program, for example, loses its connection
+        except Exception:  # a program with a different version of trainkit may send such messages
             sys.stderr.write(f"trainkit: the node refused another program:\n{traceback.format_exc()}")
             self._clients.drop(serial)

@@ -28,13 +28,13 @@ Rows = list[Row]
 _PATIENCE_S = 0.5
 """Longest wait for the driver's count of unanswered calls. A slower driver is stopped or very busy."""
 _AGAIN_S = 30.0
-"""Time without an answer after which the driver is asked again, as the answer may have failed."""
+"""Time after which the driver is asked again if its answer is missing, as sending it may have failed."""
 
 _LONG_S = 10.0
-"""Wait after which a request is explained to the process that made it."""
+"""Waiting time after which the process that made a request gets an explanation of the wait."""
 
 _TOGETHER_S = 2.0
-"""Requests made within this time after an explained request are explained with it."""
+"""Requests made up to this many seconds after an explained request are explained together with it."""
 
 _MOST_EXPLAINED = 3
 """Number of a process's requests that are explained at a time; further requests are only counted."""
@@ -42,11 +42,11 @@ _MOST_EXPLAINED = 3
 
 @dataclass(eq=False)
 class WaitExplainer:
-    """Explainer of waiting requests, for the state listing and for processes whose requests wait for long.
+    """Explainer of waits, for the state listing and for processes whose requests wait for a long time.
 
     Args:
         queue: the waiting requests.
-        groups: placement groups, and the ledger of the machine.
+        groups: placement groups, with the ledger of the machine's free resources.
         table: the living workers.
         totals: total resources of the machine.
         after: `Loop.after`.
@@ -86,7 +86,7 @@ class WaitExplainer:
         self.explain_later()
 
     def waits(self, requests: Sequence[records.Request]) -> list[Wait]:
-        """Return for each of `requests`, which are in the queue, why it is not granted."""
+        """Return the reasons why each of `requests`, which are in the queue, is not granted."""
         by_key = {request.key: request for request in self._queue.all()}
         machine = Room(
             existing=self._totals, ledger=self._groups.machine, holders=self._holders_of_the_machine()
@@ -151,7 +151,7 @@ class StateListing:
     """Listing of the session's nodes, actors, tasks and other objects.
 
     Args:
-        session: the session and its driver.
+        session: record of the session and its driver.
         table: the living workers, and actors that have ended.
         queue: the waiting requests.
         groups: placement groups.
@@ -179,7 +179,7 @@ class StateListing:
         }
 
     def rows(self, kind: str) -> Rows | ConfigError:
-        """Return the rows of `kind`, or the error for an unknown kind."""
+        """Return the rows of the listing `kind`, such as "actors"; an error if no such listing exists."""
         try:
             return listing(self._kinds, kind)
         except ConfigError as error:
@@ -289,7 +289,7 @@ class CallCounts:
     """Counts of the driver's unanswered actor calls, which only the driver knows.
 
     Args:
-        session: the session and its driver.
+        session: record of the session and its driver.
         after: `Loop.after`.
         notify: `Clients.notify`.
     """
@@ -301,12 +301,14 @@ class CallCounts:
     _asked: bool = False
 
     def ask(self, answer: records.Answer) -> None:
-        """Answer with a row for each actor that the driver knows, or no rows if it is silent for 0.5 s."""
+        """Call `answer` with a row for each actor that the driver knows, or without rows if the driver
+        does not reply within 0.5 s.
+        """
         if self._session.driver_gone:
             answer([])
             return
         self._waiting.append(answer)
-        # Only the first request is sent, so that a stopped driver finds only one when it resumes.
+        # Only one request is sent at a time, so that a stopped driver finds only one when it resumes.
         if not self._asked:
             self._asked = True
             self._notify(records.DRIVER, CountCalls())

@@ -1,4 +1,4 @@
-"""Supervisor of the workers, which kills workers, reports how they ended, and handles the consequences."""
+"""Supervisor of the workers, which kills workers, reports how workers ended, and restarts actors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from trainkit.runtime.local.wire.messages import Cancel, QueryExit, Reconnect, S
 from trainkit.runtime.restart_policy import ExitRecord
 
 _RETRY_S = 0.2
-"""Interval of the attempts to restart an actor for which no descriptor was left."""
+"""Interval between attempts to restart an actor while the node has no free file descriptor."""
 
 
 @dataclass(eq=False)
 class Supervisor:
-    """Supervisor that kills workers, reports how they ended, and handles the consequences.
+    """Supervisor that kills workers, reports how workers ended, and restarts actors.
 
     Args:
         loop: the node's event loop.
         table: the living workers.
         queue: the waiting requests.
-        processes: processes of the workers.
+        processes: object that starts and signals the processes of the workers.
         restarts: the restartable actors.
         publish: delivers an event.
     """
@@ -42,10 +42,13 @@ class Supervisor:
     def kill(
         self, worker_id: int, reason: str, then: Callable[[ExitRecord], None], restart: bool = False
     ) -> None:
-        """Kill a worker and call `then` when it is dead. With `restart`, its actor may be restarted."""
+        """Kill a worker, and call `then` when the worker is dead.
+
+        If `restart` is True, the worker's actor may be restarted.
+        """
         worker = self._table.get(worker_id)
         if worker is None:
-            # With `restart`, an actor that has no process yet keeps its queued request.
+            # The queued request of a restartable actor without a process stays if `restart` is True.
             if not (restart and self._restarts.record(worker_id)):
                 self._queue.withdraw(worker_id)
             exits = self._table.exits
@@ -65,7 +68,7 @@ class Supervisor:
             self._processes.cancel_early(message)
 
     def may_leave(self, serial: int, introduced: int) -> bool:
-        """Return True if an actor without handles must end, as no connection is on its way to the actor."""
+        """Return True if an actor without handles may end, as no connection is on its way to the actor."""
         worker = self._table.by_serial(serial)
         if worker is None:
             return True
@@ -75,7 +78,10 @@ class Supervisor:
         return False
 
     def departs(self, serial: int, stays: bool, reason: str) -> None:
-        """Record that a worker ends cleanly. Its actor has ended even if the process still sends results."""
+        """Record that a worker ends cleanly.
+
+        The worker's actor counts as ended even if the process still sends results.
+        """
         worker = self._table.by_serial(serial)
         if worker is None:
             return
@@ -90,8 +96,8 @@ class Supervisor:
     def query_exit(self, message: QueryExit, answer: records.Answer) -> None:
         """Answer with a worker's exit record, once the worker has ended.
 
-        The client has found its connection closed. If the worker is alive, the answer is the error that the
-        worker had no descriptor left for the connection.
+        The client asks because its connection to the worker was closed. If the worker is alive, the answer is
+        an error, which says that the worker had no descriptor left for the connection.
         """
         worker = self._table.settled(message.worker_id)
         exits = self._table.exits
@@ -105,12 +111,16 @@ class Supervisor:
             answer(exits.unknown())
 
     def reconnect(self, client: int, message: Reconnect, end: Descriptor, answer: records.Answer) -> None:
-        """Connect a client to the actor's next process, as its connection closed, or answer how it ended."""
+        """Connect a client whose connection closed to the actor's next process, or
+        answer how the actor ended.
+        """
         if not self._restarts.reconnect(client, message, end, answer):
             self.query_exit(QueryExit(message.worker_id), answer)
 
     def worker_exited(self, event: records.WorkerExited) -> None:
-        """Kill or transfer the workers that an ended worker owned, and restart its actor if allowed."""
+        """Kill or transfer the workers that an ended worker owned, and restart the ended
+        worker's actor if allowed.
+        """
         worker = event.worker
         for orphan in self._table.all():
             if orphan.owner != worker.serial:
@@ -118,7 +128,7 @@ class Supervisor:
             if not event.in_order:
                 reason = f"its owner {worker.name} (pid {worker.pid}) ended"
                 self.kill(orphan.worker_id, reason, lambda _: None)
-            elif orphan.is_actor:  # actors live as long as their handles
+            elif orphan.is_actor:  # an actor lives as long as its handles, so it may outlive its owner
                 orphan.owner = event.heir
                 self._restarts.let_go(orphan.worker_id)
         self._restart_or_end(worker, event.exit_)

@@ -45,14 +45,15 @@ _WORTH_IT = 4
 
 
 def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imports]) -> Imports:
-    """Return the imports of the template to fork a worker from, which probably needs the imports `wanted`.
+    """Choose the template from which to fork a worker that probably needs the imports `wanted`, and return
+    the imports of this template.
 
-    If a template has all the slow imports, which take seconds, the worker does not wait for a new template
-    that would save tenths of a second. The worker imports other packages itself if needed. But it waits for a
-    template that is importing a heavy package, as its own import would take at least as long.
+    A template that has all the slow imports, which take seconds, is chosen even if it lacks others: a new
+    template would save the worker only tenths of a second. But the worker waits for a template that is
+    importing a heavy package, as importing it in the worker would take at least as long.
 
     Args:
-        wanted: imports of the worker's owner.
+        wanted: imports that the worker probably needs.
         existing: imports of all templates, including templates that are still importing.
         ready: imports of the templates that can fork now.
     """
@@ -66,11 +67,11 @@ def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imp
 
 @dataclass(eq=False)
 class Templates:
-    """Connections to the template processes, by their imports.
+    """Connections to the template processes, by the imports of each template.
 
     Args:
-        connect: function that makes a connection read by the node's event loop.
-        on_frame: function called with a template's imports and each frame from that template.
+        connect: function that makes a connection, which the node's event loop reads.
+        on_frame: function called for each frame from a template, with the template's imports and the frame.
         on_gone: function called with the imports of a template that has ended.
         plain: socket to the plain template, which has no imports.
     """
@@ -83,7 +84,7 @@ class Templates:
     _asked: Counter[Imports] = field(default_factory=Counter)
     _conns: dict[Imports, Connection] = field(default_factory=dict)
     _unusable: dict[Imports, str] = field(default_factory=dict)
-    """Reasons why templates with these imports failed."""
+    """Reason why a template failed, by the imports of the template."""
     _ready: set[Imports] = field(default_factory=lambda: {frozenset()})
 
     def __post_init__(self, plain: socket.socket) -> None:
@@ -124,8 +125,7 @@ class Templates:
         """
         if imports in self._conns or imports in self._unusable or not self.has_plain:
             return
-        # The template with most of these imports is forked, so that the remaining imports take the least
-        # time.
+        # The template with most of these imports forks the new template, which then has the least to import.
         base = max((have for have in self._conns if have <= imports), key=len)
         ours, theirs = socket.socketpair()
         self._add(imports, ours)
@@ -137,7 +137,10 @@ class Templates:
         return list(self._conns.values())
 
     def learn(self, kind: str, imports: Imports) -> Imports:
-        """Record imports that workers of a kind did themselves. Return the imports for a new template."""
+        """Record imports that a worker of this kind did itself.
+
+        Return the imports of a template that suits such workers.
+        """
         known = self._learned.pop(kind, frozenset())
         self._learned[kind] = wanted = known | imports
         if len(self._learned) > _KINDS:
@@ -145,12 +148,17 @@ class Templates:
         return choose(wanted, self._conns, self._ready)
 
     def learned(self, kind: str) -> Imports:
-        """Return the own imports of workers of a kind if pandas or sklearn is among them; else no imports."""
+        """Return the imports that workers of this kind did themselves, if pandas or sklearn is
+        among them; else an empty set.
+        """
         wanted = self._learned.get(kind, frozenset())
         return wanted if wanted & (HEAVY - SLOW) else frozenset()
 
     def for_worker(self, wanted: Imports, kind: str = "") -> tuple[Imports, Connection]:
-        """Return the template from which to fork a worker of `kind`, whose owner has imported `wanted`.
+        """Return the imports of the template from which to fork a worker of `kind`, and the
+        connection to the template.
+
+        The worker's owner has imported `wanted`.
 
         Raises:
             OSError: the machine has no resources for a new template.
@@ -158,7 +166,7 @@ class Templates:
         wanted |= (known := self._learned.get(kind, frozenset()))
         self._asked[wanted] += 1
         if wanted & SLOW and self._asked[wanted] >= _WORTH_IT:
-            # Heavy packages that workers of this kind have not imported so far are left out.
+            # The new template leaves out heavy packages that workers of this kind have not imported so far.
             self.warm(wanted - (HEAVY - SLOW - known))
         chosen = choose(wanted, self._conns, self._ready)
         self.warm(chosen)
@@ -185,7 +193,7 @@ class WorkerProcesses:
     """Processes of the workers.
 
     Args:
-        session: the session and its driver.
+        session: record of the session and its driver.
         loop: the node's event loop.
         table: the living workers.
         clients: connections of the processes that can make requests.
@@ -253,8 +261,8 @@ class WorkerProcesses:
             captures = placement.group is not None and placement.group.capture
             group = PlacementGroupId(group=event.where[0], bundle=event.where[1], capture=captures)
         gpus = {index: share / QUANTUM for index, share in sorted(event.allocation.gpus.items())}
-        # Only the driver's workers need the session's variables, as workers pass them on in their
-        # environments.
+        # The session's variables are added only for workers of the driver, as these workers pass them
+        # on to their own workers.
         of_session = session if event.request.client == records.DRIVER else None
         spec = messages.WorkerSpec(
             worker_id=message.worker_id,
@@ -297,7 +305,7 @@ class WorkerProcesses:
             owner: number of the process that requested the worker.
             allocation: resources reserved for the worker.
             ledger_group: the group and bundle that `allocation` was taken from; None for the machine.
-            delay_s: delay before the fork.
+            delay_s: delay before the fork, in seconds.
 
         Raises:
             OSError: no descriptor is left for the worker; nothing was started.
@@ -353,14 +361,17 @@ class WorkerProcesses:
         # The event is published before the fork, so that waiting connections are sent before the worker
         # reads.
         self._publish(records.WorkerStarted(worker))
-        # The key is the process number, as the worker's id may change with a new lease before the answer.
+        # The key is the process number, as the worker's id may change with a new lease
+        # before the template answers.
         self._starting[spec.serial] = StartingWorker(worker, imports, spare)
         try_send(template, NOTICE, 0, messages.packed(messages.ForkWorker(spec), handles))
         for early in self._early.pop(spec.worker_id, ()):
             self.cancel(worker, early)
 
     def learn_import(self, serial: int, package: str) -> None:
-        """Record an import of a worker, so that the next worker of its kind is forked with this import."""
+        """Record that a worker imported `package`, so that the next worker of its kind
+        is forked with this import.
+        """
         worker = self._table.by_serial(serial)
         if worker is not None:
             self.warm(self._templates.learn(worker.kind, worker.spec.environment.preload | {package}))
@@ -374,7 +385,7 @@ class WorkerProcesses:
             self._mute_ends = 0
         match messages.unpacked(frame.body):
             case messages.ForkFailed(0, _):
-                pass  # a template could not be forked; its closed connection reports this
+                pass  # the number 0 belongs to a template, whose closed connection reports the failure too
             case messages.Forked(serial, pid):
                 self._forked(self._starting.pop(serial).worker, pid)
             case messages.ForkFailed(serial, reason, True) if self._by_pid:
@@ -433,7 +444,7 @@ class WorkerProcesses:
             self._templates.replace_plain(sock)
 
     def _find_lost(self) -> None:
-        """Handle the ends of workers that a template did not report before its own end."""
+        """Handle the ends of workers whose template ended before it could report them."""
         self.collect(ended_children())
         self._hear_templates()
         for pid in list(self._by_pid):
@@ -441,7 +452,7 @@ class WorkerProcesses:
                 self._ended(pid, None)
 
     def _wait_for_room(self, reason: str) -> None:
-        """Repeat the refused requests when a worker has ended, or after 1 s."""
+        """Repeat the requests for workers that the machine refused, after 1 s or when a worker has ended."""
         if not self._told_refusal:
             self._told_refusal = True
             text = f"the machine refuses more processes ({reason}): new workers wait until others end"
@@ -457,7 +468,7 @@ class WorkerProcesses:
             self.warm(imports)
 
     def _ask_again(self, serial: int, imports: Imports = frozenset()) -> None:
-        """Send the request for a worker again, to a template with `imports`."""
+        """Send the request for a worker again, to a template that suits `imports`."""
         starting = self._starting[serial]
         if starting.worker.ending:
             self._not_started(serial, "")
@@ -479,7 +490,7 @@ class WorkerProcesses:
             process.kill(worker.pid)
 
     def cancel(self, worker: records.WorkerRecord, message: messages.Cancel) -> None:
-        """Send a cancellation to its worker, and interrupt the worker so that it reads the message."""
+        """Send a cancellation to the worker, and interrupt the worker so that it reads the message."""
         try_send(worker.control, NOTICE, 0, messages.packed(message))
         if worker.pid is not None:
             process.kill(worker.pid, signal.SIGINT)
@@ -495,11 +506,11 @@ class WorkerProcesses:
         self._early.pop(worker_id, None)
 
     def end(self, worker: records.WorkerRecord) -> None:
-        """End a worker that is no longer needed, after the calls that were sent to it."""
+        """End a worker that is no longer needed, once it has run the calls that were sent to it."""
         try_send(worker.control, NOTICE, 0, messages.packed(messages.EndWorker()))
 
     def redirect(self, fd: int) -> None:
-        """Redirect the output of all templates to a file."""
+        """Redirect the output of all templates to the file `fd`."""
         for template in self._templates.connections():
             try_send(template, NOTICE, 0, messages.packed(messages.Redirect(), [Descriptor(os.dup(fd))]))
 
@@ -519,7 +530,7 @@ class WorkerProcesses:
         worker = self._by_pid.pop(pid, None)
         if worker is None:
             return
-        worker.control.read_all()  # the last message may be `Departing`
+        worker.control.read_all()  # the last message may be `Departing`, which announces a clean end
         worker.stdout.drain()
         worker.stderr.drain()
         self._output.finish(worker)
@@ -546,7 +557,7 @@ class WorkerProcesses:
     def _exited(self, worker: records.WorkerRecord, exit_: ExitRecord) -> None:
         heir = self._table.heir(worker)
         self.warm(self._templates.learned(worker.kind))
-        self._close(worker)  # closing first frees descriptors for the next process
+        self._close(worker)  # the descriptors are closed first, as a restarted process needs some
         self._publish(records.WorkerExited(worker, exit_, heir, worker.departs and not exit_.code))
 
     def _close(self, worker: records.WorkerRecord) -> None:
@@ -571,7 +582,7 @@ class WorkerProcesses:
         left = [pid for pid in children if pid != self._session.template_pid and pid not in self._by_pid]
         for pid in left:
             process.kill(pid)
-        if left:  # the children of these processes become children of the node next
+        if left:  # the children of the killed processes become children of the node, and must be killed next
             self._loop.after(_SWEEP_S, self._sweep)
 
 
