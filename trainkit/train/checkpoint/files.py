@@ -2,16 +2,17 @@
 
     <path>/checkpoint.json    format, epoch, world size, each file's size and checksum, and its own checksum
     <path>/state.pt           the state, readable by torch.load(..., weights_only=True)
-        <path>/shards/            tensors that are sharded over workers (shards.py); "meta" tensors in
-        state.pt
+    <path>/shards/            tensors that are sharded over workers (shards.py); state.pt has "meta" tensors
 
-A folder is filled beside its final path and then moved there in one step. So if the program is killed, either
-the old or the new checkpoint exists. If no single worker has the whole state, all workers fill one folder:
+A checkpoint is first written to a temporary folder beside its final path, and then moved there in one step.
+So if the program is killed, either the old or the new checkpoint exists. If no single worker has the whole
+state, all workers write into the same temporary folder:
 
-    worker 0    make the folder aside ─▶ ─┬─ write own shards ─▶ state.pt, checkpoint.json ─▶ take its place
+    worker 0    make temporary folder ─▶ ─┬─ write own shards ─▶ state.pt, checkpoint.json ─▶ move to <path>
     worker n                              └─ write own shards ─▶
 
-After each arrow the workers exchange whether they succeeded. If one failed, nothing is replaced.
+After each arrow the workers tell each other whether they succeeded. If one worker failed, the old checkpoint
+stays.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def written_aside(path: Path) -> Iterator[Path]:
         _take_place(aside, path)
         _sync(path.parent)
     finally:
-        # After an exchange, this folder contains the old checkpoint.
+        # If the two folders were exchanged, `aside` now contains the old checkpoint, which is no longer
+        # needed.
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -79,9 +81,9 @@ def aside_of(path: Path, writer: int) -> Path:
 
 
 def resolve(path: Path) -> Path:
-    """Return `path`, or the folder with the old contents if a writer was killed during the replacement.
+    """Return `path`, or its backup if a process was killed after it had moved `path` to the backup.
 
-    This happens only on file systems that can't exchange two folders in one step.
+    A backup is only made on file systems that can't exchange two folders in one step.
     """
     previous = _previous(path)
     return previous if not path.exists() and previous.exists() else path
@@ -103,7 +105,7 @@ def _take_place(aside: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step; return False if the system or the file system can't."""
+    """Exchange two folders in one step; return False if the operating or file system can't do this."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -209,7 +211,7 @@ def fill(
         aside: folder to fill.
         state: the state, made of plain values.
         metadata: contents of `checkpoint.json`.
-        files: fingerprints of the files that already exist, by name.
+        files: size and checksum of each file that is already in the folder, by file name.
     """
     file = aside / _STATE
     try:
@@ -228,8 +230,9 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
 
     Args:
         path: folder of the checkpoint.
-        rank: rank among the workers that read the checkpoint together; each checks its share of the shards.
-        world_size: number of these workers.
+        rank: this worker's rank among the workers that read the checkpoint together; each worker checks a
+            share of the shard files.
+        world_size: number of workers that read the checkpoint together.
 
     Raises:
         CheckpointError: `path` is not a checkpoint, the checkpoint is damaged, or it was written by a
@@ -268,7 +271,7 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
-    """Return the checksum of `checkpoint.json` without its own checksum."""
+    """Return the checksum of the entries of `checkpoint.json`, except the entry for the checksum itself."""
     return zlib.crc32(json.dumps(content).encode())
 
 
@@ -278,7 +281,7 @@ def shard_files() -> Any:
 
 
 def key_of(where: Sequence[Any]) -> str:
-    """Return the name in the shards of the tensor at the keys `where` of the state."""
+    """Return the name under which the shards contain a tensor; `where` are the tensor's keys in the state."""
     return "/".join(map(str, where))
 
 
@@ -288,7 +291,7 @@ def _is_elsewhere(leaf: Any) -> bool:
 
 
 def _share_of(files: Mapping[str, Any], rank: int, world_size: int) -> list[tuple[str, Any]]:
-    """Return the files that a reader checks: all small files, and the reader's share of the shards."""
+    """Return the files that worker `rank` checks: all small files, and every `world_size`-th shard file."""
     large = sorted(name for name in files if name.startswith(f"{SHARDS}/__"))
     left = {*large} - {*large[rank::world_size]}
     return [(name, expected) for name, expected in files.items() if name not in left]
@@ -310,10 +313,11 @@ def fingerprint(file: Path) -> dict[str, int]:
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return `value` in types that a safe reader accepts; NumPy numbers become Python numbers.
+    """Return `value` in types that torch loads with `weights_only=True`; NumPy numbers become Python numbers.
 
     Raises:
-        CheckpointError: `value` contains a value of another type; the message says where.
+        CheckpointError: `value` contains an object of a type that a checkpoint can't store; the message names
+            its position.
     """
     if isinstance(value, dict):
         items = {
@@ -343,7 +347,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 _SPREAD = ("models", "optimizers", "ema")
-"""Keys of the state whose tensors may exist on a single worker only."""
+"""Keys of the trainer's state whose tensors may exist on only one of the workers."""
 
 
 def write_sharded(
@@ -393,15 +397,16 @@ def write_sharded(
                 index = f"{SHARDS}/.metadata"
                 files[index] = fingerprint(aside / index)
                 fill(aside, joined([each for each, _ in outlines]), metadata, files)
-            # Closing replaces `path` by worker 0's folder.
+            # On worker 0, this call moves the temporary folder to `path`.
             place.close()
 
 
 def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
-    """Read a checkpoint on all workers together; each checks its share of the shards.
+    """Read a checkpoint on all workers together; each worker checks a share of the shard files.
 
     Raises:
-        CheckpointError: see `read`; all workers raise it if one does.
+        CheckpointError: a worker can't read the checkpoint, for a reason listed at `read`; all workers then
+            raise the error.
     """
     with agreed(group, lambda reason: f"the checkpoint {path} was not loaded ({reason})"):
         state, _ = read(path, rank=group.rank, world_size=group.world_size)
@@ -409,7 +414,7 @@ def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
 
 
 def _without_spread(state: Mapping[str, Any], spread: dict[str, torch.Tensor]) -> Any:
-    """Return `state` with "meta" tensors for the tensors that are moved to `spread`."""
+    """Move all sharded tensors of `state` to `spread`; return `state` with "meta" tensors in their places."""
 
     def left(leaf: Any, where: tuple[Any, ...]) -> Any:
         if not isinstance(leaf, torch.Tensor) or not (is_spread(leaf) or where[0] in _SPREAD):
@@ -421,7 +426,7 @@ def _without_spread(state: Mapping[str, Any], spread: dict[str, torch.Tensor]) -
 
 
 def _sign(aside: Path, token: int) -> Path:
-    """Return a file by which a worker recognizes that it sees worker 0's folder."""
+    """Return the path of a marker file; a worker that sees the file has access to worker 0's folder."""
     return aside / f"writing-{token}"
 
 

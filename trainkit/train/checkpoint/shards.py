@@ -1,7 +1,7 @@
 """Sharded tensors on disk, in the files of torch.distributed.checkpoint.
 
-        <folder>/__<rank>_0.distcp    the parts that each worker wrote
-        <folder>/.metadata            the place of each part of each tensor
+    <folder>/__<rank>_0.distcp    the parts of tensors that one worker wrote
+    <folder>/.metadata            the index: file and position of each part of each tensor
 
 The index is a pickle in torch's format. Reading it runs no code, because the unpickler only knows the classes
 of such an index, and only tensors are stored.
@@ -65,7 +65,7 @@ class _Writer(FileSystemWriter):
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write this worker's parts of `tensors`, together with all workers; equal copies are written once.
+    """Write this worker's parts of `tensors` while all workers write theirs; equal copies are written once.
 
     Args:
         folder: a folder that all workers can reach.
@@ -127,7 +127,7 @@ class Stored(Spread):
 
 
 class _Into(DefaultLoadPlanner):
-    """Load planner that reads parts of one tensor directly into the result."""
+    """Load planner that reads the stored parts of one tensor directly into a given tensor."""
 
     def __init__(self, result: torch.Tensor) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that only creates the classes of an index of tensors."""
+    """Unpickler that refuses all classes except those that an index of tensors needs."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(stream)

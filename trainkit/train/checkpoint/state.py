@@ -56,7 +56,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def load_generator_states(held: Mapping[str, Any]) -> None:
-    """Load a result of `generator_states`; generators that `held` lacks stay unchanged."""
+    """Load a result of `generator_states`; a generator without an entry in `held` stays unchanged."""
     if "torch" in held:
         torch.set_rng_state(held["torch"])
     if "python" in held:
@@ -75,7 +75,7 @@ PARTS = ("epoch", "global_step", "models", "optimizers", "schedulers", "operator
 """Required keys of a trainer's state."""
 
 MISFITS = (CheckpointError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""Errors when a state is loaded into a different model, optimizer or scheduler."""
+"""Exceptions that can occur when a state is loaded into a different model, optimizer or scheduler."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def set_rates(
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             for key, value in values.items():
                 if isinstance(group.get(key), torch.Tensor):
-                    # A compiled step may hold this tensor, so it is changed in place.
+                    # A compiled step may refer to this tensor object, so the tensor is changed in place.
                     group[key].copy_(value)
                 else:
                     group[key] = value
@@ -148,12 +148,13 @@ def whole_state(states: Sequence[WorkerState]) -> dict[str, Any]:
 
 
 def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -> Mapping[str, Any] | None:
-    """Return the earlier worker's own state from which a worker continues; None if no state fits.
+    """Return the saved state of an earlier worker from which a new worker continues; None if no state fits.
 
     Args:
-        workers: own states by rank; the number of workers may have changed.
-        rank: rank of the worker.
-        data_rank: rank of the worker's copy of the model; workers that hold one copy together share it.
+        workers: saved states of the earlier workers, by rank; the number of workers may have changed.
+        rank: rank of the new worker.
+        data_rank: index of the new worker's model copy; workers that hold one copy together have the same
+            index.
     """
     if rank < len(workers) and workers[rank].get("data_rank", rank) == data_rank:
         return workers[rank]
@@ -165,7 +166,8 @@ def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
 
     Args:
         state: the state to load.
-        registered: numbers of models, optimizers and schedulers.
+        registered: the keys "models", "optimizers" and "schedulers", each with the number of registered
+            objects.
         what: name of the state, for the message.
     """
     if not isinstance(state, Mapping):
@@ -202,10 +204,10 @@ def write_hyperparameters(folder: str, set_up: Sequence[Hyperparameters]) -> Non
 
 
 def read_hyperparameters(folder: str) -> Sequence[Hyperparameters]:
-    """Return the result of `write_hyperparameters`; [] if the checkpoint's older version lacks it.
+    """Return the values that `write_hyperparameters` wrote; [] if an older version wrote the checkpoint.
 
     Raises:
-        CheckpointError: the file can't be read.
+        CheckpointError: the file with the hyperparameters can't be read.
     """
     path = Path(folder, _FILENAME)
     if not path.exists():
@@ -218,7 +220,7 @@ def read_hyperparameters(folder: str) -> Sequence[Hyperparameters]:
 
 
 def differ(then: Sequence[Hyperparameters], now: Sequence[Hyperparameters]) -> bool:
-    """Return True if the new configuration sets a value that differs from the checkpoint's."""
+    """Return True if a hyperparameter in `now` differs from its value in `then`."""
     pairs = zip(then, now, strict=False)
     return any(_changed(old, new) for old, new in pairs)
 
@@ -230,7 +232,7 @@ def override_hyperparameters(
     then: Hyperparameters,
     now: Hyperparameters,
 ) -> None:
-    """Override loaded values of optimizers and schedulers that the current configuration sets differently.
+    """Override the loaded hyperparameters that the current configuration sets to a different value.
 
     Args:
         optimizers: optimizers with a checkpoint's state.
@@ -250,7 +252,7 @@ def override_hyperparameters(
 
 
 def overridden(loaded: Any, then: Any, now: Any) -> Any:
-    """Return the value to continue with: `setup` set `then` for the checkpoint and now sets `now`.
+    """Return the value that training continues with, if `setup` first set `then` and now sets `now`.
 
     A change by a schedule is kept in proportion: a rate that was halved from `then` becomes half of `now`.
     """

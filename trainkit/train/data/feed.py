@@ -1,7 +1,7 @@
-"""Feed of a registered loader to the training loop: equally many batches on each worker, with weights.
+"""Feeds, which pass a loader's batches to the training loop: equally many on each worker, with weights.
 
-A batch passes three iterators from the loader to the step. The feed's iterator assigns the batch's weight.
-The epoch's iterator (step/epoch.py) follows, and on a GPU the prefetcher's iterator.
+Between loader and step, a batch first passes through the feed's iterator, which assigns the batch's weight,
+and then through the epoch's iterator (step/epoch.py). On a GPU, the prefetcher's iterator is the third.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trainkit.train.distributed.process_group import ProcessGroup
 
 
 def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
-    """Return the generator states of a loader and its sampler, and their own states if they have states.
+    """Return the random states of a loader and its sampler, and their `state_dict()` if they have one.
 
     Args:
         loader: loader of the batches.
@@ -65,7 +65,8 @@ def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> Non
         if name in held and callable(getattr(owner, "load_state_dict", None)):
             owner.load_state_dict(held[name])
     if _keeps_processes(loader) and not held.get("started"):
-        # Persistent processes that were started later would make the next pass skip a random draw.
+        # Persistent processes that were started after the state was saved would make the next pass skip a
+        # random draw.
         loader._iterator = None
 
 
@@ -122,8 +123,8 @@ Uneven = Literal["drop", "raise", "join"]
 def gathering(loader: Any) -> Any:
     """Return a copy of `loader`, for one pass, that indexes each tensor once per batch, not once per row.
 
-    The batches are identical in every bit and stride. Only a loader of a `TensorDataset`, or of a subset of
-    one, is copied; other loaders are returned unchanged.
+    The copy's batches have the same bits and strides as the loader's. Only a loader of a `TensorDataset`, or
+    of a subset of one, is copied; other loaders are returned unchanged.
     """
     if type(loader) is not DataLoader or loader.num_workers > 0 or loader.batch_sampler is None:
         return loader
@@ -134,14 +135,15 @@ def gathering(loader: Any) -> Any:
     if not plain or loader.collate_fn is not default_collate:
         return loader
     clone = copy.copy(loader)
-    # A DataLoader refuses a new data set, because its iterator may already exist; the copy has no iterator.
+    # A DataLoader refuses a new data set, because an iterator may already read the old one. This copy has no
+    # iterator, so the change is safe.
     object.__setattr__(clone, "dataset", _Gathered(loader.dataset))
     clone.collate_fn = lambda batch: batch
     return clone
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return True if stacking rows and indexing them together give equal memory layouts."""
+    """Return True if indexing many rows at once gives the same memory layout as stacking single rows."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     return plain and tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
@@ -163,7 +165,7 @@ class _Gathered:
 
 
 class Batch(NamedTuple):
-    """A batch between the loader and the step.
+    """A batch on its way from the loader to the training step.
 
     Attributes:
         data: the loader's data, unchanged.
@@ -175,13 +177,13 @@ class Batch(NamedTuple):
 
 
 class Feed:
-    """Source of an epoch's batches from one registered loader, which keeps the workers in step.
+    """Source of an epoch's batches from one loader; equally many on each worker if steps communicate.
 
     Args:
         loader: source of the batches.
         group: the workers that share the samples.
-        training: True if the model is trained on the batches. The data then starts again if more batches are
-            requested.
+        training: True if the model is trained on the batches. In training the loader starts again if more
+            batches are requested than it has.
         in_step: True if workers communicate in each step, so that all workers must run equally many steps;
             default: True in training.
         every: number of batches whose gradients form one optimizer step.
@@ -191,7 +193,7 @@ class Feed:
     Attributes:
         taken: number of batches taken since the epoch began.
         current: weight of the last taken batch.
-        advice: advice about streams of unequal length, for messages.
+        advice: advice to the user, for messages about workers that have unequal numbers of batches.
     """
 
     advice = "give workers equally many batches, or train on all with register_data(uneven_inputs='join')"
@@ -225,11 +227,11 @@ class Feed:
 
     @property
     def weight(self) -> float:
-        """Factor for the current batch's mean loss; 0 if a different worker counts its samples."""
+        """Factor for the current batch's mean loss; 0 if the batch only repeats other samples."""
         return self.current.averaged
 
     def state(self) -> dict[str, Any]:
-        """Return the state on which the order of the next pass depends."""
+        """Return the state that determines the order of the samples in the next pass."""
         return loader_state(self.loader, self._sampler())
 
     def load_state(self, held: Mapping[str, Any]) -> None:
@@ -244,7 +246,7 @@ class Feed:
             return None
         try:
             return len(self.loader)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):  # For example, the loader's sampler has no length.
+        except (TypeError, NotImplementedError):  # The loader's sampler may have no length.
             return None
 
     def batches(
@@ -254,8 +256,10 @@ class Feed:
 
         Args:
             epoch_idx: passed to `set_epoch` of the loader, its samplers and its data set.
-            num_steps: number of batches; in training the loader starts again if it has fewer. None: one pass.
-            timed: function that counts batches and their time; see `Timed`.
+            num_steps: number of batches; in training, a loader with fewer batches starts again. None: one
+                pass.
+            timed: wrapper of the function that takes the next batch; it counts batches and their time (see
+                `Timed`).
         """
         set_epoch(self.loader, epoch_idx)
         self._asked, self._last, self._weights, self._shares = num_steps, None, None, []
@@ -264,14 +268,15 @@ class Feed:
         return self._epoch(take if timed is None else timed(take, _END))
 
     def label(self, data: Iterable[Any]) -> Iterator[Batch]:
-        """Yield a user's own batches with the epoch's weights."""
+        """Yield a user's own batches, with the weights of the feed's batches at the same positions."""
         for each in data:
             self.current = self._weight_of(self._labelled)
             self._labelled += 1
             yield Batch(each, self.current)
 
     def _epoch(self, take: Callable[[], Any]) -> Iterator[Batch]:
-        # The step of an accumulation's last batch must know that the batch is the last one.
+        # The last batch of an epoch completes the accumulated gradient early. So if its index is unknown in
+        # advance, the next batch is fetched before the current one is yielded.
         looks_ahead = self._every > 1 and self._sizes() is None
         following = take()
         while following is not _END:
@@ -305,7 +310,7 @@ class Feed:
         return BatchSizes(len(batches.sampler), batches.batch_size, batches.drop_last)
 
     def _weight_of(self, step: int) -> BatchWeight:
-        """Return the weight of the epoch's batch `step`; the count continues when the data starts again."""
+        """Return the weight of batch `step` of the epoch; `step` keeps counting over several passes."""
         weight = self._even_weight_of(step)
         share = next((share for first, share in reversed(self._shares) if first <= step), 1.0)
         if share == 1:
@@ -328,7 +333,7 @@ class Feed:
         return self._weights(step)
 
     def _start_pass(self) -> Callable[[], Any]:
-        """Start a pass over the loader; return a function for its next batch, `_END` after the last batch."""
+        """Start a pass over the loader; return a function for its next batch, or `_END` after the last."""
         if not self._in_step or self._sharded() is not None or self._group.members == 1:
             return partial(next, self._iterator(), _END)
         if self._training:
@@ -345,10 +350,10 @@ class Feed:
         return started_iterator(gathering(self.loader), resumed=resumed)
 
     def _together(self) -> Callable[[], Any]:
-        """Return a function that takes equally many batches on all workers, for a loader split by the user.
+        """Return a function for the next batch, equally often on each worker, if the user split the data.
 
-        In validation, and in training with "join", all batches are taken. A worker without more batches
-        repeats its last batch with weight 0.
+        In validation, and in training with `uneven="join"`, no batch is skipped. A worker without more
+        batches repeats its last batch with weight 0.
         """
         iterator, last = self._iterator(), _END
         joins = not self._training or self.uneven == "join"
@@ -356,7 +361,8 @@ class Feed:
 
         def take() -> Any:
             nonlocal last, share
-            # Exchanged before the step, because no worker may enter a collective that one never joins.
+            # Before each step the workers exchange whether they have a batch, because a worker that skips the
+            # step would block the others in its collectives.
             batch = next(iterator, _END)
             more = [bool(each) for each in self._group.gather_integers(int(batch is not _END))]
             if not any(more) or (not joins and not all(more)):
@@ -382,7 +388,7 @@ class Feed:
         """End a pass of `steps` batches; warn if some workers have more batches.
 
         Raises:
-            ConfigError: some workers have more batches, and the user chose "raise".
+            ConfigError: some workers have more batches, and `uneven` is "raise".
         """
         if not any(more):
             return
@@ -409,8 +415,9 @@ class _Passes:
     """The batches of an epoch, taken from one or several passes over the loader.
 
     Args:
-        start: function that starts a pass; its result returns the next batch, and `_END` after the last.
-        limit: number of batches; None: one pass.
+        start: function that starts a pass; it returns a function that gives the next batch, and `_END` after
+            the last.
+        limit: number of batches in the epoch; None means one pass.
         repeat: True starts another pass if a pass has too few batches.
     """
 
@@ -428,7 +435,7 @@ class _Passes:
         if batch is _END and (self._next is None or self._repeat):
             self._next = self._start()
             batch = self._next()
-        # A pass without batches ends the epoch.
+        # A loader without batches must not restart forever, so it ends the epoch.
         self._left = 0 if batch is _END else self._left - 1
         return batch
 

@@ -1,4 +1,4 @@
-"""Faster batches: moved to the device while the previous step runs.
+"""Prefetching of batches: each batch moves to the device while the previous step runs.
 
     CPU        fetch 1 │ fetch 2 │ launch step 1 │ fetch 3 │ launch step 2
     side            copy 1    copy 2 ─────────┐     copy 3
@@ -26,8 +26,8 @@ _NO_MORE: Any = object()
 def pinned(loader: Any, device: torch.device) -> Any:
     """Return a copy of `loader` whose worker processes pin their batches, if `device` is a GPU.
 
-    A loader without worker processes is returned unchanged. Its batches may already be on the GPU;
-    `DevicePrefetcher.ahead` pins batches that are not.
+    A loader without worker processes is returned unchanged. Without worker processes, batches may already be
+    on the GPU. `DevicePrefetcher.ahead` pins batches on the CPU.
     """
     if device.type != "cuda" or not isinstance(loader, DataLoader):
         return loader
@@ -35,13 +35,13 @@ def pinned(loader: Any, device: torch.device) -> Any:
         return loader
     clone = copy.copy(loader)
     clone.pin_memory = True
-    # The user may still use the original's processes, so the copy starts its own.
+    # The user may still need the worker processes of `loader`, so the copy starts its own processes.
     clone._iterator = None
     return clone
 
 
 class DevicePrefetcher:
-    """Moves batches to the device, for the default steps.
+    """Mover of batches to the device, for the default `train_batch` and `validate_batch`.
 
     Args:
         device: device to move batches to.
@@ -97,7 +97,7 @@ def _on_side_stream(
         computing = torch.cuda.current_stream(device)
         # The copy must be complete before the step reads it. Only the computing stream waits, not the CPU.
         computing.wait_stream(side)
-        # Marks the memory as used by the computing stream, so that it is not reused before that stream is
+        # The memory is marked as used by the computing stream, so that it is not reused before that stream is
         # done.
         current = map_tensors(partial(_used_on, computing), following)
         following = fetched()

@@ -1,4 +1,4 @@
-"""Sharing of samples: each worker's samples of every batch, and the weight of its share.
+"""Sharing of samples among workers: each worker's samples of every batch, and their weight.
 
     order, drawn once, by rank 0   7 2 9 4 │ 1 8 0 5 │ 3 6 2
     two workers, batch_size=2      step 0    step 1    step 2
@@ -42,9 +42,9 @@ class BatchWeight:
     """Weight of one batch in an optimizer's step.
 
     Attributes:
-        averaged: factor for this worker's mean loss if gradients are averaged over workers; 0 if a different
-            worker counts its samples.
-        own: factor for the mean loss if gradients are not averaged.
+        averaged: factor for this worker's mean loss if gradients are averaged over workers; 0 if the batch
+            only repeats samples to keep this worker in step.
+        own: factor for this worker's mean loss if gradients are not averaged over workers.
         closes_step: True for the last batch of the optimizer's step.
         correction: factor for the gradients at the end of the step, if weights were assigned before the
             number of batches was known.
@@ -81,13 +81,13 @@ class BatchSizes:
         return full + (1 if rest and not self.drop_last else 0)
 
     def size(self, index: int) -> int:
-        """Return the size of batch `index`; the count continues when the data starts again."""
+        """Return the size of batch `index`, which keeps counting when the data starts again."""
         first = index % self.steps * self.batch_size
         return min(self.batch_size, self.samples - first)
 
 
 class BatchWeights:
-    """Weights of the batches of one call, with sizes that are known in advance; most weights are equal.
+    """Weights of all batches of one call of `train`, if the batch sizes are known in advance.
 
     Args:
         sizes: sizes of the batches of a pass.
@@ -108,12 +108,13 @@ class BatchWeights:
 
     def __call__(self, index: int) -> BatchWeight:
         """Return the weight of batch `index`, counted from 0 at the start of the call."""
-        # A user's loop may repeat the batches or bring different ones. The weights then start again, as in a
-        # new call.
+        # A user's loop may run over more batches than planned. The weights then start again, as in a new
+        # call.
         index %= self._total
         position = index % self._every
         start = index - position
-        # This step contains neither the last batch of a pass, which may be small, nor the end of the call.
+        # All batches of this step are full: the step contains neither the last batch of a pass, which may be
+        # small, nor the end of the call. So weights that were computed once are used.
         if start % self._steps + self._every < self._steps and start + self._every <= self._total:
             return self._of_full[position]
         return batch_weight(index, self._total, self._sizes, **self._place)
@@ -161,15 +162,15 @@ def shard(batch: Sequence[int], rank: int, world_size: int) -> list[int]:
 
 
 class ShardedBatchSampler(Sampler[list[int]]):
-    """Batch sampler of one worker, in the order of the user's sampler.
+    """Batch sampler that gives a worker its share of each global batch, in the order of the user's sampler.
 
     Args:
         sampler: the user's sampler.
         batch_size: number of samples for each worker in a step.
         drop_last: True leaves out an incomplete last global batch.
         group: the workers.
-        in_step: True if every worker takes part in every step, if necessary with a sample that a different
-            worker counts. A worker that skipped a step would block the others.
+        in_step: True if every worker takes part in every step, because a worker that skips a step would block
+            the others. A worker without a sample then gets a copy of a different worker's sample.
     """
 
     def __init__(
@@ -240,15 +241,15 @@ class ShardedBatchSampler(Sampler[list[int]]):
         return BatchSizes(self.samples(), self.global_batch_size, self.drop_last)
 
     def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
-        """Return the sampler's order of the samples, and the remaining iterator of the sampler.
+        """Return the sample indices in the sampler's order, and the sampler's iterator, which may go on.
 
-        A sampler may make another random draw when it ends. A plain loop reaches the sampler's end with its
-        last batch, or never if it stops earlier.
+        A sampler may make another random draw when its iterator ends. In training without trainkit this
+        happens at the last batch, or never if the loop stops earlier.
         """
         if type(self.sampler) is SequentialSampler:
             return range(len(self.sampler)), iter(())
-        # Any other order may depend on this process's random state, so worker 0 draws for all workers. It
-        # draws exactly like a plain loop, with the same seed and in the same order.
+        # Any other order may depend on this process's random state, so worker 0 determines the order for all
+        # workers. Worker 0 makes the same random draws as training without trainkit.
         rest = iter(self.sampler if self._group.rank == 0 else ())
         own = list(itertools.islice(rest, self.samples()))
         return self._group.broadcast_integers(own), rest
@@ -259,12 +260,12 @@ def _exhaust(iterator: Iterator[Any]) -> None:
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """Return the sampler in use; with a batch sampler, this is not `loader.sampler`."""
+    """Return the sampler that decides the order: the batch sampler's own, or `loader.sampler` without one."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
-    """Return a loader of this worker's share of the samples; `loader` itself if it is already split.
+    """Return a loader of this worker's share of the samples; a stream or split loader stays unchanged.
 
     Args:
         loader: the user's loader.
@@ -288,7 +289,8 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     if isinstance(sampler_of(loader), DistributedSampler):
         return loader
     batches: Any = loader.batch_sampler
-    # A loader's class may create its own batch sampler. If the user passed one, batch_size is None.
+    # A subclass of DataLoader may create its own batch sampler. But if the user passed a batch sampler, the
+    # loader's batch_size is None.
     deals = isinstance(batches, BatchSampler) and (
         type(batches) is BatchSampler or loader.batch_size is not None
     )
@@ -310,14 +312,14 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
             "needs the whole data set on each: pass add_dist_sampler=False if you split the data yourself"
         )
     if group.rank > 0 and loader.generator is not None:
-        # The generator now only seeds this worker's loading processes, whose augmentations must differ by
-        # rank.
+        # Worker 0 determines the order, so this generator only seeds the loading processes of this worker,
+        # whose augmentations must differ by rank.
         loader.generator.manual_seed(loader.generator.initial_seed() + group.rank)
     return with_batches(loader, sharded)
 
 
 def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
-    """Return a loader of this worker's batches, and the number of all workers' batches; None if unknown.
+    """Return a loader of this worker's batches, and the number of all batches (None with one worker).
 
     Whole batches are distributed one by one, starting with worker 0. All workers get equally many batches. To
     make this possible, the first batch may be repeated at the end.
@@ -336,7 +338,7 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
             f"predict(): a {type(loader).__name__} without a batch sampler can't be shared among "
             f"{group.world_size} workers: give a DataLoader over a map-style data set, with a batch_size"
         )
-    # Worker 0 draws for all workers, because the order may be random.
+    # Worker 0 determines the batches for all workers, because their order may be random.
     batches = [list(batch) for batch in loader.batch_sampler] if group.rank == 0 else []
     sizes = group.broadcast_integers([len(batch) for batch in batches])
     order = iter(group.broadcast_integers([index for batch in batches for index in batch]))
@@ -347,11 +349,11 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
 
 
 def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
-    """Return a copy of a loader with the given batches, and with their sampler if they have one."""
+    """Return a copy of a loader with `batches` as batch sampler, and with its sampler if it has one."""
     clone = copy.copy(loader)
-    # A DataLoader refuses a new batch sampler, because its iterator may already exist; the copy has no
-    # iterator. A new loader built from arguments would lose the subclass and attributes of later torch
-    # versions.
+    # A DataLoader refuses a new batch sampler, because an iterator may already use the old one. This copy has
+    # no iterator, so the change is safe. A new loader built from arguments would lose the subclass and
+    # attributes of later torch versions.
     object.__setattr__(clone, "batch_sampler", batches)
     object.__setattr__(clone, "sampler", getattr(batches, "sampler", loader.sampler))
     clone._iterator = None

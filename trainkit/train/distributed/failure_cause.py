@@ -1,8 +1,8 @@
 """Detection of errors that only show that a different worker failed first.
 
 A worker that waits in a collective for a missing worker fails too: gloo raises an error, and NCCL's watchdog
-aborts the whole process. Neither knows which worker is missing. Only the process that called the workers
-knows.
+aborts the whole process. Neither gloo nor NCCL knows which worker is missing. Only the process that called
+the workers can find out.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import sys
 from trainkit.errors import ActorDiedError, TaskError
 
 _LOST_PEER = re.compile(
-    r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]"  # All network errors of gloo begin with a place in its source.
+    r"\[[^\]]*\bgloo/[^\]]*\.(?:cc|h):\d+\]"  # All network errors of gloo begin with a source file and line.
     r"|timed out waiting \d+ ?ms for (?:recv|send) operation"
     r"|application timeout caused pair closure"
     r"|\bgloo connectfullmesh failed"
     r"|\bnccl (?:error|communicator)\b",
     re.IGNORECASE,
 )
-"""Phrases that identify gloo's errors, because gloo raises plain RuntimeErrors like user code."""
+"""Phrases that identify gloo's errors, because their class, RuntimeError, is also raised by user code."""
 
 _LOST_LOADER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal|exited unexpectedly)")
-"""Text of the error of a dead loader process; torch has no class for it (torch/utils/data/dataloader.py and
-torch/csrc/DataLoader.cpp)."""
+"""Message of the error after a DataLoader's process died; torch has no class for this error
+(torch/utils/data/dataloader.py and torch/csrc/DataLoader.cpp)."""
 
 _WATCHDOG = re.compile(
     r"watchdog caught collective operation timeout"
@@ -35,14 +35,15 @@ _WATCHDOG = re.compile(
     r"|heartbeat monitor timed out",
     re.IGNORECASE,
 )
-"""Messages of torch's ProcessGroupNCCL before it ends the process (torch/csrc/distributed/c10d)."""
+"""Messages that torch's ProcessGroupNCCL prints before it ends the process (torch/csrc/distributed/c10d)."""
 
 
 class LostOthersError(RuntimeError):
-    """Failure of a worker that waited for other workers; its cause is the backend's error.
+    """Failure of a worker that waited for other workers; the exception's cause is the error of gloo or NCCL.
 
     Args:
-        step: the step in which the worker waited, from 1; 0 before the first step, None without steps.
+        step: training step in which the worker waited, counted from 1; 0 before the first step, None if no
+            steps ran.
     """
 
     def __init__(self, step: int | None, text: str) -> None:
@@ -55,8 +56,8 @@ class LostOthersError(RuntimeError):
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Return True if `error` only shows that a missing or late worker caused the failure."""
-    torch = sys.modules.get("torch.distributed")  # Without this module no such error is possible.
+    """Return True if `error` only means that a different worker is missing or late."""
+    torch = sys.modules.get("torch.distributed")  # Only this module raises DistError.
     if isinstance(error, LostOthersError) or (torch is not None and isinstance(error, torch.DistError)):
         return True
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
@@ -69,13 +70,13 @@ def lost_loader(error: BaseException) -> bool:
 
 
 def file_error(error: RuntimeError) -> Exception:
-    """Return the reason why torch could not write a file; torch's error has only the position in the file."""
+    """Return an error with the reason why torch could not write a file; torch's own error has no reason."""
     cause = error.__context__
     return OSError(cause.errno, cause.strerror) if isinstance(cause, OSError) else error
 
 
 def advice(error: BaseException) -> str | None:
-    """Return how a trainer's user can follow the advice in a torch error; None for other errors."""
+    """Return how to follow the advice in an error of torch when using trainkit; None for other errors."""
     if isinstance(error, RuntimeError) and "find_unused_parameters=True" in str(error):
         return 'In trainkit, pass register(..., ddp_args={"find_unused_parameters": True})'
     return None
@@ -92,7 +93,7 @@ def ended_by_watchdog(exit_code: int | None, stderr_tail: str) -> bool:
 
 
 def is_exit(error: BaseException) -> bool:
-    """Return True if `error` only shows that a worker's process has ended cleanly."""
+    """Return True if `error` only means that a worker's process has ended with exit code 0."""
     return isinstance(error, ActorDiedError) and not isinstance(error, TaskError) and error.exit_code == 0
 
 

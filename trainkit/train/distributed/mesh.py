@@ -1,11 +1,11 @@
-"""Grid of workers: each row holds one copy of the model and receives its own samples.
+"""Grid of workers: the workers of a row hold one copy of the model together and receive the same samples.
 
     four workers, model_ways=2     model 0   model 1
     data 0                           0         1        rank = data_index * model_ways + model_index
     data 1                           2         3
 
-The columns average gradients, the rows exchange activations. A row may itself be a grid of pipeline stages,
-each held by several workers. Workers that differ only in the last index have successive ranks, so that the
+Workers of a column average gradients, and workers of a row exchange activations. A row may itself be a grid
+of pipeline stages, each computed by several workers. Neighbors in a row have successive ranks, so that the
 workers that exchange most data are on one machine. Source: Narayanan et al. 2021, "Efficient Large-Scale
 Language Model Training on GPU Clusters Using Megatron-LM", arXiv:2104.04473; and PyTorch's DeviceMesh,
 https://docs.pytorch.org/docs/stable/distributed.html#devicemesh.
@@ -38,14 +38,14 @@ REPLICA = "replica"
 
 @dataclass(frozen=True)
 class Grid:
-    """Positions of the workers in the grid.
+    """Positions of all workers in a grid of `data_ways` rows and `model_ways` columns.
 
     Attributes:
         world_size: number of all workers.
         model_ways: number of workers that hold one copy of the model together.
 
     Raises:
-        ConfigError: the workers can't form rows of `model_ways` workers.
+        ConfigError: `world_size` is not a multiple of `model_ways`.
     """
 
     world_size: int
@@ -61,17 +61,17 @@ class Grid:
         return self.world_size // self.model_ways
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Return (data_index, model_index) of a worker."""
+        """Return the (row, column) of the worker with this rank."""
         return divmod(rank, self.model_ways)
 
     def rows(self) -> list[list[int]]:
-        """Return the ranks that hold one copy of the model together, by data index."""
+        """Return a list of ranks for each row; the workers of a row hold one copy of the model together."""
         ways = self.model_ways
         return [list(range(row * ways, (row + 1) * ways)) for row in range(self.data_ways)]
 
 
 def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
-    """Yield a message with a remedy if `num_workers` workers can't form groups of `degree`."""
+    """Yield an error message with a remedy if `num_workers` workers can't form groups of `degree` workers."""
     if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
         yield f"degree must be a positive integer, not {degree!r}"
     elif num_workers % degree:
@@ -79,13 +79,13 @@ def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
 
 
 class DataParallelGroup(ProcessGroup):
-    """Group that divides the samples among the rows of the grid, as if each row were one worker.
+    """Process group in which each row of the grid counts as one worker when samples are divided.
 
-    All workers of a row receive equal samples. Collectives run over all workers, so all must call them.
+    All workers of a row receive the same samples. Collectives run over all workers, so all must call them.
 
     Args:
         group: all workers.
-        grid: positions of the workers.
+        grid: positions of all workers in the grid.
     """
 
     def __init__(self, group: ProcessGroup, grid: Grid) -> None:
@@ -102,10 +102,10 @@ class DataParallelGroup(ProcessGroup):
         return self._group.broadcast_integers(values)
 
     def gather_integers(self, value: int) -> list[int]:
-        """Return the value of each row.
+        """Return one `value` for each row; all workers of a row must pass the same value.
 
         Raises:
-            ConfigError: workers of a row have different values.
+            ConfigError: workers of one row pass different values.
         """
         gathered = self._group.gather_integers(value)
         rows = [[gathered[rank] for rank in row] for row in self._grid.rows()]
@@ -118,7 +118,7 @@ class DataParallelGroup(ProcessGroup):
         return [row[0] for row in rows]
 
     def gather_values(self, value: Any) -> list[Any]:
-        """Return the value of the first worker of each row."""
+        """Return the `value` of the first worker of each row."""
         gathered = self._group.gather_values(value)
         return [gathered[row[0]] for row in self._grid.rows()]
 
@@ -133,23 +133,22 @@ class DataParallelGroup(ProcessGroup):
 
 
 def data_parallel_group(group: ProcessGroup, model_ways: int) -> ProcessGroup:
-    """Return the group that shares the samples; `group` itself if each worker holds a whole model."""
+    """Return the group that divides the samples; `group` itself if each worker holds a whole model."""
     return group if model_ways == 1 else DataParallelGroup(group, Grid(group.world_size, model_ways))
 
 
 def make_mesh(group: ProcessGroup, ways: Mapping[str, int], device: torch.device) -> DeviceMesh:
-    """Return torch's mesh of all workers.
+    """Return torch's DeviceMesh of all workers.
 
     All workers must call this function, in the same order as other collectives.
 
     Args:
         group: all workers, joined.
-        ways: number of workers by name of the dimension; ranks that differ only in the last dimension are
-            successive.
+        ways: length of each dimension of the mesh, by name; ranks are successive along the last dimension.
         device: device of this worker; only its type matters.
 
     Raises:
-        ConfigError: the group has no other workers.
+        ConfigError: `group` has only one worker.
     """
     if len(ways) == 1:
         world = dist.group.WORLD

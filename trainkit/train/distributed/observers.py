@@ -1,4 +1,4 @@
-"""Observers of a worker's steps and libraries, which plugins add; without a plugin, nothing is observed."""
+"""Hooks for plugins that observe a worker's batches and libraries; without a plugin, nothing is observed."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ T = TypeVar("T")
 
 
 class Timed(Protocol):
-    """Function that wraps `take`, to count its batches and their time, except for the value `end`."""
+    """Wrapper of `take`, a function that returns the next batch or `end`, to count batches and their time."""
 
     def __call__(self, take: Callable[[], T], end: Any) -> Callable[[], T]: ...
 
 
 class RankObserver:
-    """Observer of the batches that a rank takes from its loaders. This base class observes nothing.
+    """Observer of the batches that one worker takes from its loaders. This base class observes nothing.
 
     Attributes:
-        models: wrapped models of the rank.
+        models: models of this worker, as wrapped for training.
     """
 
     def __init__(self) -> None:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def timed(self, take: Callable[[], T], end: Any) -> Callable[[], T]:
-        """Return a wrapped `take`, the function that takes the batches of a pass; see `Timed`."""
+        """Return a wrapper of `take`, the function that returns the next batch of a pass; see `Timed`."""
         return take
 
     def metered(self, batches: Iterator[T]) -> Iterator[T]:
-        """Return an iterator over the same batches."""
+        """Return an iterator over the same batches, which may count them."""
         return batches
 
     def close(self) -> None:
@@ -40,13 +40,13 @@ class RankObserver:
 
 
 def observe_rank(rank: int, world_size: int, *, trainer: str, group: str) -> RankObserver:
-    """Return the observer of this process.
+    """Make the observer of this process: a plugin's, or one that does nothing.
 
     Args:
         rank: rank of this worker.
         world_size: number of workers.
         trainer: name of the training job.
-        group: a text that all ranks of the trainer share, and that no other trainer has.
+        group: text that identifies the trainer: equal on all its workers, different for any other trainer.
     """
     for observing in each("trainkit.rank_observers"):
         observer: RankObserver = observing(rank, world_size, trainer=trainer, group=group)
@@ -55,6 +55,6 @@ def observe_rank(rank: int, world_size: int, *, trainer: str, group: str) -> Ran
 
 
 def check_libraries() -> None:
-    """Let plugins check how the libraries that this process imports will train."""
+    """Let plugins check the libraries that this process trains with."""
     for check in each("trainkit.library_checks"):
         check()

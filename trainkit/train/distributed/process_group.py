@@ -1,7 +1,8 @@
-"""Process groups of workers: how they join and exchange values, by gloo and NCCL.
+"""Process groups, in which workers join and exchange values by gloo and NCCL.
 
-Workers of one machine meet at a file and communicate over the loopback interface. With several machines,
-worker 0 runs a store, and each worker listens only at its machine's address in the cluster.
+Workers of one machine find each other through a file and communicate over the loopback interface. With
+several machines, worker 0 runs a key-value store where they meet, and each worker listens only at its
+machine's address in the cluster.
 """
 
 from __future__ import annotations
@@ -30,27 +31,28 @@ from trainkit.train.distributed.rendezvous import (
 )
 
 _INTERFACE = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that name the interface on which the backends listen; values set by the user are kept."""
+"""Environment variables for the network interface that the backends use; values of the user are kept."""
 
 _LOOPBACK = "lo"
-"""Interface for workers of one machine, which must not listen on the network."""
+"""Network interface for workers that are all on one machine, because they must not listen on the network."""
 
 _SIOCGIFADDR = 0x8915
 
 _FEW = 4095
-"""Number of integers that are sent as fast as one integer: 32 KiB including their count."""
+"""Number of integers that fit into the first message, of 32 KiB, which is as fast as a single integer."""
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""Backends in torch's form: counts and orders of samples use the CPU, even if gradients use NCCL."""
+"""Backends in torch's notation; with NCCL, values on the CPU, such as sample orders, still use gloo."""
 
 
 class ProcessGroup:
-    """The workers that train together, seen from one worker; this base class is a group of one worker.
+    """Connection of one worker to the workers that it trains with; this base class is for a single worker.
 
     Attributes:
         rank: this worker's rank, from 0.
         world_size: number of workers.
-        members: number of processes in collectives; above `world_size` if several processes count as one.
+        members: number of processes in collectives; above `world_size` if several processes count as one
+            worker.
     """
 
     rank = 0
@@ -72,7 +74,7 @@ class ProcessGroup:
         return [value]
 
     def gather_values(self, value: Any) -> list[Any]:
-        """Return every worker's `value`, by rank; values are plain values and tensors on the CPU."""
+        """Return every worker's `value`, by rank: containers of plain values and tensors on the CPU."""
         return [value]
 
     def all_true(self, flag: bool) -> bool:
@@ -83,10 +85,10 @@ class ProcessGroup:
         """Overwrite `tensors` with worker 0's values."""
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-        """Return torch's group for the list of ranks in `parts` with this worker; all workers must call it.
+        """Make torch's process groups of the ranks in `parts`, on all workers; return this worker's group.
 
         Raises:
-            ConfigError: the group has no other workers.
+            ConfigError: this group has only one worker.
         """
         raise ConfigError("one worker alone has no process group: use num_workers=2 or more")
 
@@ -95,12 +97,12 @@ class ProcessGroup:
 
 
 class TorchProcessGroup(ProcessGroup):
-    """Several processes, joined with torch.distributed.
+    """Process group of several workers, joined with torch.distributed.
 
     Args:
         rank: rank of this worker.
         world_size: number of workers.
-        timeout: time limit of each collective, including collectives of subgroups.
+        timeout: time limit of each collective, also in the results of `subgroup`.
         bound: environment variables that name the network interface to listen on.
     """
 
@@ -115,12 +117,13 @@ class TorchProcessGroup(ProcessGroup):
         self._sending: list[dist.Work | None] = []
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
-        # Each message synchronizes all workers. So the first message contains the count and, if they are few,
-        # all values.
+        # Each message makes all workers wait. So the first message contains the number of values and, if they
+        # are few, the values themselves.
         first, sends = torch.zeros(_FEW + 1, dtype=torch.int64), self.rank == 0
         data = torch.frombuffer(array("q", [len(values), *values]), dtype=torch.int64) if sends else first
         first[: len(data)] = data[: len(first)]
-        # Worker 0 continues meanwhile. If other workers are lost or never receive, `end_sending` raises.
+        # Worker 0 does not wait for the other workers here. If they are lost or never receive the values,
+        # `end_sending` raises an error.
         self._sending = [dist.broadcast(first, src=0, async_op=sends)]
         if (more := int(first[0]) - _FEW) > 0:
             rest = data[len(first) :].clone() if sends else torch.empty(more, dtype=torch.int64)
@@ -153,14 +156,15 @@ class TorchProcessGroup(ProcessGroup):
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         with _defaults(self._bound):
-            # Without this argument the timeout would be torch's half hour, not the whole group's.
+            # Without `timeout`, the subgroups would use torch's default of half an hour.
             own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
                 [list(part) for part in parts], timeout=self._timeout
             )
         return cast(dist.ProcessGroup, own)
 
     def leave(self) -> None:
-        # Only the first call leaves, because this process may later be in the group of a different trainer.
+        # Only the first call destroys the group, because the process may later be in a different trainer's
+        # group.
         if self._joined and dist.is_initialized():
             dist.destroy_process_group()
         self._joined = False
@@ -174,7 +178,7 @@ def join_workers(
     device: torch.device,
     listener: RendezvousStore | None,
 ) -> ProcessGroup:
-    """Join the other workers, if there are any; make `device` the current device."""
+    """Make `device` the current CUDA device, and join the other workers, if any."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if rendezvous is None:
@@ -193,18 +197,19 @@ def join_process_group(
     address: str | None = None,
     listener: RendezvousStore | None = None,
 ) -> ProcessGroup:
-    """Join the other workers; return once all have joined.
+    """Join the other workers, and return after all workers have joined.
 
     Args:
-        rendezvous: rendezvous address of the workers.
+        rendezvous: address and settings with which the workers find each other.
         rank: this worker's rank.
         world_size: number of workers.
-        address: address of this machine among the workers' machines; None if all workers are on this machine.
-        listener: the store, if this process runs it.
+        address: address at which the other machines reach this machine; None if all workers are on this
+            machine.
+        listener: store where the workers meet, if it runs in this process.
 
     Raises:
         torch.distributed.DistError: not all workers joined within `rendezvous.timeout_s`.
-        ConfigError: this process is already in a group.
+        ConfigError: this process is already in a group of torch.distributed.
     """
     if dist.is_initialized():
         raise ConfigError(
@@ -224,21 +229,22 @@ def join_process_group(
                 _BACKENDS[rendezvous.backend], store=store, rank=rank, world_size=world_size, timeout=timeout
             )
         except BaseException:
-            # torch names a group by a counter, which must be equal in new processes at the next attempt.
+            # torch names groups by a counter, which must be equal on all workers. At the next attempt some
+            # workers may be new processes, so the counter is reset.
             dist.distributed_c10d._world.group_count = 0
             raise
     return TorchProcessGroup(rank, world_size, timeout, bound)
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the network interface of `address`; None if torch must find it by the machine's name."""
+    """Return the network interface that has `address`; None lets torch find it by the machine's name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
-                continue  # This interface has no IPv4 address.
+                continue  # The call fails for interfaces without an IPv4 address.
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
@@ -257,15 +263,15 @@ def _defaults(variables: dict[str, str]) -> Iterator[None]:
 
 
 Complaint = Callable[[str], str]
-"""Function that returns the message for the reason of a failure."""
+"""Function that makes an error message from the reason of a failure."""
 
 
 @contextmanager
 def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
-    """Wait for all workers of `group` at the end of the block; if the block failed on one, raise on all.
+    """Wait for all workers of `group` at the end of the block; if it failed on one worker, raise on all.
 
     Raises:
-        CheckpointError: the block failed on a worker; the message has the worker and the reason.
+        CheckpointError: the block failed on a worker; the message names the worker and the reason.
     """
     error: BaseException | None = None
     try:
@@ -287,7 +293,7 @@ def agreed(group: ProcessGroup, complaint: Complaint) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the error as one line; if torch collected several workers' errors, the first of them."""
+    """Return the text of `error`; if torch collected errors of several workers, only the first one's."""
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         rank, failure = next(iter(failures.items()))

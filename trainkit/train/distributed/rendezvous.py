@@ -1,4 +1,4 @@
-"""Meeting place of workers: a file on their machine, or a store in worker 0's process."""
+"""Rendezvous, by which workers find each other: a file on their machine, or a store in worker 0's process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trainkit.runtime import api as runtime
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Meeting place and settings with which a worker joins the others.
+    """Address and settings with which the workers of a group join.
 
     Attributes:
-        place: "file://" and a path that all workers can open, in a folder of this user only; or "tcp://" and
-            worker 0's address and port.
+        place: rendezvous address: "file://" and a path that all workers can open, in a private folder of this
+            user; or "tcp://" and worker 0's address and port.
         backend: "gloo" or "nccl".
         timeout_s: time limit of each collective, in seconds.
     """
@@ -34,11 +34,11 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Machine and rendezvous address of a worker.
+    """Machine of a worker, and the address of its store, if it runs one.
 
     Attributes:
         node: id of the worker's machine.
-        place: rendezvous address in the worker's process; None if the worker does not listen.
+        place: address of the store in the worker's process; None if the worker runs no store.
     """
 
     node: str
@@ -52,7 +52,7 @@ class LocalRank:
     Attributes:
         rank: the worker's rank on its machine.
         size: number of workers on the machine.
-        node_rank: number of the machine, in the order of the ranks.
+        node_rank: index of the machine, from 0, in the order of the workers' ranks.
     """
 
     rank: int = 0
@@ -72,11 +72,12 @@ def make_rendezvous(
 
     Args:
         world_size: number of workers.
-        held: stack that removes the rendezvous file when the stack closes.
-        ask: function that calls `Worker.home` of the workers with these arguments, by worker number.
+        held: exit stack that removes the rendezvous file when it closes.
+        ask: function that calls the method `home` of workers; it receives a dictionary from a worker's number
+            to its arguments.
 
     Raises:
-        ConfigError: the engine runs several workers in one process.
+        ConfigError: the engine can only run all workers in one process.
     """
     if world_size > 1 and "isolation" not in runtime.promises():
         raise ConfigError(
@@ -97,15 +98,15 @@ def own_node() -> str:
 
 
 def own_address() -> str:
-    """Return the address of this machine in the session."""
+    """Return the address at which the session's other machines reach this machine."""
     own = own_node()
     return next(str(node["address"]) for node in runtime.nodes() if node["node_id"] == own)
 
 
 def by_machine(nodes: Sequence[str]) -> list[int]:
-    """Return the workers' numbers in the order of their new ranks; workers of one machine are adjacent.
+    """Sort the workers so that those of one machine are adjacent; return their old numbers in new rank order.
 
-    The first worker and its machine stay first.
+    Worker 0 stays first, followed by the workers of its machine.
 
     Args:
         nodes: machine of each worker.
@@ -128,10 +129,10 @@ def local_ranks(nodes: Sequence[str]) -> list[LocalRank]:
 
 
 class RendezvousStore:
-    """Store in worker 0's process where workers of several machines meet.
+    """Key-value store in worker 0's process, by which workers on several machines find each other.
 
     Args:
-        address: address at which the workers' machines reach this machine.
+        address: address at which the other machines reach this machine.
 
     Raises:
         ConfigError: this machine does not have the address.
@@ -146,18 +147,18 @@ class RendezvousStore:
                 f"worker 0 can't listen on {address}, the address of its machine in the cluster ({error}): "
                 "join the cluster with an address that belongs to the machine"
             ) from error
-        import torch.distributed as dist  # A launcher does not need torch.
+        import torch.distributed as dist  # Imported late, because launchers don't need torch.
 
         port = listening.getsockname()[1]
         self.place = f"tcp://{address}:{port}"
-        # Bound here, because the store itself would listen at all addresses. The store now owns the socket.
+        # The store would listen at all addresses, so it gets a socket that is already bound to one address.
         self.store = dist.TCPStore(  # type: ignore[attr-defined, unused-ignore]
             address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
         )
 
 
 def rendezvous_store(place: str, world_size: int, timeout: timedelta) -> Any:
-    """Return torch's store at the workers' rendezvous address `place`."""
+    """Connect to torch's store at `place`, the workers' rendezvous address."""
     import torch.distributed as dist
 
     scheme, _, rest = place.partition("://")
@@ -175,7 +176,7 @@ def set_torchrun_variables(place: str, rank: int, world_size: int, locality: Loc
     Without these variables, an Accelerator assumes a single process, and loggers print on every rank.
 
     Args:
-        place: rendezvous address; a file, used on one machine, has no address to set.
+        place: the workers' rendezvous address; only for "tcp://", `MASTER_ADDR` and `MASTER_PORT` are set.
         rank: this worker's rank.
         world_size: number of workers.
         locality: this worker's position among the workers of its machine.

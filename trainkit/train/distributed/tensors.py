@@ -2,7 +2,7 @@
 
     a worker's ──detached──▶ each DTensor a Spread ──joined, over workers──▶ whole ──local_part──▶ a worker's
 
-No collective is needed: a process that has all workers' parts has the whole state.
+These functions need no collective: a process that receives all workers' parts can build the whole state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainkit.errors import CheckpointError
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Apply `function` to every tensor in `value`; containers keep their class."""
+    """Return a copy of `value` with `function` applied to every tensor; containers keep their class."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -46,7 +46,7 @@ def channels_last(batch: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in `value`, in order."""
+    """Return all tensors in the nested containers `value`, in their order."""
     found: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,13 +68,13 @@ def cpu_copy(state: Any) -> Any:
 
 
 def is_spread(value: Any) -> bool:
-    """Return True for a DTensor, which is sharded over several workers."""
+    """Return True for a DTensor, which is a tensor spread over several workers."""
     # `isinstance` would import the class, which takes half a second that a single worker does not need.
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """Return this worker's part of a tensor or DTensor; both share memory."""
+    """Return this worker's part of a DTensor, or a plain tensor; the result shares the argument's memory."""
     with torch.no_grad():
         held: torch.Tensor = (tensor.to_local() if is_spread(tensor) else tensor).detach()
     return held
@@ -82,7 +82,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a tensor.
+    """Part of a tensor: a box of consecutive indices in each dimension.
 
     Attributes:
         offset: position of the part's first element in the whole tensor, one number for each dimension.
@@ -95,12 +95,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Spread:
-    """A tensor in parts that don't overlap.
+    """Tensor that is stored as parts that don't overlap.
 
     Attributes:
         shape: shape of the whole tensor.
         dtype: data type of the values.
-        boxes: the known parts: all parts, or the parts of one worker.
+        boxes: parts of the tensor: all of them, or only the parts of one worker.
     """
 
     shape: tuple[int, ...]
@@ -108,7 +108,7 @@ class Spread:
     boxes: tuple[Box, ...]
 
     def whole(self) -> torch.Tensor:
-        """Return the tensor on the CPU.
+        """Return the whole tensor, on the CPU.
 
         Raises:
             CheckpointError: parts are missing.
@@ -116,10 +116,10 @@ class Spread:
         return self.part((0,) * len(self.shape), self.shape)
 
     def part(self, offset: Sequence[int], shape: Sequence[int]) -> torch.Tensor:
-        """Return the part that begins at `offset` and has shape `shape`, on the CPU.
+        """Return the values from index `offset` on, as a tensor of shape `shape` on the CPU.
 
         Raises:
-            CheckpointError: values of the part are missing.
+            CheckpointError: some of these values are not in `boxes`.
         """
         result = torch.empty(tuple(shape), dtype=self.dtype)
         filled = 0
@@ -140,12 +140,12 @@ class Spread:
 
 
 def detached(state: Any, *, copy: bool = True) -> Any:
-    """Return an independent copy of `state` on the CPU, with DTensors as `Spread`.
+    """Return an independent copy of `state` on the CPU; DTensors become `Spread` with this worker's part.
 
     Args:
         state: nested containers with tensors.
-        copy: False if the state is sent to a different process immediately, which copies it. Whole tensors
-            on the CPU are then not copied here.
+        copy: False if the state is sent to a different process immediately. Because sending copies tensors,
+            whole tensors on the CPU are then not copied here.
     """
     return map_tensors(functools.partial(_detached, copy=copy), state)
 
@@ -154,8 +154,8 @@ def joined(states: Sequence[Any]) -> Any:
     """Merge the states of all workers: mappings are united, and parts of tensors are combined.
 
     Args:
-        states: states of equal structure, by rank. For other values, the first worker's value is used even if
-            workers differ, because an operator's own state may differ between workers.
+        states: states of equal structure, by rank. For all values except parts of tensors, the first worker's
+            value is used, although an operator's own state may differ between workers.
     """
     first = states[0]
     if isinstance(first, Spread):
@@ -172,7 +172,7 @@ def joined(states: Sequence[Any]) -> Any:
 
 
 def whole(state: Any) -> Any:
-    """Return `state` with each `Spread` as a tensor on the CPU."""
+    """Return `state` with each `Spread` replaced by the whole tensor on the CPU."""
     return map_state(lambda leaf, _: leaf.whole() if isinstance(leaf, Spread) else leaf, state)
 
 
@@ -181,12 +181,12 @@ Keys = tuple[Any, ...]
 
 
 def map_state(function: Callable[[Any, Keys], Any], state: Any, where: Keys = ()) -> Any:
-    """Return `state` with each leaf replaced by `function(leaf, keys)`.
+    """Return `state` with each value that is no container replaced by `function(value, keys)`.
 
     Args:
-        function: function of a leaf, and of the keys and indices that lead to the leaf.
+        function: function of a value, and of the keys and indices that lead to the value in `state`.
         state: nested mappings, lists and tuples.
-        where: keys and indices that lead to `state`.
+        where: keys and indices that lead to `state`, if it is part of a larger state.
     """
     if isinstance(state, Mapping):
         items = {key: map_state(function, item, (*where, key)) for key, item in state.items()}
@@ -197,14 +197,14 @@ def map_state(function: Callable[[Any, Keys], Any], state: Any, where: Keys = ()
 
 
 def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
-    """Return this worker's part of `leaf` in the layout of `like`, a DTensor or a plain tensor.
+    """Return a tensor that is laid out like `like`, a DTensor or plain tensor, with the values of `leaf`.
 
     Args:
         leaf: a whole tensor, or a `Spread` with all parts.
-        like: a tensor with the shape of the whole tensor.
+        like: a DTensor or plain tensor with the shape of `leaf`.
 
     Returns:
-        A new tensor with the device and data type of `like`.
+        A new tensor with the device and data type of `like`; for a DTensor it has only this worker's part.
 
     Raises:
         CheckpointError: parts are missing.
@@ -219,7 +219,8 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
         part = leaf.detach()[
             _slices(offset, [o + s for o, s in zip(offset, shape, strict=True)], (0,) * len(shape))
         ]
-    # Allocated like `like` itself, because an offloaded tensor's part is on a different device than its mesh.
+    # The memory is allocated by `empty_like`, because the part of an offloaded tensor is on a different
+    # device than the tensor's mesh.
     with torch.no_grad():
         result = torch.empty_like(like)
         local(result).copy_(part)
@@ -227,7 +228,7 @@ def local_part(leaf: torch.Tensor | Spread, like: torch.Tensor) -> torch.Tensor:
 
 
 def shape_of(leaf: Any) -> tuple[int, ...] | None:
-    """Return the shape of the whole tensor; None for other values."""
+    """Return the shape of `leaf` as a whole tensor; None if `leaf` is not a tensor."""
     return tuple(leaf.shape) if isinstance(leaf, (torch.Tensor, Spread)) else None
 
 
@@ -240,13 +241,14 @@ def _detached(tensor: torch.Tensor, *, copy: bool) -> Any:
 
 
 def _on_cpu(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
-    # Sending a view of a larger tensor would send the whole storage.
+    # A view of a larger tensor is always copied, because sending it would send the memory of the larger
+    # tensor.
     part = tensor.untyped_storage().nbytes() != tensor.nbytes
     return tensor.detach().to("cpu", copy=copy or part)
 
 
 def _place_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the local shape and its offset in the whole tensor."""
+    """Return the shape of this worker's part, and the part's offset in the whole tensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     return compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -257,10 +259,10 @@ def _slices(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> t
 
 
 def like_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items`, which replace all entries of `original`, in a mapping of the same class.
+    """Return `items` in a mapping of the same class as `original`; they replace all its entries.
 
-    A copy keeps attributes such as a defaultdict's factory or a state's `_metadata`. Its entries are set one
-    by one, because some classes refuse `clear` and `update`.
+    The mapping is a copy of `original`, to keep attributes such as a defaultdict's factory or a state's
+    `_metadata`. Its entries are set one by one, because some classes refuse `clear` and `update`.
     """
     if type(original) is dict:
         return items

@@ -1,11 +1,12 @@
-"""Lightning's own `Trainer.fit`, suspended between epochs, with its loaders and logged values.
+"""Lightning's own `Trainer.fit`, suspended between epochs; access to its loaders and logged values.
 
     trainer.train() ─▶ operator ─▶ LightningFit ──switch──▶ greenlet: Trainer.fit(module)
                                         ▲                       setup, hooks, ...
                                         └──── before FitLoop.run, and after each epoch
 
-`fit` runs in a greenlet, a separate stack on the same thread. So hooks run on the main thread, and `fit` ends
-by returning. Validation also runs inside the greenlet, where Lightning catches the errors of hooks.
+`fit` runs in a greenlet, a separate stack on the same thread. So Lightning's hooks run on the main thread,
+and `fit` ends by returning. Validation also runs inside the greenlet, where Lightning catches the errors of
+hooks.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ class Logged:
         self._values, self._origins = {}, {}
 
     def take(self, results: Any, *, last: Origin) -> None:
-        """Take all values logged since the loop began.
+        """Store all values that were logged since the loop began.
 
         Args:
-            results: the loop's collection of results, before it is reset.
-            last: origin of a value that was logged for a step only.
+            results: collection in which Lightning's loop stores logged values; read before Lightning resets
+                it.
+            last: origin (samples and step) of values that were logged only for a step, not for the epoch.
         """
         for _, metric in results.valid_items():
             meta = metric.meta
@@ -80,10 +82,10 @@ class Logged:
 
 
 def _origin(metric: Any) -> Origin:
-    """Return this worker's origin of an epoch's value: the number of samples, or the reduction."""
+    """Return how to combine a value over workers: its number of samples, or its reduction."""
     meta = metric.meta
     if not metric.is_tensor or (meta.sync.should and not meta.sync.rank_zero_only):
-        # The value is equal on all workers, as for a torchmetrics metric or sync_dist=True.
+        # Values of torchmetrics, or logged with sync_dist=True, are already equal on all workers.
         return Origin(1.0)
     if meta.is_mean_reduction:
         return Origin(float(metric.cumulated_batch_size))
@@ -92,10 +94,10 @@ def _origin(metric: Any) -> Origin:
 
 
 class StandIn:
-    """Run of a batch that a different worker counts: the batch leaves no trace in the logged values.
+    """Context of a batch that only repeats samples: afterwards, logged values and metrics are as before.
 
     Args:
-        results: the loop's collection of results.
+        results: collection in which Lightning's loop stores logged values.
         module: the module whose torchmetrics metrics must stay unchanged.
     """
 
@@ -111,14 +113,14 @@ class StandIn:
         results.log = self._log
 
     def end(self) -> None:
-        """End the batch after all its hooks."""
+        """Restore the metrics, after all hooks of the batch have run."""
         vars(self._results).pop("log", None)
         for metric, kept in self._metrics:
             for name, value in kept.items():
                 setattr(metric, name, value)
 
     def _log(self, *args: Any, **kwargs: Any) -> None:
-        # Lightning must log too, because workers may communicate while Lightning logs.
+        # Logging can't be skipped, because workers may communicate in it. So its effect is undone afterwards.
         before = {key: _kept(metric, _SUMS) for key, metric in self._results.items() if metric.is_tensor}
         self._logs(*args, **kwargs)
         for key, metric in self._results.items():
@@ -127,7 +129,7 @@ class StandIn:
 
 
 _SUMS = ("value", "cumulated_batch_size")
-"""Attributes in which a logged value accumulates."""
+"""Attributes of Lightning's result metric in which logged values are accumulated."""
 
 
 def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -176,10 +178,11 @@ def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[...,
 
 
 Predicted = tuple[list[Any], float]
-"""One worker's predictions by batch, and the number of batches, over all workers, that count."""
+"""One worker's predictions for each batch, and the number of batches on all workers without repeated ones."""
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
-"""Keys of the configuration in Lightning's checkpoint; the trainer has it, and it may contain secrets."""
+"""Keys in Lightning's checkpoint for the configuration, which is not saved, because it may contain secrets
+and the trainer has it anyway."""
 
 
 class StepTest(Protocol):
@@ -192,27 +195,28 @@ class StepTest(Protocol):
     optimizers: Sequence[torch.optim.Optimizer]
 
     def begin(self) -> None:
-        """Set the rate for the step of the next batch."""
+        """Set the learning rate for the step of the next batch."""
 
     def end(self, metrics: Mapping[str, Any], weight: BatchWeight) -> None:
         """Read the metrics of a batch; may raise an error to end the test."""
 
 
 class LightningFit:
-    """A run of `Trainer.fit`, one epoch at a time.
+    """Run of Lightning's `Trainer.fit`, one epoch at a time.
 
     Args:
         worker: the worker's device and ranks.
-        split: function that returns, for a loader, the feed with this worker's share.
-        shared: function called with the training feed as soon as the feed exists.
+        split: function from a loader to a feed with this worker's share of the loader's samples.
+        shared: function that is called with the training feed as soon as Lightning has made the loader.
         group: all workers.
-        state: a result of `checkpoint` to start from; the module already has its weights.
+        state: result of `checkpoint` to start from, or None; the module must already have its weights.
 
     Attributes:
         trainer: Lightning's trainer.
-        set_up: hyperparameters from `configure_optimizers`, before a state was loaded; None until then.
-        weight: factor for the current batch's loss, so that averaged gradients equal the whole batch's.
-        range_test: test that sets the rate of each step and reads its loss; None outside of a test.
+        set_up: hyperparameters that `configure_optimizers` set; None before this method ran.
+        weight: factor for the current batch's loss, which makes the averaged gradient equal the whole batch's
+            gradient.
+        range_test: test that sets the learning rate of each step and reads the loss; None if no test runs.
     """
 
     trainer: Any
@@ -243,7 +247,7 @@ class LightningFit:
         self.range_test: StepTest | None = None
 
     def begin(self, trainer: Any, module: Any, **data: Any) -> None:
-        """Let Lightning prepare everything, up to its first epoch; Lightning's errors are raised."""
+        """Start `Trainer.fit` and run it up to the first epoch; errors in Lightning are raised."""
         self.trainer = trainer
         self._limit = trainer.limit_train_batches
         loop, connector = trainer.fit_loop, trainer._logger_connector
@@ -269,15 +273,15 @@ class LightningFit:
 
     @property
     def alive(self) -> bool:
-        """True if the fit waits for the next epoch."""
+        """True if `Trainer.fit` has not ended: it waits for the next epoch."""
         return bool(self._greenlet)
 
     def train(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
-        """Run one epoch, with everything that Lightning does in an epoch.
+        """Run one epoch of `Trainer.fit`, with its validation and hooks; return metrics.
 
         Args:
-            num_steps: number of batches, at most one pass; None: as many as Lightning would run.
-            ticks: iterator that advances once for each batch, to count the batches.
+            num_steps: number of batches, at most one pass over the data; None means Lightning's own number.
+            ticks: iterator that is advanced by one for each batch, to count batches.
         """
         trainer = self.trainer
         self._check_alive()
@@ -286,12 +290,12 @@ class LightningFit:
                 f"Lightning has trained all {trainer.max_epochs} epochs of trainer_args['max_epochs']: raise "
                 "max_epochs, or leave it out, because each call of train() trains one epoch"
             )
-        trainer.should_stop = False  # The result reports the stop, and the caller may continue.
+        trainer.should_stop = False  # An earlier stop was already reported, and the caller may continue.
         resize(trainer, self._limit if num_steps is None else num_steps)
         self._training, self._validation, self._batches = Meters(), Meters(), 0
         self._logged.clear()
         self._ticks = ticks
-        # Lightning itself calls `set_epoch` only on samplers, so it is called on the loaders here.
+        # Lightning calls `set_epoch` only on samplers, so this code calls it on the loaders.
         for loader in getattr(trainer.fit_loop._combined_loader, "flattened", ()):
             set_epoch(loader, trainer.current_epoch)
         self._switch(self._go_on)
@@ -308,7 +312,7 @@ class LightningFit:
         )
 
     def validate(self, num_steps: int | None, ticks: Iterator[Any]) -> EpochMetrics:
-        """Run Lightning's own validation loop over `num_steps` batches of each loader."""
+        """Run Lightning's own validation loop over `num_steps` batches of each loader; return metrics."""
         self._check_alive()
         self._validation = Meters()
         self._logged.clear()
@@ -321,12 +325,12 @@ class LightningFit:
         """Run Lightning's own prediction loop.
 
         Args:
-            dataloaders: data for the loop; None: the module's own loaders.
-            num_steps: number of batches of each loader over all workers; None: all batches.
+            dataloaders: loaders to predict on; None means the module's own loaders.
+            num_steps: number of batches of each loader, over all workers; None means all batches.
 
         Returns:
-            For each loader, this worker's predictions and the number of batches, over all workers, that
-            count.
+            For each loader, this worker's predictions, and the number of batches on all workers without
+            repeated ones.
         """
         self._check_alive()
         found: list[Predicted] = []
@@ -337,7 +341,7 @@ class LightningFit:
         """Return Lightning's checkpoint without the module's weights."""
         trainer = self.trainer
         held = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        # The module is one of the operator's models, so the state already contains its weights.
+        # The module is one of the operator's models, so the trainer's state already contains its weights.
         known = trainer.lightning_module.state_dict()
         held["state_dict"] = {name: value for name, value in held["state_dict"].items() if name not in known}
         return {name: value for name, value in held.items() if name not in _NOT_KEPT}
@@ -348,12 +352,12 @@ class LightningFit:
             self._switch(self._stop)
 
     def note_set_up(self) -> None:
-        """Record the hyperparameters once Lightning has made optimizers, before it loads a state."""
+        """Record the hyperparameters after Lightning has made optimizers, and before it loads a state."""
         schedulers = [each.scheduler for each in self.trainer.lr_scheduler_configs]
         self.set_up = hyperparameters_of(self.trainer.optimizers, schedulers)
 
     def share(self, loader: Any) -> Any:
-        """Return this worker's share of a loader, with equally many batches on all workers."""
+        """Return a loader of this worker's share of the samples, with equally many batches on all workers."""
         if self._dealt is not None:
             loader, batches = whole_batches(loader, self._group)
             self._dealt.append(batches)
@@ -380,8 +384,7 @@ class LightningFit:
         if isinstance(outputs, Mapping):
             metrics |= numbers_in({name: value for name, value in outputs.items() if name != "loss"})
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            # Lightning divides the loss by the number of accumulated batches, so the loss is multiplied
-            # again.
+            # Lightning has divided the loss by the number of accumulated batches, so this is reverted.
             module = self.trainer.lightning_module
             times = self.trainer.accumulate_grad_batches if module.automatic_optimization else 1
             metrics["train_loss"] = loss if times == 1 else loss * times
@@ -404,27 +407,27 @@ class LightningFit:
         self._validated = self._count(batch, weight), weight > 0
 
     def begin_validation(self) -> None:
-        """Begin a pass over the validation data; drop results of an earlier pass in the same epoch."""
+        """Begin a pass over the validation data, and forget the results of an earlier pass in this epoch."""
         self._validation = Meters()
 
     def end_validation_batch(self, outputs: Any) -> None:
-        """Count a finished validation batch; a loss that is returned alone is named `val_loss`."""
+        """Count a finished validation batch; if its step returned only a loss, this is named `val_loss`."""
         returned = outputs if isinstance(outputs, Mapping) else {"val_loss": outputs}
         samples, counted = self._validated
         self._validation.add({**numbers_in(returned), NUM_SAMPLES: samples}, counted=counted)
 
     def _when_told(self) -> None:
-        """Run the loop once an epoch is requested; this method replaces `FitLoop.run`."""
+        """Wait until an epoch is requested, then run the loop; this method replaces `FitLoop.run`."""
         if self._await_order():
             self._run_loop()
 
     def _after_epoch(self) -> None:
-        """Wait for the next epoch at the end of `FitLoop.on_advance_end`, after all hooks of this epoch."""
+        """Wait for the request of the next epoch; called after all hooks of the previous epoch."""
         if not self._await_order():
-            raise StopIteration  # Lightning leaves the loop cleanly, as if the loader ended.
+            raise StopIteration  # Lightning then ends the loop cleanly, as at the end of a loader.
 
     def _await_order(self) -> bool:
-        """Wait for a request from outside of the greenlet; return True to continue, False to end."""
+        """Run requests from outside of the greenlet until one returns True (continue) or False (end)."""
         while True:
             outside = self._greenlet.parent
             order = outside.switch()
@@ -439,7 +442,7 @@ class LightningFit:
         return False
 
     def _run_validation(self, num_steps: int | None) -> None:
-        """Run the loop of `Trainer.validate` inside the fit, and then restore the state of the fit."""
+        """Run the loop of `Trainer.validate` inside `Trainer.fit`, and restore the state of the fit."""
         trainer, connector = self.trainer, self.trainer._logger_connector
         before = trainer.limit_val_batches
         kept = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter")
@@ -448,7 +451,7 @@ class LightningFit:
             for name in kept
         }
         try:
-            # Callbacks see a validation outside the fit, so early stopping ignores it.
+            # To callbacks, this validation does not belong to `fit`, so early stopping ignores it.
             with self._aside("VALIDATING"):
                 if num_steps is not None:
                     trainer.limit_val_batches = num_steps
@@ -459,7 +462,7 @@ class LightningFit:
             vars(connector).update(metrics)
 
     def _run_prediction(self, dataloaders: Any, num_steps: int | None) -> list[Predicted]:
-        """Run the loop of `Trainer.predict` inside the fit, with its setup and teardown."""
+        """Run the loop of `Trainer.predict` inside `Trainer.fit`, with the hooks setup and teardown."""
         trainer, loop = self.trainer, self.trainer.predict_loop
         call = importlib.import_module(type(trainer).__module__.rpartition(".")[0] + ".call")
         before, source, self._dealt = trainer.limit_predict_batches, loop._data_source.instance, []
@@ -467,7 +470,7 @@ class LightningFit:
             loop._data_source.instance = dataloaders
         if num_steps is not None:
             trainer.limit_predict_batches = math.ceil(num_steps / self._worker.world_size)
-        # Lightning would replace the batch samplers to record indices, so the loaders are used unchanged.
+        # This hook of Lightning would replace the batch samplers to record indices, so it is bypassed.
         vars(trainer._data_connector)["_prepare_dataloader"] = lambda loader, **_: loader
         loop._combined_loader, loop.return_predictions = None, True
         try:
@@ -487,7 +490,7 @@ class LightningFit:
 
     @contextmanager
     def _aside(self, what: str) -> Iterator[None]:
-        """Set Lightning's state to a function other than fitting, such as "VALIDATING", for the block."""
+        """Set Lightning's state to a different function, such as "VALIDATING", during the block."""
         state = self.trainer.state
         before = state.fn, state.stage
         # Validation or prediction must not change the random numbers of the training.
@@ -529,7 +532,7 @@ class LightningFit:
         return weight.averaged
 
     def _count(self, batch: Any, weight: float) -> int:
-        """Return the number of samples in the batch; 0 if a different worker counts them."""
+        """Return the number of samples in the batch; 0 if the batch only repeats samples (weight 0)."""
         if weight > 0:
             return samples_in(batch)
         trainer = self.trainer
@@ -543,4 +546,4 @@ class LightningFit:
 
 
 def _no_handlers() -> None:
-    """Register no signal handlers; this function replaces Lightning's method."""
+    """Do nothing; this function replaces Lightning's method that registers signal handlers."""

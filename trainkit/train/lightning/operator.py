@@ -1,4 +1,4 @@
-"""Operators made from Lightning modules: Lightning's own loops train, epoch by epoch.
+"""Operators made from Lightning modules, which are trained by Lightning's own loops, epoch by epoch.
 
 Source: Lightning, "Trainer", https://lightning.ai/docs/pytorch/stable/common/trainer.html. The method
     `TrainingOperator.from_ptl` comes from RaySGD v1.
@@ -36,7 +36,7 @@ PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def package_of(cls: Any, kind: str) -> str | None:
-    """Return the package whose `kind`, such as "LightningModule", is a base of `cls`; None if none is."""
+    """Return the Lightning package from which `cls` inherits the class `kind`; None if it does not."""
     for base in getattr(cls, "__mro__", ()):
         for name in PACKAGES:
             if base.__name__ == kind and base.__module__.startswith(f"{name}."):
@@ -48,8 +48,8 @@ def require_module_class(cls: Any) -> str:
     """Return the package that a LightningModule's class belongs to.
 
     Raises:
-        ConfigError: `cls` is not such a class.
-        MissingDependencyError: neither package is installed.
+        ConfigError: `cls` is not a subclass of LightningModule.
+        MissingDependencyError: Lightning is not installed.
     """
     if isinstance(cls, type) and (name := package_of(cls, "LightningModule")) is not None:
         return name
@@ -68,7 +68,7 @@ def _installed(name: str) -> bool:
 
 
 def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str]:
-    """Return the configuration keys that `made_from` passes to none of `classes`."""
+    """Return the keys of `config` that `made_from` passes to no class in `classes`."""
     if any("config" in inspect.signature(cls).parameters for cls in classes):
         return []
     given = {name for cls in classes for name in taken(cls, _names_in(config))}
@@ -76,7 +76,7 @@ def untaken(config: Mapping[str, Any], classes: Sequence[type[Any]]) -> list[str
 
 
 def made_from(cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """Make an instance of the user's class from the whole configuration, or from the keys that it accepts.
+    """Make an instance of `cls`; pass `config` as a whole if it has this parameter, else the matching keys.
 
     Raises:
         ConfigError: a parameter without a default is not in `config`.
@@ -112,13 +112,13 @@ _OURS = {
     "num_nodes": "pass num_workers= to TorchTrainer",
     "use_distributed_sampler": "pass add_dist_sampler= to TorchTrainer",
 }
-"""Arguments of Lightning's trainer that trainkit controls, each with the replacement."""
+"""Arguments of Lightning's trainer that users must not set, each with its replacement in trainkit."""
 
 _PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class LightningFeed(Feed):
-    """Feed of a loader that Lightning makes and iterates over; the feed stores the state of its order."""
+    """Feed for a loader that Lightning makes and reads; it counts batches and has the loader's state."""
 
     def __init__(self) -> None:
         super().__init__((), group=ProcessGroup(), training=False)
@@ -130,18 +130,18 @@ class LightningFeed(Feed):
     def batches(
         self, epoch_idx: int = 0, num_steps: int | None = None, timed: Timed | None = None
     ) -> Iterator[Batch]:
-        # The wait is not timed, because the time that Lightning waits for batches is not visible here.
+        # `timed` is not used, because the time that Lightning waits for batches is not visible here.
         self.num_steps, self.over, self.taken = num_steps, False, 0
         return self._ticks()
 
     def _ticks(self) -> Iterator[Batch]:
-        # Lightning has the real batches. These batches only count them.
+        # Lightning itself reads the real batches. The batches yielded here only count them.
         while not self.over:
             self.taken += 1
             yield Batch(None, FULL_WEIGHT)
 
     def attach(self, feed: Feed) -> None:
-        """Use the loader that Lightning has made."""
+        """Use `feed`, made from Lightning's loader, and load the state that was waiting for it."""
         self._real = feed
         feed.load_state(self._held)
         self._held = {}
@@ -161,7 +161,7 @@ class LightningFeed(Feed):
 
 @contextmanager
 def ticking(feed: Feed | None, iterator: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Yield an iterator that counts the batches of the block; it ends with the block."""
+    """Yield an iterator that counts the batches in the block; at the end of the block it is ended."""
     ticks = iter(iterator)
     try:
         yield ticks
@@ -201,10 +201,10 @@ class LightningPlan:
 
 
 def arguments_of_step(step: StepSettings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the trainer's step settings as arguments of Lightning's trainer.
+    """Return `step`, settings of `TorchTrainer`, as arguments of Lightning's trainer.
 
     Raises:
-        ConfigError: `given` also contains one of these arguments.
+        ConfigError: `given`, the user's arguments, contains one of these arguments too.
     """
     asked: dict[str, Any] = {}
     if step.precision != "32":
@@ -226,11 +226,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 for _package in PACKAGES:
-    session.register(_package)  # Preloaded, because importing the package takes seconds.
+    session.register(_package)  # The package is preloaded, because its import takes seconds.
 
 
 class LightningMethods:
-    """Methods of an operator that trains with Lightning; `from_ptl` puts them before `TrainingOperator`.
+    """Methods that replace methods of `TrainingOperator` in operators that train with Lightning.
 
     Attributes:
         lightning_trainer: Lightning's `Trainer`; None until training, validation or a loaded state needs it.
@@ -256,14 +256,15 @@ class LightningMethods:
     """True if the module's parameters are sharded over the workers."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Make the module and, if its class was given, the data module; Lightning sets them up later."""
+        """Make the module and the data module; Lightning calls their own `setup` later."""
         plan = self._plan
         # Lightning itself handles precision, accumulation and clipping.
         self._stepper.delegated()
         self._package = importlib.import_module(plan.package)
         self._worker = self._checked_worker()
         self.model = made_from(plan.module_cls, config)
-        # Lightning's strategy places the module. It is registered here, so that the state has its weights.
+        # Lightning's strategy moves the module to its device. The module is registered here only so that the
+        # trainer's state contains its weights.
         self._sharded = _is_fsdp(self._strategy)
         if self._sharded:
             self._shard()
@@ -282,10 +283,10 @@ class LightningMethods:
         if self._has_validation():
             self._validation_feed = LightningFeed()
         if self._overrides_of_module("configure_model"):
-            self._running()  # The module has no weights before this call.
+            self._running()  # Without this call, the module would have no weights yet.
 
     def get_model(self) -> Any:
-        """Return this worker's `LightningModule`, like RaySGD's operators of Lightning modules."""
+        """Return this worker's `LightningModule`; RaySGD's operators have this method too."""
         return self.model
 
     @property
@@ -300,7 +301,7 @@ class LightningMethods:
     def train_epoch(
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0
     ) -> Mapping[str, Any]:
-        """Run one Lightning epoch with its validation; return the logged values and counts."""
+        """Run one epoch of Lightning, with its validation; return the logged values and the counts."""
         del info, epoch_idx  # Lightning counts epochs itself.
         if not isinstance(self._train_feed, LightningFeed):
             raise ConfigError("train() takes no dataset= with Lightning: pass from_ptl(train_dataloader=...)")
@@ -319,12 +320,12 @@ class LightningMethods:
             return self._running().validate(num_steps, ticks)
 
     def begin_range_test(self, test: StepTest) -> None:
-        """Let `test` set the rates of the following steps and read their losses."""
+        """Let `test` set the learning rate of each following step and read the loss."""
         fit = self._running()
         fit.range_test = test
         trainer = fit.trainer
         test.optimizers = trainer.optimizers
-        # A test's weights are discarded, so no checkpoint, early stopping or logger may use them.
+        # The weights after a test are discarded, so Lightning must not write checkpoints, stop early or log.
         apart = ("Checkpoint", "EarlyStopping")
         trainer.callbacks = [
             each for each in trainer.callbacks if not any(_is_a(each, name) for name in apart)
@@ -342,7 +343,7 @@ class LightningMethods:
         return self._running().predict(loader, num_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Lightning's checkpoint; empty before Lightning has begun."""
+        """Return a dictionary with Lightning's checkpoint; it is empty before Lightning has started."""
         if self._fit is None:
             return {}
         return {"lightning": self._fit.checkpoint() if self._fit.alive else None}
@@ -374,7 +375,7 @@ class LightningMethods:
             try:
                 self._fit.end()
             except Exception:
-                # The error is also raised, but during a shutdown possibly nothing reports it.
+                # The error is logged, because a shutdown may ignore the raised error.
                 log.exception("Lightning's hooks at the end of the fit failed")
                 raise
 
@@ -402,7 +403,7 @@ class LightningMethods:
         return fit
 
     def _checked_worker(self) -> WorkerInfo:
-        """Return this worker's devices and ranks, if Lightning can train with them.
+        """Return this worker's device and ranks, after checking the trainer's settings.
 
         Raises:
             ConfigError: the trainer has settings that Lightning handles itself or does not support here.
@@ -462,7 +463,7 @@ class LightningMethods:
         return _defines(self._plan.module_cls, method, self._base("LightningModule"))
 
     def _trainer_arguments(self) -> dict[str, Any]:
-        """Return the arguments of Lightning's trainer: quiet and without end, unless the user sets them."""
+        """Return arguments for Lightning's trainer; by default it prints nothing and trains without end."""
         given, step = dict(self._plan.trainer_args), self._context.step
         return {
             "accelerator": "cpu" if self._worker.device.type == "cpu" else "gpu",
@@ -479,8 +480,8 @@ class LightningMethods:
         }
 
     def _split(self, loader: Any) -> Feed:
-        # Validation data is also split into equally many batches per worker, because Lightning's DDP and
-        # `sync_dist` communicate in each batch.
+        # With `training=True`, validation data is also split into equally many batches per worker, because
+        # Lightning's DDP and `sync_dist` communicate in each batch.
         feed = self._strategy.split_data(loader, training=True)
         feed.advice = "give each worker's loader equally many batches"
         return feed
@@ -508,12 +509,13 @@ def _defines(cls: type[Any], method: str, base: Any) -> bool:
 
 
 def _is_a(callback: Any, name: str) -> bool:
-    """Return True if `callback` extends the class `name` of either Lightning package."""
+    """Return True if `callback` is an instance of Lightning's class `name`, in either package."""
     return any(base.__name__ == name for base in type(callback).__mro__)
 
 
 def _is_fsdp(strategy: Strategy) -> bool:
-    # If the strategy is FSDP, its module is already imported; importing it otherwise takes half a second.
+    # The module is not imported here, because that takes half a second. If the strategy is FSDP, the module
+    # is already loaded.
     loaded = sys.modules.get("trainkit.train.strategies.fsdp")
     return loaded is not None and isinstance(strategy, loaded.FSDPStrategy)
 

@@ -1,8 +1,8 @@
-"""Strategy, environment and callback of a Lightning trainer inside a worker.
+"""Strategy, cluster environment and callback with which Lightning's trainer runs inside a worker.
 
 Lightning exists as two packages, `pytorch_lightning` and `lightning.pytorch`, whose classes can't be mixed.
-The user's module decides which package is used. So subclasses of Lightning's classes are made here only once
-the package is known.
+The user's module decides which package is used. So this module makes subclasses of Lightning's classes only
+after the package is known.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class WorkerInfo:
 
 
 class Interrupted(BaseException):
-    """Ctrl-C inside Lightning, which after a KeyboardInterrupt ignores the next one and exits the process."""
+    """Ctrl-C inside Lightning, which would exit the process after a KeyboardInterrupt."""
 
 
 class _Direct:
-    """Launcher for a process that is already running."""
+    """Lightning's launcher for a process that is already running."""
 
     is_interactive_compatible = True
 
@@ -60,9 +60,9 @@ class _Direct:
 
 
 class _InWorker:
-    """Mixin before a Lightning strategy, because trainkit owns the processes and splits the samples."""
+    """Mixin for Lightning's strategies in a worker, where trainkit starts processes and splits samples."""
 
-    fit: Any  # The LightningFit handles loaders, losses and checkpoints.
+    fit: Any  # A LightningFit, which handles loaders, losses and checkpoints.
     model: Any
 
     def _configure_launcher(self) -> None:
@@ -89,7 +89,8 @@ class _InWorker:
             and isinstance(tensor, torch.Tensor)
             and not tensor.is_complex()
         ):
-            # Workers' sample counts differ, because nothing is padded. A mean of integers would be truncated.
+            # Integers, such as sample counts, may differ between workers, and a mean of integers would be
+            # truncated.
             tensor = tensor if tensor.is_floating_point() else tensor.double()
         return lightning.reduce(tensor, group, reduce_op)
 
@@ -101,19 +102,20 @@ class _InWorker:
         model = self.model
         lightning.teardown()
         if isinstance(model, DistributedDataParallel):
-            # As in DDPStrategy.leave, freeing these objects must not free the process group.
+            # Freeing these objects later could free the process group and block; DDPStrategy.leave explains
+            # this.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
 
 
 class _Sharded:
-    """Mixin before `_InWorker` if trainkit's own strategy has sharded the module's parameters."""
+    """Mixin for Lightning's strategy if trainkit's own strategy has sharded the module's parameters."""
 
     optimizers: Any
     _lightning_module: Any
 
     def configure_ddp(self) -> None:
-        """Do nothing, because the module itself gathers its parameters and reduces its gradients."""
+        """Do nothing, because FSDP in the module gathers the parameters and averages the gradients."""
 
     def load_optimizer_state_dict(self, checkpoint: Any) -> None:
         sharded = importlib.import_module("trainkit.train.strategies.sharded")
@@ -131,7 +133,7 @@ class _Sharded:
         lightning.load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
 
     def teardown(self) -> None:
-        # The module stays on its mesh, because the workers continue to use it.
+        # Lightning must not move the module to the CPU, because the workers continue to use it.
         lightning: Any = super()
         module, self._lightning_module = self._lightning_module, None
         try:
@@ -141,7 +143,7 @@ class _Sharded:
 
 
 class _Environment:
-    """Lightning's `ClusterEnvironment` for workers that have already joined."""
+    """Mixin for Lightning's `ClusterEnvironment`, for workers that have already joined a process group."""
 
     creates_processes_externally = True
     main_address = "127.0.0.1"
@@ -156,13 +158,13 @@ class _Environment:
         return self.worker.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the size is fixed."""
+        """Do nothing, because the number of workers is fixed."""
 
     def global_rank(self) -> int:
         return self.worker.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the rank is fixed."""
+        """Do nothing, because the rank of a worker is fixed."""
 
     def local_rank(self) -> int:
         return self.worker.local_rank
@@ -172,7 +174,7 @@ class _Environment:
 
 
 def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sharded: bool) -> Any:
-    """Return Lightning's strategy for this worker.
+    """Return a strategy of Lightning, adapted to this worker.
 
     Args:
         package: `pytorch_lightning` or `lightning.pytorch`.
@@ -182,7 +184,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
         sharded: True if the module's parameters are sharded over the workers.
 
     Raises:
-        ConfigError: `asked` is a different strategy.
+        ConfigError: `asked` is none of these values, or the parameters are sharded and `asked` is not None.
     """
     if sharded and asked is not None:
         raise ConfigError(
@@ -203,7 +205,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
             if isinstance(asked, data_parallel)
             else data_parallel(**names.get(asked or "ddp", {}))
         )
-        # Lightning selects the device by local rank, but each worker sees only its own devices.
+        # Lightning uses the local rank as an index into this list, but each worker sees only its own devices.
         strategy.parallel_devices = [worker.device] * (worker.local_rank + 1)
         environment = importlib.import_module(f"{package.__name__}.plugins.environments").ClusterEnvironment
         strategy.cluster_environment = type(
@@ -211,13 +213,13 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
         )()
     bases = (_Sharded, _InWorker) if sharded else (_InWorker,)
     adopted: Any = type(f"Worker{type(strategy).__name__}", (*bases, type(strategy)), {"fit": fit})
-    result = adopted.__new__(adopted)  # The result is a copy of the strategy with a different class.
+    result = adopted.__new__(adopted)  # A copy of the strategy, of a different class.
     vars(result).update(vars(strategy))
     return result
 
 
 def make_callback(package: Any, fit: Any) -> Any:
-    """Return the callback that notifies `fit`, a `LightningFit`, of each batch."""
+    """Return a Lightning callback that notifies `fit`, a `LightningFit`, before and after each batch."""
     return package.callbacks.LambdaCallback(
         on_train_batch_start=lambda trainer, module, *batch: fit.begin_training_batch(*batch),
         on_train_batch_end=lambda trainer, module, outputs, *batch: fit.end_training_batch(outputs),
@@ -228,14 +230,15 @@ def make_callback(package: Any, fit: Any) -> Any:
 
 
 def resize(trainer: Any, limit: float) -> None:
-    """Give the next epoch as many batches as the setting `limit_train_batches=limit` requests.
+    """Make the next epoch as long as `limit_train_batches=limit` requests.
 
-    Lightning reads this setting only when it makes the loaders, so the derived values are set here.
+    Lightning reads this setting only when it makes the loaders, so this function sets the values that
+    Lightning derives from the setting.
     """
     loop, loader = trainer.fit_loop, trainer.fit_loop._combined_loader
     trainer.limit_train_batches = limit
     if loader is None:
-        return  # The loop reads the limit when it starts.
+        return  # Lightning will read the limit when the loop starts.
     loader.limits = [_limited(item, limit) for item in loader.flattened]
     combine = min if loader._mode == "min_size" else max
     loop.max_batches = combine(loader.limits)
@@ -247,7 +250,7 @@ def resize(trainer: Any, limit: float) -> None:
 
 
 def _limited(loader: Any, limit: float) -> float:
-    """Return the number of batches in a pass for a limit that is a number of batches or a share of all."""
+    """Return the number of batches in a pass; `limit` is a number (int) or a share of all batches (float)."""
     try:
         length: float = len(loader)
     except (TypeError, NotImplementedError):
@@ -259,9 +262,9 @@ def _limited(loader: Any, limit: float) -> float:
 
 _ADVICE = (
     r".*does not have many workers",
-    r".*isinstance\(treespec, LeafSpec\)",  # Lightning's own use of torch causes this warning.
+    r".*isinstance\(treespec, LeafSpec\)",  # Code in Lightning causes this warning.
 )
-"""Lightning's advice about normal use that can't be followed in a worker."""
+"""Patterns of Lightning's warnings with advice that can't be followed in a worker."""
 
 
 @contextmanager
