@@ -1,1 +1,1 @@
-"""Client side of the node, which is the local engine in the driver and in workers."""
+"""Client side of the node: the local engine of the driver and of each worker."""

@@ -35,7 +35,7 @@ from trainkit.runtime.serialize import Handle, lasting
 making = threading.RLock()
 """Lock held while an actor with get_if_exists=True is looked up or started.
 
-Lock order: `making`, then `in_turn`, then `_meeting`.
+A thread takes these locks in the order `making`, `in_turn`, `_meeting`.
 """
 
 _meeting = threading.RLock()
@@ -53,7 +53,7 @@ class ActorLookup:
     """Lookup of actors by name, in this process's session and in other sessions of the user.
 
     Args:
-        parts: objects of this process's engine.
+        parts: objects that all client classes of this process share, such as its connection to the node.
         namespace: this process's namespace, which is the default for lookups.
     """
 
@@ -71,7 +71,7 @@ class ActorLookup:
         return self._waiter.get([ref], None)[0]
 
     def find(self, name: str, namespace: str | None) -> Met:
-        """Return the actor named `name`; see `Engine.find_actor`."""
+        """Return the endpoint and the interface of the actor named `name`; see `Engine.find_actor`."""
         with descriptors_explained:
             own = self._find_own(name, namespace)
             if not isinstance(own, messages.NotFound):
@@ -88,14 +88,17 @@ class ActorLookup:
         return met
 
     def existing(self, wanted: specs.Registration | None) -> ActorEndpoint | None:
-        """Return the existing actor of that name if `wanted` has get_if_exists=True; else None."""
+        """Return the actor that has the name in `wanted` already, if any.
+
+        Return None without get_if_exists=True.
+        """
         if wanted is None or not wanted.get_if_exists:
             return None
         found = self._holder(wanted)
         return None if found is None else found[0]
 
     def _holder(self, wanted: specs.Registration) -> Met | None:
-        """Return the actor of this session, or else the detached actor of another session, with that name."""
+        """Return this session's actor with the wanted name, or else a detached actor of another session."""
         own = self._find_own(wanted.name, wanted.namespace)
         if isinstance(own, messages.NotFound):
             return self._find_abroad(wanted.name, own.namespace)[0]
@@ -111,17 +114,17 @@ class ActorLookup:
         """Request the start of a named actor.
 
         Args:
-            request: request to the node.
+            request: start request that is sent to the node.
             peer: this process's end of the actor's first connection.
-            handles: other end of that connection, followed by further handles of the request.
-            buffers: buffers of the request.
+            handles: other end of the actor's first connection, then handles that the node keeps for restarts.
+            buffers: data of the constructor call that the node keeps for restarts.
 
         Returns:
-            None for a new actor; the existing actor with get_if_exists=True; NotFound if the existing actor
-            has just ended.
+            None if a new actor starts, the existing actor with get_if_exists=True, or NotFound if the
+            existing actor has just ended.
 
         Raises:
-            ConfigError: the name is taken.
+            ConfigError: a different actor already has the name.
         """
         wanted = request.registration
         if wanted is None:
@@ -140,13 +143,14 @@ class ActorLookup:
             try:
                 answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
             except (KeyboardInterrupt, SystemExit):
-                # The actor may be registered already, and would wait forever for its first frame, so the node
-                # kills it.
+                # The actor may be registered already and would wait forever for its first frame, so the node
+                # is asked to kill the actor.
                 self._node.tell(messages.Kill(request.worker_id, "its request was interrupted"))
                 raise
         if answer is None:
             if wanted.detached:
-                # A large buffer lets the kernel deliver the next frame even if this program ends at once.
+                # With a large send buffer, the kernel delivers the next frame even if this program ends at
+                # once.
                 peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
             return None
         return self._find_own(wanted.name, wanted.namespace)
@@ -157,10 +161,10 @@ class ActorLookup:
         return self._ask_for(self._parts.mark, lambda conn: self._answer(self._node.ask(message, conn)))
 
     def _ask_for(self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]) -> Met | messages.NotFound:
-        """Connect to the actor that `ask` finds in the session whose folder is `home`.
+        """Connect to the actor that the function `ask` finds in the session with the folder `home`.
 
-        A new connection is made only if this process has no connection to the actor. A busy actor does not
-            accept connections, and waiting connections use descriptors of the node.
+        A new connection is made only if this process has no connection to the actor. Further connections
+        would use descriptors of the node until a busy actor accepts them.
         """
         answer = ask(())
         if isinstance(answer, messages.NotFound):
@@ -190,7 +194,8 @@ class ActorLookup:
         """Search the user's other sessions for a detached actor named `name`.
 
         Returns:
-            The actor or None; descriptions of the searched sessions; names of actors in these sessions.
+            A tuple of the actor or None, descriptions of the searched sessions, and names of actors in these
+            sessions.
         """
         looked_at: list[str] = []
         known: list[str] = []
@@ -203,9 +208,9 @@ class ActorLookup:
             try:
                 with sessions.connect(session.folder) as node:
                     found = self._ask_for(home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
-            except ObjectLostError:  # this process had no descriptor left, so the session may have this actor
+            except ObjectLostError:  # without a descriptor, it is unknown whether the session has the actor
                 raise
-            except TrainkitError as error:  # the session has ended or hangs: reported if no actor is found
+            except TrainkitError as error:  # an ended or hanging session is only mentioned in the final error
                 looked_at[-1] += f", which did not answer: {error}"
                 continue
             if not isinstance(found, messages.NotFound):
@@ -220,9 +225,9 @@ class ActorClient:
     """Client that starts, calls and kills actors for this process.
 
     Args:
-        parts: parts of this process's engine.
+        parts: objects that all client classes of this process share, such as its connection to the node.
         lookup: object that finds actors by name.
-        results: factory of references to results.
+        results: factory of the references that a call returns.
     """
 
     def __init__(self, parts: ClientParts, lookup: ActorLookup, results: Results) -> None:
@@ -233,12 +238,12 @@ class ActorClient:
         self._results = results
 
     def start(self, spec: specs.ActorSpec) -> ActorEndpoint:
-        """Request an actor and return its endpoint; see `Engine.start_actor`."""
+        """Request the start of an actor and return the actor's endpoint; see `Engine.start_actor`."""
         wanted = spec.registration
         with descriptors_explained:
             if wanted is None or not wanted.get_if_exists:
                 return self._start(spec)
-            with making:  # the lock makes concurrent threads start one actor with one connection
+            with making:  # so that concurrent threads start one actor and share one connection to it
                 return self._lookup.existing(wanted) or self._start(spec)
 
     def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
@@ -271,13 +276,14 @@ class ActorClient:
         try:
             if spec.registration is not None:
                 existing = self._lookup.register(request, peer, [first, *kept.handles], kept.buffers)
-                if isinstance(existing, messages.NotFound):  # this name's actor has ended since the lookup
+                if isinstance(existing, messages.NotFound):  # the actor that had the name has ended meanwhile
                     return self._start(spec)
                 if existing is not None:
                     return existing[0]
-            # The new process receives the class and the constructor's arguments directly, even before it
-            # starts.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # later calls report a refusal
+            # The class and the constructor's arguments are sent directly to the new process, which reads them
+            # when it runs. If the node refuses the actor, the connection closes and later calls report the
+            # refusal.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 peer.send(INIT, 0, body)
             if spec.registration is None:
                 self._node.tell(request, [first, *kept.handles], kept.buffers)
@@ -304,7 +310,7 @@ class ActorClient:
                 # The code is inlined here for speed, as plain small calls are the most frequent calls.
                 results = self._results
                 ref = LocalRef(results.new_id(), peer)
-                ref.body = method  # set before sending, as the answer replaces it
+                ref.body = method  # the name is set before sending, because the answer overwrites it
                 peer.request_soon(ref, method, arguments)
                 if results.started is not None:
                     results.started.add(ref)
@@ -339,17 +345,18 @@ class ActorClient:
 
 @contextlib.contextmanager
 def in_turn(parent: Path) -> Iterator[None]:
-    """Run the block in one thread at a time, among all threads of the user's programs.
+    """Let only one thread of all the user's programs run the block at a time.
 
     Otherwise two threads could create detached actors with the same name.
 
     Raises:
-        TrainkitError: a single thread has been in the block for 10 s.
+        TrainkitError: the same other thread has been in the block for 10 s.
     """
     global _turns
     _await_turn(parent, lambda: _own_turn.acquire(timeout=_LOOK_S), lambda: (os.getpid(), _turns))
     try:
-        # Locking the folder itself leaves no lock file. The kernel releases the lock when the process ends.
+        # The folder itself is locked, so that no lock file is left behind. The kernel releases the lock when
+        # the process ends.
         fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _await_turn(parent, lambda: _locks(fd), lambda: (_lock_holder(fd), 0))
@@ -367,7 +374,10 @@ _turns = 0
 
 
 def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:
-    """Call `take` until it returns True. Raise TrainkitError when `turn()` has not changed for 10 s."""
+    """Call `take` until it returns True.
+
+    Raise TrainkitError if the result of `turn` stays the same for 10 s.
+    """
     seen, since = turn(), SYSTEM.monotonic()
     while not take():
         now = turn()
@@ -382,7 +392,7 @@ def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple
 
 
 def _locks(fd: int) -> bool:
-    """Try to lock `fd` for 0.5 s. Return True on success."""
+    """Try for 0.5 s to lock the file `fd`. Return True on success."""
     deadline = SYSTEM.monotonic() + _LOOK_S
     while SYSTEM.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
@@ -397,7 +407,7 @@ def _lock_holder(fd: int) -> int | None:
     inode = f":{os.fstat(fd).st_ino}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
-            parts = line.split()  # a line is "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF"
+            parts = line.split()  # each line looks like "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF"
             if parts[1] == "FLOCK" and parts[5].endswith(inode):
                 return int(parts[4])
     return None

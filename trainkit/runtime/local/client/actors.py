@@ -1,4 +1,4 @@
-"""Connections to actors, method calls over these connections, and the content of actor handles."""
+"""Connections to actors, method calls over these connections, and the endpoints inside actor handles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainkit.runtime.specs import MethodSpec, Placement
 
 @dataclass(frozen=True, slots=True)
 class ClientParts:
-    """Objects of this process's engine that tasks, actors and connections to actors use.
+    """Objects of this process's engine that its tasks, actors and actor connections share.
 
     Attributes:
         mark: path of the session's folder, which identifies the session.
@@ -52,7 +52,7 @@ class CallAwaitingArguments:
     """Actor method call that waits for its arguments or for earlier calls before it is sent.
 
     Attributes:
-        parts: objects of this process's engine.
+        parts: objects that all client classes of this process share, such as its connection to the node.
         actor: the actor's endpoint, which keeps the actor alive.
         peer: connection over which the call will be sent.
         name: name of the method, for errors.
@@ -70,7 +70,7 @@ class CallAwaitingArguments:
 
     @property
     def what(self) -> str:
-        """Name of the call in messages."""
+        """Name of the call in error messages, such as `Counter.add`."""
         return f"{self.peer.name}.{self.name}"
 
     @property
@@ -84,14 +84,14 @@ class SentCall:
     """Actor method call that has not been answered.
 
     Attributes:
-        refs: ids of the call's references; the first one is the call's id.
-        retries_left: remaining retries; -1 for no limit.
+        refs: ids of the references to the call's results; the first one is also the id of the call.
+        retries_left: remaining retries of the call; -1 for no limit.
         sent: True if the call was sent and may have begun.
         actor: the actor's endpoint, which keeps the actor alive for retries.
         body: the packed call, if it may have to be sent again; else None.
         small: method and arguments of a small call, which has no `body`.
-        kept: references of the call, if the call may be retried.
-        kinds: exceptions after which the call is retried; True for any.
+        kept: references to the call's results, if the call may be retried; else empty.
+        kinds: types of exceptions after which the call is retried; True for any exception.
         cancelled: True if the call was cancelled after it raised, so that it must not be retried.
     """
 
@@ -111,7 +111,7 @@ class SentCall:
         return self.retries_left != 0 and not any(ref.done() for ref in self.kept)
 
     def is_to_be_made_again(self, error: TaskError) -> bool:
-        """Return whether this call is retried after `error`."""
+        """Return True if this call must be retried after it raised `error`."""
         if isinstance(error, ActorDiedError) or isinstance(error.cause, TaskCancelledError):
             return False
         return retries_on(error.cause, self.kinds)
@@ -121,19 +121,19 @@ class ActorConnection(CallConnection):
     """Connection to an actor, used by all calls of this process to that actor.
 
     Attributes:
-        kind: kind of the handles that use this connection.
+        kind: type code of the actor's handles in frames.
         life: number of the actor's restarts before its current process; None if the actor is never restarted.
         in_order: True if the actor runs the calls of each caller in the order in which they were made.
         max_task_retries: number of retries of a call, unless its method sets a different number.
-        endpoints: number of `ActorEndpoint` objects that use this connection. At 0, its sending side is
-            closed.
+        endpoints: number of `ActorEndpoint` objects that use this connection. At 0, this process stops
+            sending over the connection.
     """
 
     kind = ACTOR
     life: int | None = None
     tells_failures = True
     is_watched = False
-    """True if the background thread watches for the connection's end at all times."""
+    """True if the background thread always watches for the end of this connection."""
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
@@ -150,7 +150,7 @@ class ActorConnection(CallConnection):
         """Reconnect after each restart of the actor from now on. Further calls of this method have no effect.
 
         Args:
-            parts: objects of this process's engine.
+            parts: objects that all client classes of this process share, such as its connection to the node.
             life: number of the actor's restarts so far.
             owner: True if this process created the actor.
         """
@@ -169,13 +169,13 @@ class ActorConnection(CallConnection):
             call.kinds = spec.retry_exceptions
             parts: ClientParts = current_client().parts
             # The background thread reads the answers, as possibly no other thread is reading this connection.
-            # Watching starts before sending, because the references have no connection between a failure and
-            # the retry.
+            # Watching must start now, because a reference has no connection to watch while its retry is
+            # decided.
             for ref in refs:
                 parts.waiter.watch(ref)
             try:
                 self._send_retriable(call, call.body)
-            except BaseException:  # the caller gets the error, so the call needs no watching
+            except BaseException:  # the call was not sent, so there is no answer to watch for
                 for ref in refs:
                     parts.background.unwatch(self, ref)
                 raise
@@ -206,27 +206,30 @@ class ActorConnection(CallConnection):
         super().on_frame(frame)
 
     def _failed(self, call: SentCall, frame: Frame) -> None:
-        *others, last = call.refs  # all results fail together, so the last result's failure decides
+        *others, last = call.refs  # all results of a call fail together, so only the last failure is handled
         if frame.call_id != last:
             return
         if call.may_be_made_again:
-            for ref in call.kept:  # the references stay in `_retriable` until the retry is decided
+            for ref in call.kept:  # a cancellation finds the call here while its retry is decided
                 ref.body = call
             decide(self, frame.body, call.kept, functools.partial(self._made_again, call))
             return
         for ref_id in [*others, last]:
-            if self._retriable.pop(ref_id, None) is not None:  # other references have a value
+            if self._retriable.pop(ref_id, None) is not None:  # other references of the call have a value
                 super().on_frame(Frame(FAILURE, ref_id, frame.body))
 
     def _made_again(self, call: SentCall, error: TaskError) -> bool:
-        """Retry a call that raised `error`, if its options allow it. Return True if `error` was handled."""
+        """Retry a call that raised `error`, if its options allow it.
+
+        Return True if the call is retried or was cancelled.
+        """
         if not call.is_to_be_made_again(error):
             return False
         call.retries_left -= call.retries_left > 0
         for ref in call.kept:
             ref.attach(self)
             ref.body = None
-        if call.cancelled:  # checked last, as a later cancellation is sent to the actor's process
+        if call.cancelled:  # checked after attaching, as later cancellations go to the actor's process
             self.forget(call.refs)
             reason = f"a call of {self.name} raised an exception and was cancelled before its retry"
             fail(call.kept, TaskCancelledError, reason)
@@ -253,13 +256,13 @@ class ActorConnection(CallConnection):
         return held + len(set(map(call_of, list(self.pending))))
 
     def hold(self, call: CallAwaitingArguments, waits_for: Sequence[LocalRef]) -> None:
-        """Send `call` once `waits_for` are completed and the earlier calls of its queue are sent."""
+        """Send `call` after `waits_for` are completed and the earlier calls of the same queue are sent."""
         for ref in call.refs:
             ref.body = call
         with InterruptGuard():  # Ctrl-C must not leave behind a call that is never sent.
             with self._order:
                 if not self._lanes and not self.is_watched:
-                    call.parts.background.watch(self, END)  # fails the call if the connection ends
+                    call.parts.background.watch(self, END)  # so that the call fails if the connection ends
                 self._lanes.setdefault(call.lane, deque()).append(call)
                 if self.in_order:
                     self.takes_small_calls = False
@@ -283,7 +286,7 @@ class ActorConnection(CallConnection):
                 call = calls[0]
                 try:
                     self._send_held(call)
-                finally:  # dropped only after sending, as a call made meanwhile would otherwise be sent first
+                finally:  # the call leaves the queue only now, or a newer call could be sent before it
                     self._drop(lane, call)
 
     def _drop(self, lane: Hashable, call: CallAwaitingArguments) -> None:
@@ -313,7 +316,7 @@ class ActorConnection(CallConnection):
                 call.parts.waiter.watch(ref)
 
     def withdraw(self, call: CallAwaitingArguments) -> bool:
-        """Cancel a held call; return False if the call has been sent."""
+        """Cancel a call that waits to be sent; return False if the call was sent already."""
         lane = call.lane
         with self._order:
             if call not in self._lanes.get(lane, ()):
@@ -324,7 +327,7 @@ class ActorConnection(CallConnection):
         return True
 
     def fail_held(self, why: Callable[[], Exception]) -> None:
-        """Fail the held calls, which can't be sent any more."""
+        """Fail the calls that wait to be sent, as the connection can't send them any more."""
         with self._order:
             calls = [call for lane in self._lanes.values() for call in lane]
             self._lanes.clear()
@@ -344,11 +347,12 @@ class ActorConnection(CallConnection):
 
 
 class ActorEndpoint(Uncopied):
-    """Content of an actor's handle. The actor lives while any process has at least one endpoint.
+    """Object inside an actor's handle that keeps the actor alive.
 
-    Each process with an endpoint has a connection to the actor, and an endpoint in transit is also a
-    connection. So the actor's process notices when the last connection closes, even after a crash. All
-    endpoints of a process share one connection, see `shared`.
+    An actor lives while any process has at least one endpoint. Each process with an endpoint has a connection
+    to the actor. An endpoint on the way to another process also contains a connection. So the actor's process
+    notices when the last connection closes, even after a crash. All endpoints of a process for the same actor
+    share one connection; see `shared`.
     """
 
     __slots__ = ("__weakref__", "peer")
@@ -395,7 +399,10 @@ _known: weakref.WeakValueDictionary[tuple[str | None, int | None], ActorConnecti
     weakref.WeakValueDictionary()
 )
 sharing = threading.RLock()
-"""Lock held while endpoints are counted, as threads may drop and look up the last endpoint at once."""
+"""Lock held while endpoints are counted.
+
+One thread may look up an endpoint while another thread drops the last endpoint.
+"""
 
 
 def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | None:
@@ -404,7 +411,7 @@ def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | No
     The caller must hold the lock `sharing`.
 
     Args:
-        home: the mark of the actor's session.
+        home: path of the folder of the actor's session.
         worker_id: id of the actor.
     """
     peer = _known.get((home, worker_id))
@@ -412,10 +419,10 @@ def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | No
 
 
 def known_endpoint(home: str, worker_id: int) -> ActorEndpoint | None:
-    """Return a new endpoint of an actor that this process has handles to; None if it has no handle.
+    """Return a new endpoint of an actor; None if this process has no open connection to the actor.
 
     Args:
-        home: the mark of the actor's session.
+        home: path of the folder of the actor's session.
         worker_id: id of the actor.
     """
     with sharing:

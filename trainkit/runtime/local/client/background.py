@@ -21,10 +21,16 @@ T = TypeVar("T")
 _CONTESTED_S = 0.001
 _TICK_S = 0.001
 _QUIET_TICKS = 5
-"""Number of ticks with nothing to flush before ticking stops. Restarting costs as much as some ticks."""
+"""Number of consecutive ticks (periodic flushes) without data after which a connection's ticking stops.
+
+Starting again costs as much time as a few ticks.
+"""
 
 END = "end"
-"""Reason to watch a connection only for its end. Other threads read the arriving data."""
+"""Reason for `watch`: notice only the end of the connection.
+
+With this reason, other threads read the data that arrives.
+"""
 _END_ALONE: set[Hashable] = {END}
 
 
@@ -39,10 +45,10 @@ class Watched(Protocol):
 
 
 class BackgroundThread:
-    """Thread that reads and flushes connections. It starts at its first use."""
+    """Thread that reads and flushes connections. The thread starts at its first use."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # the lock is reentrant, as garbage collection may call methods here
+        self._lock = threading.RLock()  # reentrant, as garbage collection may call methods of this class
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
         self._watched: dict[Watched, set[Hashable]] = {}
@@ -53,7 +59,7 @@ class BackgroundThread:
 
     @property
     def is_current_thread(self) -> bool:
-        """True if the caller runs in this thread."""
+        """True if the caller runs in the background thread."""
         return threading.current_thread() is self._thread
 
     def watch(self, conn: Watched, why: Hashable) -> None:
@@ -84,7 +90,10 @@ class BackgroundThread:
             self._wake()
 
     def tick(self, conn: Connection) -> None:
-        """Flush the posted entries of `conn` periodically, until no more entries are posted."""
+        """Flush the posted entries of `conn` periodically, until no more follow.
+
+        Posted entries are small messages that are collected for a batch.
+        """
         with self._lock:
             conn.ticking = True
             starts = not self._ticking
@@ -108,7 +117,7 @@ class BackgroundThread:
                     self.tick(conn)
 
     def run(self, job: Callable[[], None]) -> None:
-        """Call `job` in this thread, unless the thread is stopped first."""
+        """Call `job` in the background thread, unless the thread is stopped first."""
         with self._lock:
             if self._stopping:
                 return
@@ -140,7 +149,7 @@ class BackgroundThread:
                 poll, by_fd = self._registered(contested)
             if jobs:
                 _run_all(jobs)
-                by_fd.clear()  # cleared here, as connections that this frees may add jobs for the next turn
+                by_fd.clear()  # connections are freed now, as this may add jobs for the next turn
                 continue
             hurry = _CONTESTED_S if contested else _TICK_S if self._ticking else None
             events = poll.poll(None if hurry is None else hurry * 1000)
@@ -150,8 +159,8 @@ class BackgroundThread:
             by_fd.clear()
             self._forget_finished()
 
-    # These steps are separate methods, so that their local variables are released before the thread sleeps. A
-    # sleeping thread must not keep a connection alive.
+    # The steps of the loop are separate methods, so that their local variables are released before the thread
+    # sleeps. A sleeping thread must not keep a connection alive.
 
     def _registered(self, contested: set[Watched]) -> tuple[select.poll, dict[int, Watched]]:
         poll = select.poll()
@@ -161,8 +170,9 @@ class BackgroundThread:
             fd = conn.fileno()
             if fd < 0:
                 continue
-            # A connection that a different thread is reading stays readable meanwhile. To avoid spinning,
-            # this thread leaves the connection out and polls it again a moment later.
+            # While a different thread is reading a connection, `poll` keeps reporting the connection as
+            # readable. To avoid spinning, this thread leaves the connection out and polls it again a moment
+            # later.
             silent = conn in contested or conn.ended
             only_end = self._watched.get(conn) == _END_ALONE
             mask = 0 if silent or only_end else select.POLLIN
@@ -221,7 +231,10 @@ def _run_all(jobs: list[Callable[[], None]]) -> None:
 
 
 def _guarded(work: Callable[[], T]) -> T | None:
-    """Return `work()`. If it raises, pass the exception to `sys.excepthook` and return None."""
+    """Return `work()`.
+
+    If `work` raises an exception, pass the exception to `sys.excepthook` and return None.
+    """
     try:
         return work()
     except Exception:

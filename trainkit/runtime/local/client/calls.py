@@ -1,4 +1,4 @@
-"""Packing of calls and values."""
+"""Packing of calls and values into bytes, or into shared memory if they are large."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ COUNT_BYTES = 2
 
 
 class CallCodec:
-    """Packer of calls and values. It packs each function or class once, as a completed reference.
+    """Packer of calls and values for sending.
+
+    The packer pickles each function or class once and stores the pickle as a completed reference.
 
     Args:
         segments: pool of shared memory for large values.
-        ids: source of this process's ids.
+        ids: generator of the ids of this process's references and calls.
     """
 
     def __init__(self, segments: SegmentPool, ids: Ids) -> None:
@@ -46,12 +48,15 @@ class CallCodec:
         return ref
 
     def definition(self, target: Any, name: str) -> LocalRef:
-        """Return a reference to the pickle of a function or class, which is pickled at its first use."""
+        """Return a reference to the pickle of a function or class.
+
+        The pickle is made when it is first needed.
+        """
         known = self._definitions.get(id(target))
         if known is not None and known[0]() is target:
             return known[1]
         definition = self.put_packed(VALUE, pack(target, name))
-        with contextlib.suppress(TypeError):  # a callable without weak references is pickled each time
+        with contextlib.suppress(TypeError):  # a callable without weak-reference support is pickled each time
             forget = functools.partial(self._definitions.pop, id(target), None)
             self._definitions[id(target)] = (weakref.ref(target, lambda _: forget()), definition)
         return definition
@@ -66,9 +71,10 @@ class CallCodec:
         group: str | None = None,
         name: str | None = None,
     ) -> Packed:
-        """Return the packed call: its target, number of results, arguments, and optional group and name.
+        """Return a packed call: its target, number of results, arguments, and optional group and name.
 
-        The number of results is also appended after the pickle, for a worker that can't unpack the pickle.
+        The group is a concurrency group of the actor. The number of results is also appended after the
+        pickle, for a worker that can't unpack the pickle.
         """
         said = (group, name) if name is not None else () if group is None else (group,)
         parts = (definition, method, count, args, dict(kwargs), *said)

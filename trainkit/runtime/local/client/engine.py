@@ -1,6 +1,6 @@
 """Local engine of one process, which is the driver or a worker that makes calls itself.
 
-The engine also reports the failures of calls that the process does not read.
+The engine also reports failed calls whose results the process never reads.
 """
 
 from __future__ import annotations
@@ -65,14 +65,17 @@ _MOST_KEPT = 1_000
 
 
 class LocalEngine:
-    """Engine of one process of a session on one machine. It creates and connects the client objects.
+    """Engine of one process in a session that runs on one machine.
+
+    The engine creates the client objects and connects them with each other.
 
     Args:
         control: the socket to the node.
-        totals: all resources of the session.
+        totals: total amounts of the session's resources, by name.
         account: counter of the shared memory that the session's objects use.
         serial: this process's number in the session.
-        cpus: number of CPUs reserved for this process, which lends them to others while it waits.
+        cpus: number of CPUs reserved for this process. Other processes may use these CPUs while this process
+            waits.
         gpus: names of the GPUs that this process may use, in the form of CUDA_VISIBLE_DEVICES.
         group: id and bundles of the placement group that this process was started in; None outside a group.
         node: the node process, in the driver; None in a worker.
@@ -81,8 +84,8 @@ class LocalEngine:
         context: namespace, actor and resources of this process, for `where_am_i`.
 
     Attributes:
-        own_handle: function that returns the content of a handle to this process's actor; None outside
-            actors.
+        own_handle: function that returns the endpoint and the interface of this process's own actor; None
+            outside actors.
         is_cancelled: implementation of `Engine.is_cancelled`, which a worker replaces with its own check.
     """
 
@@ -119,9 +122,9 @@ class LocalEngine:
         self._asked_preload = asked_preload
         self._own_variables = dict(own_variables or {})
         self._inherited: tuple[Any, bytes] = None, b""
-        """Environment, `sys.path` and `sys.argv` for new workers, as last read here and as JSON."""
+        """`os.environ`, `sys.path` and `sys.argv` for new workers, as last read and as JSON."""
         self._is_closed = False
-        wake_fd()  # created now, as no descriptor may be left when it is needed
+        wake_fd()  # opened now, as all descriptors may be in use when it is needed
         self.background = BackgroundThread()
         self.unread = UnreadFailures(self.background.run)
         ids = Ids(serial)
@@ -160,7 +163,7 @@ class LocalEngine:
         self.cancel = self.control.cancel
         self.future, self.awaited = self.futures.future, self.futures.awaited
         self.death_of = self.node.death_of
-        if node is not None:  # a worker's main loop reads this connection itself
+        if node is not None:  # in a worker, the main loop reads the node's connection
             self.background.watch(self.node, "notices")
 
     @classmethod
@@ -212,13 +215,14 @@ class LocalEngine:
                 for name, value in environ.items()
                 if self._own_variables.get(name) != value and name != SESSION_MARK
             }
-            # JSON contains only plain strings, so a template need not import the classes of path objects.
+            # JSON turns the values into plain strings, so that template processes (from which workers are
+            # forked) need no classes of the user.
             known = self._inherited = seen, json.dumps([given, *seen[1:]]).encode()
         preload = session.wanted() | self._asked_preload
         return messages.WorkerEnvironment(known[1], process.working_folder(), preload)
 
     def _placed(self, placement: Placement, name: str) -> Placement:
-        """Return `placement`, moved into this process's own group if that group captures child tasks."""
+        """Return `placement`, moved into this process's group if the group captures child tasks."""
         require_feasible([placement.resources], self._totals, what=name)
         if placement.labels:
             require_labels(placement.labels, self.state("nodes")[0], name)
@@ -290,7 +294,7 @@ class LocalEngine:
         group = self.node.new_id()
         try:
             self.node.demand(messages.Reserve(group, list(bundles), strategy, name, detached))
-        except (KeyboardInterrupt, SystemExit):  # otherwise the group would stay without a handle to it
+        except (KeyboardInterrupt, SystemExit):  # otherwise the group would stay reserved without a handle
             self.node.tell(messages.Release(group))
             raise
         return group
@@ -312,13 +316,13 @@ class LocalEngine:
         return dict(self._totals)
 
     def available_resources(self) -> Bundle:
-        self._tasks.reclaim()  # returns idle leases, so that they count as free
+        self._tasks.reclaim()  # idle leases are returned, so that their resources count as free
         amounts: Bundle = self.node.demand(messages.Available())
         return amounts
 
     def state(self, kind: str) -> list[dict[str, Any]]:
         if kind == "nodes":
-            self._tasks.reclaim()  # returns idle leases, so that they count as free
+            self._tasks.reclaim()  # idle leases are returned, so that their resources count as free
         rows: list[dict[str, Any]] = self.node.demand(messages.State(kind))
         if kind == "tasks":  # only this process knows the tasks in its own queue
             pids = {row["worker_id"]: row["pid"] for row in rows}
@@ -343,7 +347,10 @@ class LocalEngine:
                 self._let_go()
 
     def _farewell(self) -> bool:
-        """Shut the session down. Once the other workers are dead, return whether detached actors stay."""
+        """Shut the session down and wait until its workers have ended.
+
+        Return True if detached actors stay.
+        """
         try:
             return bool(self.get([self.node.ask(messages.Shutdown())], _FAREWELL_S)[0])
         except TrainkitError:  # the node has ended, or `join` will kill it
@@ -389,7 +396,10 @@ class UnreadFailures:
         self._pid = os.getpid()
 
     def dropped(self, failure: Packed) -> None:
-        """Record a failure that was dropped unread. `show` runs later, as any `__del__` may call this."""
+        """Record a failure that was garbage-collected before the user read it.
+
+        `show` runs later, because this method may be called in any `__del__`.
+        """
         is_copy = self._pid != os.getpid()  # a forked child shows nothing, as the parent shows the failure
         if self._is_over or is_copy or sys.is_finalizing() or not tells_unhandled_errors():
             return
@@ -401,7 +411,7 @@ class UnreadFailures:
             self._run_soon(self.show)
 
     def show(self) -> None:
-        """Show the dropped failures, or count them if the window's limit is reached."""
+        """Log the recorded failures, or only count them after 3 failures within 5 s."""
         now = SYSTEM.monotonic()
         if now - self._since >= _WINDOW_S:
             self._show_count()
