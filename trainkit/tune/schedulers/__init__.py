@@ -1,4 +1,4 @@
-"""Schedulers, which decide which trials continue, pause or stop.
+"""Schedulers: rules for which trials continue, pause or stop.
 
 Names are loaded on first use; `__init__.pyi` lists them.
 """

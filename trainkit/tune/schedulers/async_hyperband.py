@@ -1,11 +1,11 @@
 """ASHA: trials compete at rungs, and one trial in eta continues. The scheduler has two forms.
 
 "stopping": each rung judges a trial once, when the trial arrives, against all earlier arrivals. The trial
-continues or ends. This form needs no checkpoints. Ray Tune has this form.
+then continues or ends. The stopping form needs no checkpoints. Ray Tune uses the stopping form.
 
 "promotion": a trial pauses at each rung. A free worker looks for a promotable trial: a waiting trial among
-the best 1/eta of all entries at its rung. It resumes the best promotable trial of the highest rung that has
-one. If no rung has a promotable trial, a new trial starts. The paper describes this form.
+the best 1/eta of all entries at its rung. The worker resumes the best promotable trial of the highest rung
+that has one. If no rung has a promotable trial, a new trial starts. The paper describes the promotion form.
 
 Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, arXiv:1810.05934,
 Algorithm 2.
@@ -34,11 +34,13 @@ class _Progress:
     """Progress of one trial.
 
     Attributes:
-        bracket: the bracket that the trial was drawn into.
-        passed: number of rungs reached so far; the last of them has judged the trial.
+        bracket: number of the bracket that the trial was assigned to, from 0.
+        passed: number of its bracket's rungs that the trial has reached; the highest of these rungs has
+            judged the trial.
         stopped: True once the scheduler has stopped the trial.
-        waits_at: the rung where the trial is paused until it is promoted.
-        reached: `time_attr` at the trial's last report with a score; minus infinity if that score was NaN.
+        waits_at: the rung at which the trial is paused until its promotion; None: not paused.
+        reached: value of `time_attr` in the trial's last report with a score; minus infinity if the score was
+            NaN.
     """
 
     bracket: int
@@ -51,26 +53,26 @@ class _Progress:
 class ASHAScheduler(TrialScheduler):
     """Asynchronous successive halving: the best 1/`reduction_factor` at a rung continue; all end at `max_t`.
 
-    Rungs lie at grace_period * reduction_factor**k below `max_t`. With several brackets, bracket b
-    begins b rungs later. Trials are drawn into brackets in proportion to Hyperband's sizes.
+    The rungs are the times grace_period * reduction_factor**k below `max_t`. With several brackets, bracket b
+    has no rungs for k < b. Each trial is assigned to a random bracket, with probabilities in proportion to
+    the bracket sizes of Hyperband.
 
-    type="stopping": at a rung with n entries, including this trial's, the trial continues if fewer than
-    max(1, floor(n / eta)) entries are better, or equal and earlier. Otherwise it is stopped.
+    type="stopping": a rung with n scores, including the new trial's score, lets the trial continue if fewer
+    than max(1, floor(n / eta)) scores are better, or equal and earlier. Otherwise it is stopped.
 
-    type="promotion": a trial pauses at a rung. It resumes from its checkpoint once it is the best waiting
-    trial among the floor(n / eta) best entries, and no higher rung has such a trial. Trials that still
-    wait when nothing is left to run end as "not promoted". A search of few trials may then end without any
-    trial trained to `max_t`. With finish=True, the best trial of the highest rung then continues until one
-    trial reaches `max_t`. A trial that ended by itself, or by a stop rule, beyond all waiting trials counts
-    as trained to `max_t`.
+    type="promotion": a trial pauses at a rung. The trial resumes from its checkpoint once it is the best
+    waiting trial among the rung's floor(n / eta) best scores, and no higher rung has such a trial. Trials
+    that still wait when no other trial is left to run end as "not promoted". A search of few trials may then
+    end without any trial trained to `max_t`. With finish=True, the best trial of the highest rung then
+    continues until one trial reaches `max_t`. A trial that ended by itself, or by a stop rule, counts as
+    trained to `max_t` if it got further than all waiting trials.
 
-    In both forms, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest
-    rung reached. A report at a rung that has already judged the trial is not judged. A report without the
-    metric still ends the trial at `max_t`.
+    In both forms, NaN never passes a rung. A report that jumps over rungs is judged once, at the highest rung
+    reached. No rung judges a trial twice. A report without the metric still ends the trial at `max_t`.
 
     Args:
-        time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's metric.
+        time_attr: name of the reported value that counts the resource spent; the value must not decrease.
+        metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         max_t: a trial ends when `time_attr` reaches this value.
         grace_period: the first rung; no trial is judged before this value of `time_attr`.
@@ -78,8 +80,8 @@ class ASHAScheduler(TrialScheduler):
         brackets: number of different first rungs.
         stop_last_trials: False lets trials run on past `max_t`.
         type: "stopping", or "promotion", for trainables that save checkpoints.
-        finish: with promotion, train one trial to `max_t` at the end. The paper has no such rule, because
-            new trials arrive there without end.
+        finish: with promotion, train one trial to `max_t` at the end. The paper has no such rule, because its
+            supply of new trials is endless.
 
     Raises:
         ConfigError: a value is out of range, or there are more brackets than rungs.
@@ -124,12 +126,12 @@ class ASHAScheduler(TrialScheduler):
         self.stop_last_trials = stop_last_trials
         self.type = type
         self.finish = finish
-        # The last level is max_t itself, which is left out, because trials end there without a judgement.
+        # The last level, max_t, gets no rung, because trials end at max_t without a comparison.
         levels = [rung_levels(grace_period, max_t, reduction_factor, b)[:-1] for b in range(brackets)]
         kind = Rung if type == "stopping" else PromotionRung
         self._rungs = [[kind(level, reduction_factor) for level in each] for each in levels]
         self._levels = levels
-        # A free worker searches the rungs in this order for a trial to promote.
+        # A free worker searches for a trial to promote from the highest rung down.
         self._from_the_top = sorted(
             (rung for each in self._rungs for rung in each if isinstance(rung, PromotionRung)),
             key=lambda rung: -rung.level,
@@ -152,7 +154,7 @@ class ASHAScheduler(TrialScheduler):
         self._under_way.add(trial_id)
 
     def bracket_of(self, trial_id: str) -> int:
-        """Return the bracket that a trial was drawn into, from 0."""
+        """Return the number of the bracket that a trial was assigned to, from 0."""
         return self._progress[trial_id].bracket
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
@@ -170,8 +172,8 @@ class ASHAScheduler(TrialScheduler):
             return Decision(Verdict.STOP, {"rule": "max_t", "max_t": self.max_t, **budget})
         reached = bisect_right(self._levels[progress.bracket], time)
         if progress.waits_at is not None and reached >= progress.passed:
-            # A waiting trial may run again, for example if its process died before it had saved, so it must
-            # wait again.
+            # A waiting trial may run and report again, for example if its process died before saving a
+            # checkpoint. The trial must then pause again.
             self.late_reports += 1
             progress.waits_at.wait(trial_id)
             self._under_way.discard(trial_id)
@@ -208,7 +210,7 @@ class ASHAScheduler(TrialScheduler):
             facts["cutoff"] = -cutoff if self.mode == "min" else cutoff
         if progress.bracket:
             facts["bracket"] = progress.bracket
-        # Brackets share levels, so the budget counts levels from the lowest level of all brackets.
+        # Brackets share levels, so the budget is the rung's index among the levels of all brackets.
         facts["budget"] = progress.bracket + progress.passed - 1
         return facts
 
@@ -232,7 +234,7 @@ class ASHAScheduler(TrialScheduler):
         return self._finisher(paused) if self.finish and not new else None
 
     def _finisher(self, paused: Sequence[str]) -> str | None:
-        """Return the best trial of the highest rung, if nothing else can run and no trial reached the end."""
+        """Return the highest rung's best waiting trial; None if any trial can run or has reached `max_t`."""
         if self._under_way:
             return None
         bests = [
@@ -240,9 +242,9 @@ class ASHAScheduler(TrialScheduler):
         ]
         if not bests:
             return None
-        # Several brackets may share this level, so the best of their scores wins.
+        # Rungs of several brackets may share the highest level, so the best score among these rungs wins.
         level, _, trial_id = max(bests, key=lambda best: best[:2])
-        # A trial that is not in `paused` may still be saving, so it can't be resumed yet.
+        # A trial that is not in `paused` may still be saving its checkpoint and can't be resumed yet.
         return trial_id if level >= self._through and trial_id in paused else None
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
@@ -274,7 +276,7 @@ class ASHAScheduler(TrialScheduler):
     def _end(self, trial_id: str, progress: _Progress) -> None:
         self._under_way.discard(trial_id)
         if progress.waits_at is not None:
-            # The trial can't be promoted any more, but its entry still counts.
+            # An ended trial can't be promoted any more, but its score still counts for other trials' ranks.
             progress.waits_at.leave(trial_id)
 
 

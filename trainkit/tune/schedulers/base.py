@@ -1,15 +1,17 @@
-"""Base class of schedulers, their decisions and the text of these decisions, and FIFO, which stops no trial.
+"""Base class of schedulers, their decisions with reasons, and a FIFO scheduler, which stops no trial.
 
-The function that turns a rule's facts into text is defined beside the rule. Without such a function, the text
-lists the facts.
+The reason of a decision is a dictionary of facts, such as {"rule": "rung", "rank": 3}. The function that
+turns the facts into text is defined beside the rule. For a rule without such a function, the text lists the
+facts.
 
-A scheduler reads no clock and no file, and draws only from the generator that it receives. So the same
-reports give the same decisions. A restore replays these calls to resume an experiment:
+A scheduler reads no clock and no file, and takes random numbers only from the generator that it receives. So
+the same reports give the same decisions. To resume an experiment, a restore repeats these calls of the
+scheduler's methods:
 
     on_trial_add     on_result     on_trial_complete, on_trial_error     each by trial, in this order
     on_trial_resume  on_trial_change  on_trial_request  on_trial_again  on_no_more_trials  on_begin  resize
 
-`verdicts` is called after each of these calls. `choose_trial_to_run` may be called at any time and changes
+`verdicts` is called after each call in this list. `choose_trial_to_run` may be called at any time and changes
 nothing.
 """
 
@@ -50,7 +52,7 @@ _WORDS: dict[str, Words] = {}
 
 
 def words_of(rule: str) -> Callable[[Words], Words]:
-    """Return a decorator that registers a function that turns the facts of a rule into text."""
+    """Return a decorator that registers a function: the function turns the facts of `rule` into text."""
 
     def decorated(words: Words) -> Words:
         _WORDS[rule] = words
@@ -60,11 +62,11 @@ def words_of(rule: str) -> Callable[[Words], Words]:
 
 
 def in_words(reason: Facts) -> str:
-    """Return a reason such as 'rung 4, rank 3 of 8, 2 continue, cutoff 0.25'; '' without facts."""
+    """Return a decision's reason as text, such as 'rung 4, rank 3 of 8, 2 continue'; '' without facts."""
     words = _WORDS.get(str(reason.get("rule")), _listed)
     try:
         return words(reason)
-    # A user's scheduler may use the name of a built-in rule with different facts.
+    # A user's scheduler may use a built-in rule's name with other facts, on which the rule's function fails.
     except (KeyError, TypeError, ValueError):
         return _listed(reason)
 
@@ -82,26 +84,29 @@ words_of("late report")("report came after the decision to stop".format_map)
 
 
 _RAYS_ARGUMENTS = ("controller", "tune_controller", "trial_runner", "runner")
-"""Names that methods of Ray's schedulers have used over the years for the object that runs the trials."""
+"""Parameter names, old and new, in Ray's scheduler methods for the object that runs the trials."""
 
 _RAYS_METHODS = {"on_trial_result": "decide", "on_trial_remove": "on_trial_complete"}
-"""Methods of Ray's schedulers that are never called here, each with its replacement."""
+"""Methods of Ray's schedulers that trainkit never calls, each with its replacement in trainkit."""
 
 _WHY = "a scheduler receives only the ids of trials, not the objects that run them"
 
 
 def check_methods(cls: type, base: type) -> None:
-    """Check that the methods of `base` that `cls` overrides accept the calls that will be made.
+    """Check that the methods of `cls` that override methods of `base` accept trainkit's calls.
 
 
     Raises:
-        ConfigError: a method has other arguments, such as Ray's, or a name that is never called.
+        ConfigError: a method takes other arguments, such as Ray's, or is one of Ray's methods that trainkit
+            never calls.
     """
-    # Other scheduler classes were checked at their definition, but mixins were not, so they are checked here.
+    # Scheduler base classes were checked at their own definition. Mixins were not, so their methods are
+    # checked here.
     fresh = [each for each in cls.__mro__ if each is cls or not issubclass(each, base)]
     defined = {name: value for each in reversed(fresh) for name, value in vars(each).items()}
     for old, new in _RAYS_METHODS.items():
-        # If the class also defines the new method, then the old name is an unrelated method of the user.
+        # If the class also defines the replacement, its method with Ray's name is an unrelated method of the
+        # user.
         if old in defined and not {new, "on_result"} & defined.keys():
             raise ConfigError(
                 f"{cls.__name__}.{old}() is a method of Ray's schedulers that trainkit never calls: define "
@@ -142,7 +147,7 @@ def check_made(scheduler: object) -> None:
 class Verdict(StrEnum):
     """Decision on a trial that has reported, or is paused.
 
-    RESUME is not an answer to a report: the log uses it for the end of a pause.
+    A scheduler never returns RESUME: only the log uses RESUME, for the end of a pause.
     """
 
     CONTINUE = "CONTINUE"
@@ -153,7 +158,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Donor:
-    """A trial whose latest checkpoint another trial may resume from, and the configuration to resume with."""
+    """Trial whose latest checkpoint a paused trial may take over, and the configuration to resume with."""
 
     trial_id: str
     config: Mapping[str, Any]
@@ -167,10 +172,11 @@ class Decision(NamedTuple):
 
     Attributes:
         verdict: CONTINUE, PAUSE (until the scheduler chooses the trial to run again) or STOP (for good).
-        reason: facts by name, such as {"rung": 4, "rank": 3, "places": 2}; empty if nothing was judged.
-        save: True makes a trial that continues, and that can save, first write a checkpoint.
-        donors: for PAUSE only: the trial takes over the state of the first donor that has a checkpoint.
-            If no donor has one, the trial stays unchanged. `on_trial_change` reports the takeover.
+        reason: facts behind the verdict, such as {"rung": 4, "rank": 3, "places": 2}; empty if nothing was
+            judged.
+        save: True lets the trial save a checkpoint before it continues, if the trial can save.
+        donors: for PAUSE only: the trial takes over the state of the first donor that has a checkpoint. If no
+            donor has a checkpoint, the trial stays unchanged. `on_trial_change` reports the takeover.
         request: for PAUSE only: resources that the trial reserves from now on.
     """
 
@@ -189,12 +195,13 @@ NO_CONFIG: Mapping[str, Any] = MappingProxyType({})
 class TrialScheduler(ABC):
     """Base of all schedulers.
 
-    A subclass implements `decide`, and keeps its arguments as attributes of the same names. `decide` receives
-    scores as "larger is better": negated for mode "min", and minus infinity for NaN and infinities.
+    A subclass implements `decide`, and keeps its constructor's arguments as attributes of the same names.
+    `decide` receives scores of which larger is better: values are negated for mode "min", and NaN and
+    infinities become minus infinity.
 
     Args:
-        time_attr: reported value that counts the resource spent.
-        metric: reported value to judge by; None: the TuneConfig's metric.
+        time_attr: name of the reported value that counts the resource spent.
+        metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
     """
 
@@ -207,7 +214,7 @@ class TrialScheduler(ABC):
     label: ClassVar[str] = "the scheduler"
     """Name of the scheduler in messages."""
     hears_again: ClassVar[bool] = False
-    """True to be notified when a restore runs an ended trial again, as others were compared with it."""
+    """True if the scheduler, which compares trials, must know when a restore runs an ended trial again."""
 
     def __init__(
         self, time_attr: str = "training_iteration", metric: str | None = None, mode: str | None = None
@@ -232,21 +239,21 @@ class TrialScheduler(ABC):
 
     @property
     def deciding(self) -> TrialScheduler:
-        """The scheduler that judges trials: this one, or the scheduler that it wraps."""
+        """The scheduler that judges trials: this scheduler, or the scheduler that this one wraps."""
         return self
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The constructor's arguments that recreate this scheduler: numbers and strings.
 
-        By default these are the attributes of the same names. If an attribute is missing, a restore can't
-        recreate the scheduler, and the user must pass the scheduler again.
+        By default, the arguments are read from the attributes of the same names. If an attribute is missing,
+        a restore can't recreate the scheduler, and the user must pass the scheduler again.
         """
         return arguments_of(self)
 
     @property
     def first_judgement(self) -> float | None:
-        """The lowest value of `time_attr` at which a trial is judged; None: not declared."""
+        """The lowest value of `time_attr` at which a trial is judged; None: unknown."""
         return None
 
     def completed_space(self, space: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -265,7 +272,7 @@ class TrialScheduler(ABC):
         """Receive the experiment's objectives before `set_search_properties`; empty for a single metric.
 
         Raises:
-            ConfigError: the scheduler judges by one metric.
+            ConfigError: the scheduler judges by one metric and has none of its own.
         """
         if objectives and self.needs_metric and (self.metric is None or self.mode is None):
             names = [each.metric for each in objectives]
@@ -286,7 +293,8 @@ class TrialScheduler(ABC):
             total_samples: upper limit on the number of trials; None: unknown.
 
         Raises:
-            ConfigError: the scheduler and the TuneConfig differ, or a required metric or mode is missing.
+            ConfigError: the scheduler and the TuneConfig have different metrics or modes, or a required
+                metric or mode is missing.
         """
         for name, own, given in (("metric", self.metric, metric), ("mode", self.mode, mode)):
             if own is not None and given is not None and own != given:
@@ -309,13 +317,13 @@ class TrialScheduler(ABC):
             total_samples: upper limit on the number of trials, including earlier ones; None: unknown.
 
         Raises:
-            ConfigError: the scheduler can't work with a changed number. The command is then refused, and
-                nothing changes.
+            ConfigError: the scheduler can't work with a changed number of trials. The user's command is then
+                refused, and nothing changes.
         """
         self.total_samples = total_samples
 
     def on_begin(self) -> None:
-        """Prepare for a start or a restore of the experiment, when no trial has a process yet."""
+        """Prepare for the start or the restore of the experiment; called before any trial has a process."""
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         """Add a suggested trial with its configuration; called once per trial, in the order of suggestion."""
@@ -329,26 +337,26 @@ class TrialScheduler(ABC):
 
     @abstractmethod
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """Judge one report by its time and score; a value that the report lacks is None."""
+        """Judge one report by its time and score; each is None if the report lacks the value."""
 
     def on_trial_complete(self, trial_id: str) -> None:
-        """Handle the end of a trial that ended by itself or was stopped."""
+        """Handle the end of a trial that ended by itself or was stopped, without a failure."""
 
     def on_trial_error(self, trial_id: str) -> None:
         """Handle the final failure of a trial."""
 
     def on_trial_again(self, trial_id: str) -> None:
-        """Handle a restore that runs an ended trial again; called only if `hears_again` is True."""
+        """Handle an ended trial that a restore runs again; called only if `hears_again` is True."""
 
     # --- pauses -----------------------------------------------------------------------------------
 
     @property
     def pauses(self) -> bool:
-        """True if the scheduler pauses trials as a rule, so that each trial must be able to save."""
+        """True if the scheduler regularly pauses trials, so that each trial must support checkpoints."""
         return False
 
     def verdicts(self) -> Sequence[tuple[str, Decision]]:
-        """Return new decisions on paused trials, each decision once: STOP, or PAUSE with donors."""
+        """Return new decisions on paused trials: STOP, or PAUSE with donors. Return each decision once."""
         return ()
 
     def choose_trial_to_run(
@@ -356,21 +364,22 @@ class TrialScheduler(ABC):
     ) -> str | None:
         """Return the waiting trial that starts or resumes next; None: no waiting trial for now.
 
-        This is a pure query. `on_trial_resume` reports the trial that then resumes.
+        This query changes nothing. If a paused trial then resumes, `on_trial_resume` is called.
 
         Args:
             pending: trials that wait to run, for example after a failure, in the order of suggestion.
-            paused: paused trials that can resume, in the order of suggestion; `in` takes constant time.
-            new: True if the experiment suggests a new trial when the answer is None.
+            paused: paused trials that can resume, in the order of suggestion; the `in` operator takes
+                constant time.
+            new: True if the experiment suggests a new trial when this method returns None.
         """
         return pending[0] if pending else paused[0] if paused else None
 
     def on_trial_resume(self, trial_id: str) -> Mapping[str, Any]:
-        """Handle the resumption of a paused trial; return the reason, as facts for the log."""
+        """Handle the resumption of a paused trial; return facts for the log on why the trial resumes."""
         return {}
 
     def why_not_chosen(self, trial_id: str) -> Mapping[str, Any]:
-        """Return facts that say why a trial stayed paused to the end; must not change the scheduler."""
+        """Return facts that say why a trial was never resumed; must not change the scheduler's state."""
         return NO_FACTS
 
     def on_trial_change(self, trial_id: str, config: Mapping[str, Any], donor: str | None = None) -> None:
@@ -379,21 +388,21 @@ class TrialScheduler(ABC):
     def on_trial_request(
         self, trial_id: str, request: PlacementGroupFactory, before: PlacementGroupFactory
     ) -> None:
-        """Handle the new resource `request` for which a trial was paused; `before` is the previous one."""
+        """Handle a paused trial's new resource request, which replaces the request `before`."""
 
     def see(self, view: ExperimentView) -> None:
-        """Receive a view of the experiment, which is about to run; not called in a replay.
+        """Receive a view of the experiment before the experiment runs; not called in a replay.
 
         The log does not record what the scheduler reads from the view. So a decision that depends on the view
         must not change the scheduler's state. The scheduler is notified of the effects of its decision.
         """
 
     def on_no_more_trials(self) -> None:
-        """Handle the end of suggestions, final or until a paused trial resumes; may be called repeatedly."""
+        """Handle the end of new trials, for good or until a paused trial resumes; may be called again."""
 
 
 def score_of(value: Any, mode: str | None) -> float:
-    """Return `value` as "larger is better"; NaN and infinities of either sign become minus infinity."""
+    """Return `value` as a score (larger is better); NaN and both infinities become minus infinity."""
     number = float(value)
     if not math.isfinite(number):
         return -math.inf
@@ -427,7 +436,7 @@ class FIFOScheduler(TrialScheduler):
     """Let every trial run to its end."""
 
     needs_metric: ClassVar[bool] = False
-    # These defaults are needed, because a subclass need not call this constructor (as in Ray).
+    # As in Ray, a subclass need not call this constructor, so the class itself has these default attributes.
     time_attr = "training_iteration"
     metric = mode = rng = total_samples = None
 

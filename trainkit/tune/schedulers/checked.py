@@ -24,14 +24,14 @@ _EXAMPLE = "Decision(Verdict.STOP, {'rule': 'target'})"
 
 
 class CheckedScheduler:
-    """The scheduler methods that an experiment calls; each may raise ConfigError for a wrong answer.
+    """Wrapper with the scheduler methods that an experiment calls; a wrong answer raises ConfigError.
 
     Args:
         scheduler: the scheduler to wrap, which may be the user's own.
 
     Attributes:
         name: the scheduler's class name, for messages.
-        gives_verdicts: True if the scheduler overrides `verdicts`, and so may decide on paused trials.
+        gives_verdicts: True if the scheduler overrides `verdicts`, so that it may decide on paused trials.
     """
 
     # These methods are only declared here, because `__getattr__` wraps each method on its first use.
@@ -110,7 +110,8 @@ class CheckedScheduler:
             self._scheduler.set_objectives(objectives)
             verb = "set_search_properties()"
             self._scheduler.set_search_properties(metric, mode, rng, total_samples)
-            # The user's own method may not call the base class, so the number is set here.
+            # A user's `set_search_properties` may not call the base class, so the number of trials is set
+            # here.
             self._scheduler.total_samples = total_samples
             verb = "take_space()"
             self._scheduler.take_space(space)
@@ -118,7 +119,7 @@ class CheckedScheduler:
             self._blame(verb, error)
 
     def resize(self, total_samples: int | None) -> bool:
-        """Report the new number of trials; return False if the scheduler already has this number."""
+        """Pass the new number of trials to the scheduler; return False if the number is not new."""
         if total_samples == self._scheduler.total_samples:
             return False
         try:
@@ -129,7 +130,7 @@ class CheckedScheduler:
         return True
 
     def _blame(self, what: str, error: Exception, told_of: str = "") -> NoReturn:
-        """Raise `error` under the scheduler's name; an error of trainkit's own is raised unchanged."""
+        """Raise a ConfigError that names the scheduler; raise trainkit's own errors unchanged."""
         if isinstance(error, TrainkitError):
             raise error
         about = f" for {told_of}" if told_of else ""
@@ -188,7 +189,7 @@ def _problem(decision: Any, verdicts: Sequence[Verdict]) -> str | None:
     if not isinstance(decision, Decision):
         return f"return a Decision of trainkit.tune.schedulers, such as {_EXAMPLE}"
     verdict: Any = decision.verdict
-    # An equal string is not accepted, so the type is checked too.
+    # A string equals its verdict but is not accepted, so the type is checked too.
     if not isinstance(verdict, Verdict) or verdict not in verdicts:
         return f"the verdict must be {' or '.join(f'Verdict.{each}' for each in verdicts)}"
     reason: Any = decision.reason

@@ -22,11 +22,11 @@ from trainkit.errors import ConfigError
 from trainkit.tune.schedulers.base import Facts, words_of
 
 MOST_RUNGS = 1000
-"""Upper limit on the number of rungs; a factor close to 1 would exceed it."""
+"""Upper limit on the number of rungs; a reduction factor close to 1 would make more rungs."""
 
 
 def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0) -> list[float]:
-    """Return minimum * factor**(bracket + k) for k = 0, 1, ... while below `maximum`, then `maximum`."""
+    """Return the levels minimum * factor**(bracket + k), k = 0, 1, ..., below `maximum`; then `maximum`."""
     level = minimum
     for _ in range(bracket):
         level *= factor
@@ -38,10 +38,10 @@ def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0)
 
 
 def bracket_count(minimum: float, maximum: float, factor: float) -> int:
-    """Return the number of different brackets: brackets whose first level is at most `maximum`.
+    """Return the number of possible brackets: the first level, minimum * factor**b, is at most `maximum`.
 
     Raises:
-        ConfigError: the number is more than a thousand.
+        ConfigError: more than a thousand brackets are possible.
     """
     count, level = 0, minimum
     while not _is_below(maximum, level):
@@ -61,7 +61,7 @@ def _is_below(level: float, other: float) -> bool:
 
 
 def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
-    """Return Hyperband's number of configurations per bracket; bracket 0, which stops earliest, is first.
+    """Return the number of configurations in each bracket of Hyperband, from bracket 0, which stops earliest.
 
     For minimum 1, maximum 81 and factor 3: [81, 34, 15, 8, 5].
     """
@@ -72,7 +72,7 @@ def bracket_sizes(minimum: float, maximum: float, factor: float) -> list[int]:
         configurations: float = count
         for _ in range(halvings):
             configurations *= factor
-        sizes.append(int(-(-configurations // (halvings + 1))))  # the number is rounded up
+        sizes.append(int(-(-configurations // (halvings + 1))))  # the two minus signs round the number up
     return sizes
 
 
@@ -89,7 +89,8 @@ def place_words(reason: Facts) -> str:
 def _rung_words(reason: Facts) -> str:
     rank = f"rank {reason['rank']} of {reason['entries']}"
     judged = f"{place_words(reason)}, {rank}, {reason['places']} continue{'s' * (reason['places'] == 1)}"
-    # The cutoff is absent if no entry may continue yet, or if the last such entry has no finite score.
+    # The cutoff is missing if no entry may continue yet, or if the worst entry that may continue has no
+    # finite score.
     if "cutoff" in reason:
         judged += f", cutoff {reason['cutoff']:.6g}"
     return f"{judged}, skipped lower rungs: {reason['skipped']}" if "skipped" in reason else judged
@@ -120,12 +121,12 @@ words_of("max_t")("reached max_t={max_t:g}".format_map)
 
 @dataclass(frozen=True)
 class BracketPlan:
-    """A bracket before it has trials.
+    """Size and levels of a bracket, known before it has trials.
 
     Attributes:
         size: number of trials in the bracket.
         levels: times at which trials are judged; at the last level, `max_t`, trials end.
-        lowest: index of the first of these levels among the levels of all brackets, from 0.
+        lowest: index of the bracket's first level among the levels of all brackets, from 0.
     """
 
     size: int
@@ -142,10 +143,10 @@ class BracketPlan:
 
 
 def shared_levels(max_t: float, factor: float) -> tuple[float, ...]:
-    """Return max_t / factor**k, rounded half up, for all k that give at least 1; `max_t` is last.
+    """Return the levels max_t / factor**k of at least 1, rounded half up; the last level is `max_t`.
 
-    For 81 and 3: 1, 3, 9, 27, 81; for 100 and 3: 1, 4, 11, 33, 100. Every bracket ends at `max_t`.
-    Brackets that begin at a later level use the last of these levels.
+    For `factor` 3, a `max_t` of 81 gives 1, 3, 9, 27, 81, and a `max_t` of 100 gives 1, 4, 11, 33, 100. Every
+    bracket ends at `max_t`. A bracket that begins at a later level uses only the higher levels.
     """
     levels, divisor = [max_t], factor
     for _ in range(bracket_count(1, max_t, factor) - 1):
@@ -173,16 +174,16 @@ def places(entries: int, factor: float) -> int:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Outcome of a round; scores are "larger is better".
+    """Outcome of a bracket's round, in which trials are compared at one level; larger scores are better.
 
     Attributes:
         level: resource at which the trials were compared.
-        budget: index of that level among the levels of all brackets.
+        budget: index of `level` among the levels of all brackets.
         ranks: rank of every trial of the round, from 1; equal scores rank in the order of arrival.
         places: largest number of trials that may continue.
         went: ids of trials that continue, the best first.
         fell: ids of trials that were able to continue but were not selected.
-        cutoff: lowest score that continues; if no trial continues, the score at rank `places`.
+        cutoff: lowest score of a trial that continues; if no trial continues, the score at rank `places`.
     """
 
     level: float
@@ -217,7 +218,7 @@ class Bracket:
 
     @property
     def takes_more(self) -> bool:
-        """True while further trials may join."""
+        """True while further trials may join the bracket."""
         return not self._closed and self._taken < self._plan.size
 
     @property
@@ -232,7 +233,7 @@ class Bracket:
 
     @property
     def is_last_round(self) -> bool:
-        """True in the last round: the trials run to their end, so nothing is left to judge."""
+        """True in the last round, in which trials run to their end without a further comparison."""
         return self._round == len(self._plan.levels) - 1
 
     @property
@@ -241,16 +242,16 @@ class Bracket:
         return len(self._awaited) + (self._plan.size - self._taken if self.takes_more else 0)
 
     def join(self, trial_id: str) -> None:
-        """Add a trial, while `takes_more` is True."""
+        """Add a trial to the bracket; allowed only while `takes_more` is True."""
         self._taken += 1
         self._awaited.add(trial_id)
 
     def close(self) -> None:
-        """Accept no further trials; the round no longer waits for them."""
+        """Accept no further trials, so that the round does not wait for more trials."""
         self._closed = True
 
     def is_awaited(self, trial_id: str) -> bool:
-        """Return True if the trial is on its way to `level`."""
+        """Return True if the round waits for this trial to reach `level`."""
         return trial_id in self._awaited
 
     def record(self, trial_id: str, score: float) -> None:
@@ -259,7 +260,7 @@ class Bracket:
         self._scores[trial_id] = score
 
     def leave(self, trial_id: str, *, failed: bool = False) -> None:
-        """Mark a trial as ended. It still counts: by its score, or as worst if it failed."""
+        """Mark a trial as ended. It still counts: by its score, or as worst if it failed or has no score."""
         if trial_id in self._awaited:
             self.record(trial_id, -math.inf)
         if trial_id in self._scores:
@@ -268,7 +269,7 @@ class Bracket:
                 self._scores[trial_id] = -math.inf
 
     def standing(self, trial_id: str) -> tuple[int, int] | None:
-        """Return a trial's rank at this round's `level` and the number of scores; None: no score yet."""
+        """Return a trial's rank in this round and the number of ranked trials; None: no score yet."""
         if trial_id not in self._scores:
             return None
         return self._in_order().index(trial_id) + 1, len(self._scores)

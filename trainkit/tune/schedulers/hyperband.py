@@ -31,7 +31,7 @@ class _Member:
 
     Attributes:
         bracket: the trial's bracket.
-        time: time of the report by which the trial was last compared.
+        time: value of `time_attr` in the report by which the trial was last compared.
         at_end: True if the trial has reached `max_t`.
         stopped: True if the scheduler has stopped the trial for good.
         ended: True if the trial has ended by itself or failed; a restore may run it again.
@@ -47,15 +47,17 @@ class _Member:
 class HyperBandScheduler(TrialScheduler):
     """Hyperband with pauses: the best 1/`reduction_factor` of each round of a bracket continue.
 
-    Levels are max_t / reduction_factor**k, rounded half up. Bracket s, from the largest s down to 0, begins
-    s levels below `max_t` with ceil((s_max + 1) / (s + 1) * reduction_factor**s) trials. The defaults give
-    81, 34, 15, 8 and 5 trials, which begin at 1, 3, 9, 27 and 81. When a bracket is full, the next
-    bracket opens. After the last bracket the cycle begins again.
+    Levels are max_t / reduction_factor**k, rounded half up. Brackets are numbered from s_max down to 0. The
+    first level of bracket s is s levels below `max_t`, and the bracket has ceil((s_max + 1) / (s + 1) *
+    reduction_factor**s) trials. The defaults give brackets of 81, 34, 15, 8 and 5 trials, with the first
+    levels 1, 3, 9, 27 and 81. When a bracket is full, the next bracket opens. After the last bracket the
+    cycle begins again.
 
     A trial pauses at a level until its whole round has reached the level. A round does not wait for trials
-    that have ended or will not come. The best max(1, floor(n / reduction_factor)) of the round's n trials
-    continue. Equal trials rank in the order of arrival. A failed trial counts as worst, an ended trial by its
-    score at the level. Neither can continue, so the next best trial continues instead. A trial with NaN never
+    that have ended, or after the last suggestion for more trials. The best max(1, floor(n /
+    reduction_factor)) of the round's n trials continue. Equal trials rank in the order of arrival. A failed
+    trial counts as worst; a trial that ended by itself counts by its score at the level. Failed and ended
+    trials can't continue, so the next best trials continue instead. A trial whose score is NaN never
     continues. A report without the metric does not count as reaching the level, but it still ends the trial
     at `max_t`.
 
@@ -63,8 +65,8 @@ class HyperBandScheduler(TrialScheduler):
     function with its reports.
 
     Args:
-        time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's metric.
+        time_attr: name of the reported value that counts the resource spent; the value must not decrease.
+        metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         max_t: a trial ends when `time_attr` reaches this value.
         reduction_factor: eta, at least 2; one trial in eta continues.
@@ -104,7 +106,8 @@ class HyperBandScheduler(TrialScheduler):
         self._open: Bracket | None = None
         self._more_come = True
         self._members: dict[str, _Member] = {}
-        # This maps each bracket to the reasons of its promoted trials.
+        # For each bracket's number, this has the promoted trials that have not resumed yet, with their
+        # reasons.
         self._promoted: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._verdicts: list[tuple[str, Decision]] = []
         self.late_reports = 0
@@ -120,7 +123,7 @@ class HyperBandScheduler(TrialScheduler):
         self._members[trial_id] = _Member(self._joined(trial_id))
 
     def _joined(self, trial_id: str) -> Bracket:
-        """Add the trial to the open bracket, or to the next bracket; return the bracket."""
+        """Add the trial to the open bracket, or to a new bracket if that is full; return its bracket."""
         bracket = self._open
         if bracket is None or not bracket.takes_more:
             plan = self._plans[self._opened % len(self._plans)]
@@ -149,7 +152,7 @@ class HyperBandScheduler(TrialScheduler):
         self._settle(member.bracket)
 
     def _come_back(self, trial_id: str, member: _Member) -> None:
-        """Let an ended trial that a restore runs again join as a new trial, because it lost its place."""
+        """Add an ended trial that a restore runs again like a new trial, as it has lost its place."""
         member.ended, member.time = False, -math.inf
         member.bracket = self._joined(trial_id)
         if not self._more_come:
@@ -169,14 +172,15 @@ class HyperBandScheduler(TrialScheduler):
         if time >= self.max_t and self.stop_last_trials:
             return self._end(trial_id, member, score)
         bracket = member.bracket
-        if not bracket.is_awaited(trial_id):  # the trial was already asked to pause
+        if not bracket.is_awaited(trial_id):  # the trial should be paused, but runs again
             return self._late(time, bracket)
         if score is None or time < bracket.level or time <= member.time:
             return CONTINUE
         if bracket.is_last_round:
             return CONTINUE if member.at_end else self._let_run_on(member)
         member.time = time
-        # The trial may have resumed without notice, such as after a failure while pausing.
+        # The trial may run again without a call of `on_trial_resume`, for example after a failure while
+        # pausing.
         self._take_promotion(trial_id)
         bracket.record(trial_id, score)
         place = {"bracket": bracket.number, "rung": bracket.level, "budget": bracket.budget}
@@ -187,7 +191,7 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.PAUSE, reason)
 
     def _end(self, trial_id: str, member: _Member, score: float | None) -> Decision:
-        """Stop a trial at `max_t`, possibly after it skipped levels; an awaited trial's score counts."""
+        """Stop a trial at `max_t`, even if it skipped levels; its score counts if its round waits for it."""
         member.stopped = True
         bracket = member.bracket
         if score is not None and bracket.is_awaited(trial_id):
@@ -195,8 +199,8 @@ class HyperBandScheduler(TrialScheduler):
         bracket.leave(trial_id)
         self._settle(bracket)
         reason = {"rule": "max_t", "max_t": self.max_t, "bracket": bracket.number}
-        # A searcher ignores a report without "budget". A report without a score teaches a searcher nothing,
-        # so "budget" is left out.
+        # A searcher can't learn from a report without a score. The reason then has no "budget", so that the
+        # searcher ignores the report.
         return Decision(Verdict.STOP, reason if score is None else {**reason, "budget": self._top})
 
     def _let_run_on(self, member: _Member) -> Decision:
@@ -205,14 +209,14 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.CONTINUE, reason)
 
     def _late(self, time: float, bracket: Bracket) -> Decision:
-        """Judge a report of a waiting trial, for example a trial that failed while pausing and ran again."""
+        """Judge a report of a trial that should be paused, but for example failed and ran again."""
         if time < bracket.level:
             return CONTINUE
         self.late_reports += 1
         return Decision(Verdict.PAUSE, {"rule": "waits", "bracket": bracket.number, "rung": bracket.level})
 
     def _settle(self, bracket: Bracket, reporter: str | None = None) -> Judgement | None:
-        """Judge a complete round. Queue a stop for each loser but `reporter`, which the caller must stop."""
+        """Judge a complete round. Queue a stop for each loser except `reporter`, which the caller stops."""
         judgement = bracket.judge()
         if judgement is None:
             return None
@@ -248,7 +252,7 @@ class HyperBandScheduler(TrialScheduler):
     def choose_trial_to_run(
         self, pending: Sequence[str], paused: Sequence[str] = (), *, new: bool = False
     ) -> str | None:
-        """Choose a trial of the earliest bracket: awaited trials first, then promoted trials, best first."""
+        """Choose a trial of the earliest bracket: first pending trials, then promoted trials by rank."""
         first = pending[0] if pending else None
         for number in sorted(self._promoted):
             if first is not None and self._members[first].bracket.number <= number:
@@ -290,11 +294,11 @@ class HyperBandForBOHB(HyperBandScheduler):
     """`HyperBandScheduler` under the name that goes with the searcher `TuneBOHB`.
 
     The searcher suggests the trials of a bracket one by one, as workers become free, from all results known
-    at that time. Each result at a level reaches the searcher once, whatever the decision on the trial. The
+    at that time. The searcher receives each result at a level once, whatever the decision on the trial. The
     decision's reason contains `budget`, the level's index among the levels of all brackets.
 
-    Ray's class of this name differs from Ray's `HyperBandScheduler` in two points. In trainkit both points
-    hold for both classes: the widest bracket comes first, and trials pause before their bracket is full.
+    In Ray, this class differs from `HyperBandScheduler` in two points: the widest bracket comes first, and
+    trials pause before their bracket is full. In trainkit, both classes do both.
     """
 
     label: ClassVar[str] = "BOHB's HyperBand"

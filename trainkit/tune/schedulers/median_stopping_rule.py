@@ -1,12 +1,12 @@
 """The median stopping rule: a trial ends once its best score is worse than the median of the other trials.
 
 Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, automated early
-stopping. By default the comparison uses all other trials that reached the time, as in Ray Tune, not only
-completed trials.
+stopping. By default, as in Ray Tune, a trial is compared with all other trials that have reached the same
+time, not only with completed trials.
 
-Larger scores are better; minus infinity replaces a score that is not a number. The times and scores of all
-trials are rows of one array, each with spare capacity. So looking up one time in ten thousand rows takes a
-few operations on whole arrays.
+Larger scores are better; minus infinity replaces a score that is not a number. All trials share one array of
+times and one of scores, in which each trial has a row with spare capacity. So the search for one time in ten
+thousand rows takes a few operations on whole arrays.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIRST_ROOM = 4
 
 
 class Timelines:
-    """Rows of numbers at ascending times; rows are numbered from 0 in the order of their creation."""
+    """Rows of values with ascending times; rows are numbered from 0 in the order of their creation."""
 
     def __init__(self) -> None:
         self._times: Floats = np.empty(64)
@@ -62,7 +62,7 @@ class Timelines:
         return self._rows - 1
 
     def append(self, row: int, time: float, value: float) -> None:
-        """Append a number to a row; `time` must be above all times of the row."""
+        """Append a value to a row; `time` must be above all times of the row."""
         count = int(self._count[row])
         if count == self._room[row]:
             self._move(row, max(FIRST_ROOM, 2 * count))
@@ -82,16 +82,17 @@ class Timelines:
         self._used += room
 
     def at(self, row: int, time: float) -> float | None:
-        """Return the last number of a row at or before `time`; None: the row has no number so early."""
+        """Return the last value of a row at or before `time`; None: all values of the row are later."""
         start, count = int(self._start[row]), int(self._count[row])
         place = int(np.searchsorted(self._times[start : start + count], time, side="right"))
         return float(self._values[start + place - 1]) if place else None
 
     def all_at(self, time: float, rows: Integers) -> Floats:
-        """Return each row's value at `time`, in the order of `rows`; rows without a value are left out."""
+        """Return the last value at or before `time` of each row in `rows` that has such a value, in order."""
         start = self._start[rows]
         below, above = np.zeros(len(rows), np.int64), self._count[rows]
-        # This many halvings finish the longest row. Shorter rows finish earlier and then stay unchanged.
+        # A binary search runs in all rows at once. The number of halvings is enough for the longest row; the
+        # search in a shorter row ends earlier and then changes nothing.
         for _ in range(int(above.max(initial=0)).bit_length()):
             middle = (below + above) >> 1
             open_ = below < above
@@ -104,7 +105,7 @@ class Timelines:
 
 
 class Standings:
-    """Reports ordered by each trial's time, and the scores of all trials at any time.
+    """Reports of all trials, and the scores of all trials at any time.
 
     A time that is queried twice, as whole numbers usually are, gets its own sorted list. The list is kept up
     to date, so later queries need one lookup, for any number of trials. A time that is queried once, as a
@@ -121,7 +122,7 @@ class Standings:
         self._rows: dict[str, int] = {}
         self._timelines = Timelines()
         self._best: list[float] = []
-        # Each trial has a pair of its current score and number of reports.
+        # Each row's trial has a pair of its current score and its number of counted reports.
         self._last: list[tuple[float, int]] = []
         self._latest = np.full(16, -math.inf)
         self._members = np.zeros(16, bool)
@@ -130,7 +131,7 @@ class Standings:
         self._listed: dict[float, array[float]] = {}
 
     def add(self, trial_id: str, *, member: bool) -> None:
-        """Add a trial without reports; only members are used to judge other trials."""
+        """Add a trial without reports; other trials are compared only with members."""
         row = self._rows[trial_id] = self._timelines.begin()
         if row == len(self._latest):
             self._latest = np.concatenate((self._latest, np.full_like(self._latest, -math.inf)))
@@ -166,14 +167,14 @@ class Standings:
             self._list(row, before)
 
     def join(self, trial_id: str) -> None:
-        """Make a trial a member, so that all of its reports are used to judge other trials."""
+        """Make a trial a member, so that other trials are compared with all of its reports."""
         row = self._rows[trial_id]
         if not self._members[row]:
             self._members[row] = True
             self._list(row, -math.inf)
 
     def _list(self, row: int, before: float) -> None:
-        """Insert a member into the sorted list of each time after `before` that it has reached."""
+        """Insert a member's score into the list of each time after `before` that the member has reached."""
         times, latest = self._listed_times, float(self._latest[row])
         for time in times[bisect_right(times, before) : bisect_right(times, latest)]:
             if (value := self._timelines.at(row, time)) is not None:
@@ -196,7 +197,7 @@ class Standings:
 
 
 def _average(before: float, score: float, count: int) -> float:
-    """Return the average of `count` numbers: `before` averages all but the last, which is `score`.
+    """Return the average of `count` numbers: `score` is the last, and `before` the average of the others.
 
     The average of equal numbers is exactly that number, so that ties remain ties.
     """
@@ -222,7 +223,7 @@ COMPARED = ("average", "value")
 
 
 class MedianStoppingRule(TrialScheduler):
-    """Stop a trial whose best score is strictly worse than the median of the others' running averages.
+    """Stop a trial whose best score is strictly worse than the median running average of the other trials.
 
     A trial is judged at each report from `grace_period` on, against the other trials that have reported at
     this time or later. Each other trial is represented by the average of its reports from `grace_period` up
@@ -230,16 +231,18 @@ class MedianStoppingRule(TrialScheduler):
     above all earlier times of its trial, for example a report repeated after a restore.
 
     Args:
-        time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's metric.
+        time_attr: name of the reported value that counts the resource spent; the value must not decrease.
+        metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         grace_period: first time, in units of `time_attr`, at which trials are judged and averages begin.
         min_samples_required: smallest number of other trials for a judgement.
         min_time_slice: while there are too few other trials, a trial that has run for this long, in units of
-            `time_attr`, pauses in favour of waiting trials. The trial needs checkpoints. 0: it continues.
-        hard_stop: False pauses losers instead of stopping them. They resume when no other trial needs their
-            resources, and are not judged again. They need checkpoints.
-        pool: "all" trials, or, as in the paper, only "completed" trials, which ended but not by this rule.
+            `time_attr`, pauses in favour of waiting trials. The trial needs checkpoints. With 0, the trial
+            does not pause.
+        hard_stop: False pauses losing trials instead of stopping them. Paused losers resume when no other
+            trial needs their resources, and are not judged again. Losers need checkpoints.
+        pool: "all": a trial is compared with all other trials; "completed", as in the paper: only with trials
+            that have ended, but not by this rule.
         compare: "average" compares with the running averages of other trials, "value" with their values at
             the same time or the last time before it. "value" with the pool "completed" is Optuna's rule.
 
@@ -278,9 +281,9 @@ class MedianStoppingRule(TrialScheduler):
         self._standings = Standings(grace_period, averaged=compare == "average")
         self._ended: set[str] = set()
         self._losers: set[str] = set()
-        # Each trial's last pause for waiting trials is stored with its time.
+        # By trial id, this has the time of the trial's last pause in favour of waiting trials.
         self._slices: dict[str, float] = {}
-        # These dictionaries contain the paused trials in the order of their pauses.
+        # The keys of these dictionaries are the paused trials, in the order of their pauses.
         self._made_way: dict[str, None] = {}
         self._set_aside: dict[str, None] = {}
 
@@ -300,7 +303,7 @@ class MedianStoppingRule(TrialScheduler):
             return CONTINUE
         if not time > self._standings.latest(trial_id) or not math.isfinite(time):
             return CONTINUE
-        # This report is recorded only after the judgement, so the trial is not among the others.
+        # The report is recorded only after the comparison, so that the trial is not compared with itself.
         judged = time >= self.grace_period and trial_id not in self._losers
         others = self._standings.at(time) if judged else ()
         samples = len(others)
@@ -330,7 +333,7 @@ class MedianStoppingRule(TrialScheduler):
         return Decision(Verdict.PAUSE, reason)
 
     def _make_way(self, trial_id: str, time: float, samples: int) -> Decision:
-        """Continue while there are too few others to judge by; pause a trial whose time slice is over."""
+        """Let a trial continue that can't be judged yet, or pause the trial if its time slice is over."""
         if not self.min_time_slice or time - self._slices.get(trial_id, 0.0) < self.min_time_slice:
             return CONTINUE
         self._slices[trial_id] = time
@@ -365,7 +368,8 @@ class MedianStoppingRule(TrialScheduler):
 
     def on_trial_complete(self, trial_id: str) -> None:
         self._leave(trial_id)
-        # A loser that was resumed ended by itself, but still does not count for other trials.
+        # A loser that was paused, resumed and then ended by itself counts as completed; a stopped loser
+        # doesn't.
         if not (self.hard_stop and trial_id in self._losers):
             self._standings.join(trial_id)
 

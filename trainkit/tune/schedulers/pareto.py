@@ -19,16 +19,16 @@ class ParetoScheduler(TrialScheduler):
     Rungs are at `grace_period * reduction_factor**k` below `max_t`. A trial at a rung is ranked among all
     earlier arrivals by non-dominated sorting. The first front has the trials that no other trial dominates.
     The next front has the trials that only trials of the first front dominate, and so on. Within a front,
-    trials far from each other rank first. With n trials at a rung, a trial continues if its rank is among the
-    best `max(1, n // reduction_factor)`.
-    R. Schmucker et al., "Multi-objective Asynchronous Successive Halving" (arXiv 2106.12639), section 4.
+    trials that are far from each other rank first. With n trials at a rung, a trial continues if its rank is
+    among the best `max(1, n // reduction_factor)`. R. Schmucker et al., "Multi-objective Asynchronous
+    Successive Halving" (arXiv 2106.12639), section 4.
 
     A trial with a value that is NaN or infinite ranks worst and is stopped. A report without the time, or
     without an objective at a rung, is not judged, but `max_t` still ends the trial.
 
     Args:
-        time_attr: reported value that counts the resource spent.
-        metric: reported values to judge by; None: the TuneConfig's metrics.
+        time_attr: name of the reported value that counts the resource spent.
+        metric: names of the reported values to judge trials by; None: the TuneConfig's metrics.
         mode: "min" or "max" for each metric; None: the TuneConfig's modes.
         max_t: value of `time_attr` at which every trial ends.
         grace_period: the first rung.
@@ -39,7 +39,7 @@ class ParetoScheduler(TrialScheduler):
     """
 
     label: ClassVar[str] = "the Pareto scheduler"
-    needs_metric: ClassVar[bool] = False  # the scheduler needs several metrics, which `set_objectives` checks
+    needs_metric: ClassVar[bool] = False  # `set_objectives` requires several metrics
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ParetoScheduler(TrialScheduler):
         levels = rung_levels(self.grace_period, self.max_t, self.reduction_factor)[:-1]
         self._rungs = {level: ParetoRanking() for level in levels}
         self._passed: dict[str, float] = {}
-        """The highest rung that has judged each trial."""
+        """Level of the highest rung that has judged each trial, by trial id."""
         self._stopped: set[str] = set()
 
     @property
@@ -112,7 +112,7 @@ class ParetoScheduler(TrialScheduler):
         return decision
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """Return CONTINUE: `on_result` judges by all objectives, so one score decides nothing."""
+        """Return CONTINUE, because one score decides nothing: `on_result` judges by all objectives."""
         return CONTINUE
 
     def _judged(self, trial_id: str, time: float, point: Point | None) -> Decision:

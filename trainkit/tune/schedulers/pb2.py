@@ -1,19 +1,19 @@
-"""Population Based Bandits: population based training whose changes a Gaussian process chooses.
+"""Population Based Bandits: population based training in which a Gaussian process chooses hyperparameters.
 
-Covariance of (c, x, t) and (c', x', t'), with contexts c, hyperparameters x and rounds t:
+Covariance of (c, x, t) and (c', x', t'), with contexts c (scores before a round), hyperparameters x and
+rounds t:
 
     variance * exp(-|x - x'|^2 / (2 lengthscale^2) - (c - c')^2 / (2 context^2)) * (1 - w)^(|t - t'| / 2)
 
-The next hyperparameters maximise mean + sqrt(beta) * sd of the expected gain. Choices whose gain is not known
-yet reduce the standard deviation, which does not depend on the gains. So the choices of one round differ.
+The next hyperparameters maximise mean + sqrt(beta) * standard deviation of the predicted gain of the score.
+Choices whose gain is not known yet also reduce the standard deviation, which does not depend on the gains. So
+members that choose in the same round choose different values.
 
 Sources: Bogunovic et al., "Time-Varying Gaussian Process Bandit Optimization", AISTATS 2016; with contexts,
 Krause and Ong, "Contextual Gaussian Process Bandit Optimization", NIPS 2011; Parker-Holder, Nguyen, Roberts,
 "Provably Efficient Online Hyperparameter Optimization with Population-Based Bandits", NeurIPS 2020,
 arXiv:2002.02518, Algorithm 1.
 
-Source: Parker-Holder, Nguyen, Roberts, "Provably Efficient Online Hyperparameter Optimization with
-Population-Based Bandits", NeurIPS 2020, arXiv:2002.02518, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -58,14 +58,15 @@ HIGHEST = (20.0, 5.0, 20.0, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Kernel:
-    """Hyperparameters of the Gaussian process's kernel.
+    """Hyperparameters of the kernel of a Gaussian process, which models the gain as a function of points.
 
     Attributes:
-        variance: variance of the function.
-        lengthscale: distance over which values are correlated, in units of a parameter's whole range.
-        context: distance in the context over which values are correlated.
-        forgetting: w in the covariance; 0: the function never changes.
-        noise: variance of observations around the function.
+        variance: prior variance of the modelled function.
+        lengthscale: distance of hyperparameters over which function values are correlated, in units of a
+            hyperparameter's whole range.
+        context: distance of contexts over which function values are correlated.
+        forgetting: w in the covariance formula; 0: the function never changes over time.
+        noise: variance of observations around the modelled function.
     """
 
     variance: float = 1.0
@@ -76,12 +77,12 @@ class Kernel:
 
     @property
     def theta(self) -> Array:
-        """Logarithms of the five attributes."""
+        """Logarithms of the kernel's five attributes."""
         return np.log(astuple(self))
 
     @classmethod
     def of(cls, theta: Array) -> Kernel:
-        """Return the kernel whose attributes have these logarithms."""
+        """Return the kernel whose attributes have the logarithms `theta`."""
         return cls(*np.exp(theta).tolist())
 
     def covariance(self, one: Points, other: Points) -> Array:
@@ -108,12 +109,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Points:
-    """Points at which the function is evaluated.
+    """Points at which the gain is modelled or observed.
 
     Attributes:
-        context: context of each point, shape (n,).
+        context: scaled score before the round of each point, shape (n,).
         x: hyperparameters from 0 to 1, shape (n, d).
-        t: rounds, shape (n,).
+        t: number of each point's round, shape (n,).
     """
 
     context: Array
@@ -144,7 +145,7 @@ class Process:
     Args:
         kernel: kernel of the process.
         points: points of the observations; may be empty.
-        y: observed values, shape (n,); only the mean depends on them.
+        y: observed values, shape (n,); only the predicted mean depends on these values.
     """
 
     def __init__(self, kernel: Kernel, points: Points, y: Array) -> None:
@@ -204,14 +205,14 @@ def fitted(points: Points, y: Array, starts: Iterable[Kernel] = (Kernel(),)) -> 
 
 C1, C2 = 0.2, 0.4
 WINDOW = 200
-"""Number of latest gains that the process is fitted to; older gains have little influence."""
+"""Number of latest gains to which the Gaussian process is fitted; older gains have little influence."""
 CLIP = 2.0
 CANDIDATES = 512
 REFINED = 4
 
 
 def beta(rounds: float) -> float:
-    """Return the squared weight of the standard deviation: c1 + log(c2 t) after t rounds, at least c1."""
+    """Return the squared weight of the standard deviation: c1 + log(c2 t) at round t, at least c1."""
     return C1 + max(0.0, math.log(C2 * rounds)) if rounds > 0 else C1
 
 
@@ -224,18 +225,18 @@ class Gains:
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions
-        # A row is a round, a score before, a gain and the hyperparameters.
+        # Each row has a round, the score before the round, the gain and the hyperparameters.
         self._rows: list[tuple[float, float, float, Array]] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def add(self, choice: Choice, gain: float) -> None:
-        """Add the gain of a choice."""
+        """Record the gain that a choice of hyperparameters has produced."""
         self._rows.append((choice.round, choice.before, gain, choice.x))
 
     def latest(self) -> tuple[Array, Array, Array, Array]:
-        """Return the latest rounds, scores before and gains, shape (n,), and hyperparameters, (n, d)."""
+        """Return the latest rounds, scores before them and gains, shape (n,), and hyperparameters, (n, d)."""
         rows = sorted(self._rows, key=lambda row: row[0])[-WINDOW:]
         columns = np.array([row[:3] for row in rows]).reshape(-1, 3).T
         return (
@@ -248,7 +249,7 @@ class Gains:
 
 @dataclass(frozen=True)
 class Choice:
-    """Hyperparameters to train with for a round.
+    """Hyperparameters chosen for one round of training.
 
     Attributes:
         round: number of the round, from 0; may be fractional.
@@ -262,7 +263,7 @@ class Choice:
 
 
 def standardized(gains: Array) -> Array:
-    """Return gains with mean 0 and standard deviation 1, clipped to +-2; all 0 if they are equal."""
+    """Return gains scaled to mean 0 and standard deviation 1, clipped to +-2; all 0 if gains are equal."""
     spread = float(gains.std()) if len(gains) else 0.0
     if not 1e-12 * float(np.abs(gains).max(initial=0.0)) < spread < math.inf:
         return np.zeros_like(gains)
@@ -283,14 +284,14 @@ class Bandit:
         self._fitted_to = 0
 
     def learn(self, choice: Choice, gain: float) -> None:
-        """Add the gain of a choice."""
+        """Record the gain that a choice of hyperparameters has produced."""
         self.gains.add(choice, gain)
 
     def acquisition(self, now: float, before: float, pending: Sequence[Choice] = ()) -> Acquisition:
         """Return the function to maximise for a member with score `before` at round `now`.
 
         Args:
-            now: number of the round that will be trained.
+            now: number of the round for which hyperparameters are chosen.
             before: the score at the beginning of the round.
             pending: choices whose gain is not known yet.
         """
@@ -309,36 +310,40 @@ class Bandit:
         return Acquisition(self._kernel, known, y, waiting, now, (before - low) / span)
 
     def choose(self, now: float, before: float, rng: Generator, pending: Sequence[Choice] = ()) -> Choice:
-        """Return the choice with the largest acquisition; `rng` draws the starts of the search."""
-        # The matrices are so small that threads would only wait for each other.
+        """Return the choice with the largest acquisition, searched from random points of `rng`."""
+        # One thread is enough, because the matrices are so small that more threads would only wait for each
+        # other.
         with threadpool_limits(1, "blas"):
             x = maximised(self.acquisition(now, before, pending), self.gains.dimensions, rng)
         return Choice(now, before, x)
 
 
 class Acquisition:
-    """mean + sqrt(beta) * sd: the mean given observations, the sd given observations and pending choices.
+    """Function to maximise: mean + sqrt(beta) * standard deviation of the predicted gain.
+
+    The mean depends on the observations, the standard deviation also on the pending choices.
 
     Args:
         kernel: kernel of the Gaussian process.
         known, y: points and values of the observations.
         pending: points of the pending choices.
-        now: number of the round to choose for.
-        context: the score before this round, scaled like the contexts of `known`.
+        now: number of the round for which hyperparameters are chosen.
+        context: the score before the round `now`, scaled like the contexts of `known`.
     """
 
     def __init__(
         self, kernel: Kernel, known: Points, y: Array, pending: Points, now: float, context: float
     ) -> None:
         self._expected = self._spread = Process(kernel, known, y)
-        # The spread does not depend on observed values, so zeros can replace the unknown ones.
+        # The standard deviation does not depend on observed values, so zeros can replace the unknown gains of
+        # the pending choices.
         if len(pending):
             self._spread = Process(kernel, known.and_(pending), np.append(y, np.zeros(len(pending))))
         self._now, self._context = now, context
         self._weight = math.sqrt(beta(now))
 
     def __call__(self, x: Array) -> Array:
-        """Return the acquisition at each row of `x`, shape (m, d)."""
+        """Return the function's value at each row of `x`, shape (m, d)."""
         points = Points(np.full(len(x), self._context), x, np.full(len(x), self._now))
         value: Array = self._expected.mean(points) + self._weight * self._spread.sd(points)
         return value
@@ -396,12 +401,12 @@ def _checked(value: Any, at: str) -> Any:
 
 
 def fitting(bounds: Mapping[str, Any], space: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `bounds` on the scale of `space`: logarithmic or whole numbers where the space has these.
+    """Return `bounds` with each value's scale in `space`, such as logarithmic or whole numbers.
 
     Args:
         bounds: checked bounds.
         space: the search space.
-        given: the user's bounds, from which `bounds` was made; a domain among them stays unchanged.
+        given: the same bounds as the user gave them; a bound given as a domain stays unchanged.
     """
     made: dict[str, Any] = {}
     for key, bound in bounds.items():
@@ -429,19 +434,20 @@ def _in_the_way_of(there: Bounded, bound: Float, key: str) -> Bounded:
 
 
 def to_unit(value: Any, domain: Bounded) -> float | None:
-    """Return a value's position between the bounds, 0 to 1 or a little beyond; None if not a number."""
+    """Return a value's position between the bounds: 0 to 1, or outside, at most -1 to 2; None: no number."""
     if not is_number(value) or not math.isfinite(value):
         return None
     return min(max(_code(domain).to_unit(value), -1.0), 2.0)
 
 
 def from_unit(share: float, domain: Bounded, like: Any = None) -> float:
-    """Return the value at a position between the bounds.
+    """Return the value at a position between a domain's bounds.
 
     Args:
-        share: position, 0 to 1.
+        share: position between the bounds, from 0 to 1.
         domain: domain of the value.
-        like: the previous value; if it is a whole number, so is the result, whatever the domain.
+        like: the previous value; if this is a whole number, the result is a whole number too, even in a
+            domain of real numbers.
     """
     value: float = _code(domain).from_unit(share)
     least, most = math.ceil(domain.bounds[0]), math.floor(domain.bounds[1])
@@ -457,31 +463,35 @@ def _code(domain: Bounded) -> NumberCode:
 
 
 RESAMPLE_PROBABILITY = 0.25
-"""Probability that a value without an order, which the bandit can't choose, is drawn again."""
+"""Probability that a `tune.choice` is drawn again; the bandit can't choose values without an order."""
 
 
 class PB2(PopulationBasedTraining):
     """Population based training in which a bandit chooses the new hyperparameters.
 
-    PB2 differs from `PopulationBasedTraining` in the exploration. A Gaussian process over hyperparameters,
-    time and score learns how much a score improves in an interval. A member that takes over a better member's
-    state continues with the hyperparameters that maximise the expected improvement plus its uncertainty.
+    PB2 differs from `PopulationBasedTraining` in how new hyperparameters are chosen. A Gaussian process over
+    hyperparameters, time and score learns how much a score improves in an interval. A member that takes over
+    a better member's state continues with the hyperparameters that maximise the expected improvement plus the
+    improvement's uncertainty.
 
     Args:
-        time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's metric.
+        time_attr: name of the reported value that counts the resource spent; the value must not decrease.
+        metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         perturbation_interval: time between judgements, in units of `time_attr`.
-        hyperparam_bounds: for each name [smallest, largest], a domain with bounds, a `tune.choice`, or a
-            dictionary of these. A pair is searched on the scale of `param_space`: in its logarithm for
-            `tune.loguniform`, in whole numbers for `tune.randint`. A value missing from `param_space` is
-            drawn within the bounds at the start. A `tune.choice` is drawn again in a quarter of the cases.
+        hyperparam_bounds: bounds by name: [smallest, largest], a domain with bounds, a `tune.choice`, or a
+            nested dictionary of bounds. A pair is searched on the scale of `param_space`: in the logarithm
+            for `tune.loguniform`, in whole numbers for `tune.randint`. A value missing from `param_space` is
+            drawn within the bounds at the start. A new value of a `tune.choice` is drawn in a quarter of the
+            cases.
         quantile_fraction: fraction of the population that takes over a state, and fraction that donates its
-            state; 0 to 0.5; 0: none exploits.
-        log_config: write pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
-        require_attrs: a report without `time_attr` or the metric ends the experiment with an error.
-        synch: at each interval, members wait until all have arrived, and are then judged together.
-        custom_explore_fn: function that receives each chosen configuration and returns the one to use.
+            state; 0 to 0.5. With 0, no member takes over a state.
+        log_config: True writes pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
+        require_attrs: True: a report without `time_attr` or the metric ends the experiment with an error.
+        synch: True: at each interval, members wait until all members have arrived, and are then judged
+            together.
+        custom_explore_fn: function that receives each chosen configuration and returns the configuration to
+            use.
 
     Raises:
         ConfigError: a value is out of range, or the bounds are invalid.
@@ -521,10 +531,10 @@ class PB2(PopulationBasedTraining):
         )
         self._bandit: Bandit | None = None
         self._begun: dict[str, tuple[float, Array] | None] = {}
-        """Score and point of each member at its last judgement or change; None: nothing to learn from."""
+        """Each member's score and point at its last judgement or takeover; None: ignore its next gain."""
         self._refused = False
         self._offers: dict[str, dict[str, Choice]] = {}
-        """Offered choices by receiving member and then by donor, until the member is judged."""
+        """Choices that members may take over, by member and donor; kept until the member is judged."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -558,7 +568,7 @@ class PB2(PopulationBasedTraining):
 
     @property
     def _numbers(self) -> list[tuple[MutationPath, Bounded]]:
-        """The hyperparameters that the bandit chooses, in order."""
+        """Path and domain of each hyperparameter that the bandit chooses, in the order given."""
         found = leaves(self.hyperparam_mutations)
         return [(path, domain) for path, domain in found if not isinstance(domain, Categorical)]
 
@@ -569,7 +579,7 @@ class PB2(PopulationBasedTraining):
         return self._bandit
 
     def _point(self, config: Mapping[str, Any]) -> Array | None:
-        """Return a configuration's point in the unit cube; None if a number is missing."""
+        """Return a configuration's point in the bandit's unit cube; None if a hyperparameter is missing."""
         nodes = [(node_at(config, path[:-1]) or {}, path[-1], domain) for path, domain in self._numbers]
         shares = [to_unit(node.get(key), domain) for node, key, domain in nodes]
         known = [share for share in shares if share is not None]
@@ -607,12 +617,12 @@ class PB2(PopulationBasedTraining):
     def _chosen(self, donor: Member, receiver: str) -> Array:
         if not self._numbers:
             return np.empty(0)
-        # The space forbids the bandit's choice. The bandit would repeat this choice, so a random choice
-        # replaces it.
+        # The rules of the search space forbid the bandit's choice. The bandit would repeat this choice, so a
+        # random choice replaces it.
         if self._refused:
             return self._generator.random(len(self._numbers))
         self._refused = True
-        # If a member has several offers, only the first is counted, because it is the most likely to be
-        # taken.
+        # If a member is offered several choices, only the first choice counts, because the member most likely
+        # takes the first.
         pending = [next(iter(each.values())) for to, each in self._offers.items() if each and to != receiver]
         return self._learner.choose(donor.intervals, donor.score or 0.0, self._generator, pending).x

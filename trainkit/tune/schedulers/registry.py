@@ -1,4 +1,4 @@
-"""Schedulers by name, and their reconstruction from an experiment's file."""
+"""Schedulers by name, and the reconstruction of schedulers from an experiment's file."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ SCHEDULERS = Registry(
     },
     base="trainkit.tune.schedulers.base:TrialScheduler",
 )
-"""One row per scheduler; other packages add their schedulers by entry points."""
+"""Import path of each scheduler by name; other packages add schedulers by entry points."""
 
 
 def load_words(description: Mapping[str, Any] | None) -> None:
-    """Import a described scheduler and its base scheduler, which registers the text of their rules."""
+    """Import a stored scheduler's class, and its base scheduler's class, to register their reasons' texts."""
     if description is not None:
         SCHEDULERS.find(description["class"])
         arguments = description["arguments"]
@@ -46,7 +46,7 @@ def load_words(description: Mapping[str, Any] | None) -> None:
 
 
 def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None:
-    """Recreate the scheduler of a description; None if its class or an argument was defined by the user."""
+    """Recreate a scheduler from its stored description; None if the user defined its class or an argument."""
     scheduler: TrialScheduler | None = made_again(SCHEDULERS, description, inner="base_scheduler")
     return scheduler
 
@@ -54,7 +54,8 @@ def described_scheduler(description: Mapping[str, Any]) -> TrialScheduler | None
 def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
     """Return the scheduler with this name or class name, made with the arguments of `kwargs` that it accepts.
 
-    Arguments of other schedulers are ignored, as in Ray. An argument that no scheduler accepts is logged.
+    Arguments that only other schedulers accept are ignored, as in Ray. An argument that no scheduler accepts
+    is logged.
 
     Raises:
         ConfigError: the name is unknown (the message lists the known names), or an argument that no

@@ -1,8 +1,8 @@
 """Rungs of asynchronous successive halving, and the ranks of the scores on a rung.
 
-Keys are kept in sorted blocks. So an insertion moves at most one block, and a rank needs only the lengths of
-the blocks above and one binary search. A block is an array of numbers, because a search in ten thousand
-objects would wait for memory at each step.
+Keys (a score with its arrival number) are kept in sorted blocks. So an insertion moves the keys of at most
+one block, and a rank needs only the lengths of the blocks above and one binary search. A block is an array of
+numbers, because a search in ten thousand objects would wait for memory at each step.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Container
 from heapq import heappop, heappush
 
 Key = tuple[float, int]
-"""A score (larger is better) and the negated arrival number; the earlier of equal scores is better."""
+"""A score (larger is better) and its negated arrival number; the earlier of equal scores is better."""
 
 BLOCK = 1000
 
 
 class Ranking:
-    """Distinct keys in ascending order."""
+    """Sorted collection of distinct keys, in ascending order."""
 
     def __init__(self) -> None:
         self._scores: list[array[float]] = []
-        self._arrivals: list[array[int]] = []  # the numbers are negated, and parallel to the scores
-        self._best: list[Key] = []  # each block has one best key
-        self._sizes: list[int] = []  # finding a rank sums the block sizes, about 500 for a million keys
+        self._arrivals: list[array[int]] = []  # negated arrival number of each score
+        self._best: list[Key] = []  # best key of each block
+        self._sizes: list[int] = []  # sizes of blocks; a rank is a sum of these, about 500 for a million keys
 
     def __len__(self) -> int:
         return sum(self._sizes)
@@ -53,14 +53,14 @@ class Ranking:
         return rank
 
     def rank(self, key: Key) -> int:
-        """Return the number of keys that are not worse than `key`."""
+        """Return the rank of `key`: the number of keys that are not worse."""
         block = bisect_left(self._best, key)
         if block == len(self._best):
             return 0
         return sum(self._sizes[block:]) - self._place(block, key)
 
     def at(self, place: int) -> Key:
-        """Return the key at this rank, from 1 to the number of keys."""
+        """Return the key at rank `place`, from 1 to the number of keys."""
         block, rest = len(self._sizes), place
         for size in reversed(self._sizes):
             block -= 1
@@ -70,7 +70,7 @@ class Ranking:
         raise IndexError(f"place {place} of {len(self)}")
 
     def _place(self, block: int, key: Key) -> int:
-        """Return the position of `key` in a block, or its insertion point."""
+        """Return the position of `key` in a block, or where `key` would be inserted."""
         score, arrival = key
         scores = self._scores[block]
         place = bisect_left(scores, score)
@@ -85,14 +85,14 @@ class Rung:
 
     Args:
         level: the resource spent at this rung.
-        factor: eta; the floor(n / eta) best of n entries may continue.
+        factor: eta; of n trials, the floor(n / eta) best may continue.
         least: smallest number of trials that may continue.
 
     Attributes:
         level: the resource spent at this rung.
         entries: number of scores so far.
-        places: number of entries that may continue.
-        cutoff: the lowest score that may continue; None if no entry may continue yet.
+        places: number of trials that may continue.
+        cutoff: lowest score with which a trial may continue; None if no trial may continue yet.
     """
 
     def __init__(self, level: float, factor: float, least: int = 1) -> None:
@@ -104,10 +104,10 @@ class Rung:
         self._least = least
         self._ranking = Ranking()
         self._last: Key | None = None
-        """The worst entry that may continue, cached because it is read much more often than it changes."""
+        """Key of the worst trial that may continue; cached, because it is read more often than it changes."""
 
     def record(self, score: float) -> int:
-        """Add `score`; return its rank from 1, after equal scores that arrived earlier."""
+        """Add `score`; return its rank, from 1; equal scores rank in the order of arrival."""
         rank = self._ranking.add((score, -self.entries))
         self.entries += 1
         before, self.places = self.places, max(self._least, int(self.entries // self._factor))
@@ -120,8 +120,8 @@ class Rung:
 class PromotionRung(Rung):
     """A rung at which paused trials wait until they are promoted.
 
-    The search for a promotable trial visits waiting trials from the best down to the last entry that may
-    continue. So it usually visits one trial.
+    The search for a promotable trial visits waiting trials from the best down to the worst that may continue.
+    So the search usually visits only one trial.
     """
 
     def __init__(self, level: float, factor: float) -> None:
@@ -129,16 +129,16 @@ class PromotionRung(Rung):
         self._keys: dict[str, Key] = {}
         self._waiting: set[str] = set()
         self._queue: list[tuple[float, int, str]] = []
-        """Heap of waiting trials, the best first; it may still contain trials that no longer wait."""
+        """Heap of waiting trials, the best first; the heap may still contain trials that no longer wait."""
 
     def record_of(self, trial_id: str, score: float) -> int:
-        """Add the score of a trial, which waits from now on; return the trial's rank."""
+        """Add a trial's score, and let the trial wait for promotion; return the trial's rank."""
         self._keys[trial_id] = score, -self.entries
         self.wait(trial_id)
         return self.record(score)
 
     def wait(self, trial_id: str) -> None:
-        """Let a trial with an entry wait for promotion, possibly again."""
+        """Let a trial whose score is recorded wait for promotion, possibly again."""
         if trial_id not in self._waiting:
             score, arrival = self._keys[trial_id]
             self._waiting.add(trial_id)
@@ -164,16 +164,16 @@ class PromotionRung(Rung):
                 found = trial_id
             else:
                 passed.append(heappop(queue))
-        for each in passed:  # the queue is restored, because this method is only a query
+        for each in passed:  # the queue is restored, because this method must change nothing
             if each[2] in waiting:
                 heappush(queue, each)
         return found
 
     def rank_of(self, trial_id: str) -> int:
-        """Return the rank of a trial among all entries so far."""
+        """Return a trial's rank among all scores so far."""
         return self._ranking.rank(self._keys[trial_id])
 
     def leave(self, trial_id: str) -> int:
-        """End the wait of a trial; return its rank among all entries. The trial's entry stays."""
+        """End a trial's wait for promotion; return its rank among all scores. The trial's score stays."""
         self._waiting.discard(trial_id)
         return self.rank_of(trial_id)

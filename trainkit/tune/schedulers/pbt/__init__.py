@@ -1,4 +1,4 @@
-"""Population Based Training: bad trials take over the state of good ones and vary their hyperparameters."""
+"""Population Based Training: bad trials take over the state of good trials and vary the hyperparameters."""
 
 from __future__ import annotations
 

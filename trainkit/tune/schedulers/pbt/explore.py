@@ -1,4 +1,4 @@
-"""Mutations of a configuration; each new value keeps the range and the type of its domain.
+"""Mutations of configurations; each new value keeps the range and the type of its domain.
 
 Source: Jaderberg et al. 2017, arXiv:1711.09846, section 4: perturb by a factor, or resample.
 """
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 MutationPath = tuple[Any, ...]
-"""Keys from the outside in; a key may be a number."""
+"""Keys that lead to a value in nested dictionaries, the outermost first; a key may be a number."""
 
 ALIKE = 0.8
-"""Similarity (difflib) from which a name counts as a misspelling of another name."""
+"""Smallest similarity (by difflib) at which a name counts as a misspelling of another name."""
 _DIGITS = re.compile(r"\d+")
 
 
@@ -59,11 +59,11 @@ def leaves(mutations: Mapping[str, Any], path: MutationPath = ()) -> Iterator[tu
 def completed(
     space: Mapping[str, Any], mutations: Mapping[str, Any], at: MutationPath = ()
 ) -> dict[str, Any]:
-    """Return `space` with entries that only `mutations` has; these entries draw the initial values.
+    """Return `space` with the entries that only `mutations` has added; these entries draw initial values.
 
     Raises:
-        ConfigError: a mutation can't change the values of the space under its name, or its name is
-            probably a misspelling of a name in the space.
+        ConfigError: a mutation can't change the values that the space has under the same name, or the
+            mutation's name is probably a misspelling of a name in the space.
     """
     whole = dict(space)
     for key, mutation in mutations.items():
@@ -71,7 +71,8 @@ def completed(
         if isinstance(mutation, Mapping):
             inner = whole.get(key, {})
             if isinstance(inner, When):
-                continue  # The branch may be absent. If it is present, its values are explored.
+                # A configuration may lack this branch. If the branch is present, its values are explored.
+                continue
             if not isinstance(inner, Mapping):
                 raise ConfigError(
                     f"{name!r} is a dictionary in hyperparam_mutations, but {inner} in "
@@ -87,7 +88,7 @@ def completed(
 
 
 def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
-    """Raise ConfigError if a name resembles a name of the space without mutation; 'h1' and 'h2' differ."""
+    """Raise ConfigError if `key` resembles one of `others`; names that differ only in digits are allowed."""
     lower = str(key).lower()
     by_lower = {other.lower(): other for other in others if isinstance(other, str)}
     near = difflib.get_close_matches(lower, by_lower, n=1, cutoff=ALIKE)
@@ -99,7 +100,7 @@ def _require_no_misspelling(name: str, key: Any, others: Sequence[Any]) -> None:
 
 
 def start_of(mutation: Any) -> Any:
-    """Return the search space's entry for a value that only `mutations` has."""
+    """Return the search space's entry that draws the initial value of a mutated hyperparameter."""
     if isinstance(mutation, list):
         return Categorical(tuple(mutation))
     return mutation if isinstance(mutation, Domain) else SampleFrom(mutation)
@@ -120,7 +121,7 @@ def _require_explorable(name: str, start: Any, mutation: Any) -> None:
 
 
 Operations = dict[str, str]
-"""Operation on each value by the value's name: 'resample', '* 1.2' or 'shift left' for 'net/lr'."""
+"""Operation that changed each value, by the value's name, such as {'net/lr': '* 1.2', 'act': 'resample'}."""
 
 
 def explored(
@@ -137,12 +138,12 @@ def explored(
     Args:
         config: configuration to start from.
         mutations: checked mutations.
-        rng: source of all randomness.
+        rng: random generator for all draws.
         resample_probability: probability that a value is drawn again from its mutation, not perturbed.
-        factors: factors for numbers; a perturbed number is multiplied by a random one of the factors.
+        factors: factors for numbers; a perturbed number is multiplied by a random factor of these.
 
     Raises:
-        ConfigError: a value can't be explored by its mutation; the message names it.
+        ConfigError: a value can't be explored by its mutation; the message names the value.
     """
     new: dict[str, Any] = copy.deepcopy(dict(config))
     operations = {}
@@ -165,7 +166,7 @@ def explored_value(
     factors: Sequence[float],
     name: str = "",
 ) -> tuple[Any, str]:
-    """Return the new value of one mutated value, and the operation that produced the new value."""
+    """Return the new value of one hyperparameter, and the operation that produced the new value."""
     resample = bool(rng.random() < resample_probability)
     if isinstance(mutation, list):
         place = place_of(value, mutation)
@@ -187,11 +188,12 @@ def explored_value(
 
 
 def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]) -> float:
-    """Return `value` times `factor`, with the type of `mutation` and inside its range, if it has a range.
+    """Return `value` times `factor`, with the type of `mutation` and inside the mutation's range, if any.
 
-    A whole number of a domain moves by at least one, and a multiple of q by at least one step, unless the
-    range ends there. A function as the mutation declares no type or range. A float is then multiplied. A
-    whole number is multiplied and rounded; a factor above 0 never turns it into zero or changes its sign.
+    In a domain of whole numbers the value moves by at least one, and in a domain with a step q by at least
+    one step, unless the range ends there. A mutation that is a function declares no type or range: a float is
+    then only multiplied, and a whole number is multiplied and rounded. A factor above 0 never turns a whole
+    number into zero and never changes its sign.
     """
     if isinstance(mutation, Integer):
         return int(_inside(_moved(value, factor, mutation.q, mutation.steps), *mutation.bounds))
@@ -207,7 +209,7 @@ def multiplied(value: float, factor: float, mutation: Domain | Callable[[], Any]
 
 
 def _moved(value: float, factor: float, q: float, steps: Steps) -> float:
-    """Return the multiple of `q` nearest to the product, but at least one step away from `value`."""
+    """Return the multiple of `q` nearest to value * factor, but at least one step away from `value`."""
     old, new = round(value / q), round(value * factor / q)
     if old == new and factor != 1:
         new = old + (1 if (factor > 1) == (value >= 0) else -1)
@@ -227,7 +229,8 @@ def _shifted(options: Sequence[Any], place: int, rng: Generator) -> tuple[Any, s
 def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, name: str) -> Any:
     if isinstance(mutation, Domain):
         return mutation.draw(rng)
-    # The user's function may draw from the global generators, so they are seeded to make a run repeatable.
+    # The user's function may draw from the global random generators, so these are seeded to make a run
+    # repeatable.
     with global_generators_seeded(rng):
         drawn = mutation()
     plain = drawn.item() if hasattr(drawn, "item") and getattr(drawn, "shape", None) == () else drawn
@@ -250,7 +253,7 @@ def changes(
     mutations: Mapping[str, Any],
     operations: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
-    """Return the old value, the new value and the operation of each mutated value, by name."""
+    """Return the old value, the new value and the operation of each mutated value, by the value's name."""
     found = {}
     for path, _ in leaves(mutations):
         before, after = node_at(old, path[:-1]), node_at(new, path[:-1])
@@ -265,7 +268,7 @@ def changes(
 
 
 def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who: str) -> None:
-    """Raise ConfigError if a value given by `who` is outside the domain that its mutation declares."""
+    """Raise ConfigError if a value is outside its mutation's domain; `who` made `config`, for the message."""
     for path, mutation in leaves(mutations):
         node = node_at(config, path[:-1])
         if node is None or path[-1] not in node:
@@ -290,10 +293,10 @@ def customised(
     mutations: Mapping[str, Any],
     function: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the configuration from `custom_explore_fn`; record its changes in `operations`.
+    """Return the configuration that the user's `function` makes; record its changes in `operations`.
 
     Raises:
-        ConfigError: the function returns no configuration, or a configuration outside a declared domain.
+        ConfigError: the function returns no configuration, or a value outside a declared domain.
     """
     before = copy.deepcopy(config)
     made: Any = function(config)

@@ -1,4 +1,4 @@
-"""Members of a population, the barrier at which they wait, and the best and worst quantile.
+"""Members of a population, the barrier at which members wait, and the best and worst quantile.
 
 Source: Jaderberg et al., "Population Based Training of Neural Networks", 2017, arXiv:1711.09846, section 4
 (truncation selection).
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Mark = tuple[int, float]
-"""Number of intervals after which a member was judged, and the time that the member has reached."""
+"""A member's number of intervals at its last judgement, and the time that the member has reached."""
 
 
 @dataclass(slots=True)
@@ -22,15 +22,18 @@ class Member:
     Attributes:
         trial_id: id of the trial.
         config: the trial's current configuration.
-        time: the time that the trial has reached.
-        intervals: number of whole intervals at its last judgement; a report may jump over several intervals.
-        score: score at its last judgement, larger is better; None: not judged yet.
-        arrival: number of its last judgement among all judgements.
+        time: value of `time_attr` that the trial has reached.
+        intervals: number of whole perturbation intervals at the trial's last judgement; a report may jump
+            over several intervals.
+        score: score at the trial's last judgement, larger is better; None: not judged yet.
+        arrival: sequence number of the trial's last judgement among all trials' judgements.
         active: False once the trial has ended.
-        paused: number of its pause among all pauses; None: not paused.
-        inherited: True from a takeover until the next judgement, while the score belongs to other weights.
-        offered: mark of each donor at the time when the member was last offered donors.
-        change: mark of the donor whose state the member has taken over since its last report.
+        paused: sequence number of the trial's current pause among all trials' pauses; None: not paused.
+        inherited: True from a takeover of a donor's state until the next judgement, because the score was
+            reached with the weights before the takeover.
+        offered: mark of each donor, by trial id, from the time when the trial was last offered donors.
+        change: mark of the donor whose state the trial has taken over since its last report; None: no
+            takeover.
     """
 
     trial_id: str
@@ -47,12 +50,12 @@ class Member:
 
     @property
     def mark(self) -> Mark:
-        """The member's intervals and time."""
+        """The member's number of intervals at its last judgement, and its time."""
         return self.intervals, self.time
 
 
 class Population:
-    """All members, by trial id, in the order in which they were added.
+    """All members of a population, by trial id, in the order in which they were added.
 
     Args:
         interval: time between judgements.
@@ -85,10 +88,10 @@ class Population:
         return math.floor(time / self._interval + 1e-9)
 
     def advance(self, member: Member, time: float) -> int:
-        """Record a member's report at `time`; return the number of whole intervals that it has reached.
+        """Record a member's report at `time`; return the number of whole intervals in `time`.
 
-        After a takeover, `time` continues either the donor's time, if the state contains the time, or the
-        member's own time. The donor's time is assumed if `time` has not increased, or has jumped past the
+        After a takeover, `time` counts from the donor's time, if the donor's state contains its time, or from
+        the member's own time. The donor's time is assumed if `time` has not increased, or has jumped past the
         donor's time.
         """
         if member.change is not None:
@@ -100,18 +103,18 @@ class Population:
         return self.reached(time)
 
     def judge(self, member: Member, intervals: int, score: float) -> None:
-        """Record a score of a member for the ranking."""
+        """Record a member's score, by which the member is ranked."""
         member.intervals, member.score, member.inherited = intervals, score, False
         member.arrival = self._arrivals
         self._arrivals += 1
 
     def pause(self, member: Member) -> None:
-        """Mark a member as paused; among members of the same time, earlier pauses come first."""
+        """Mark a member as paused; among members with equal times, the first to pause resumes first."""
         member.paused = self._pauses
         self._pauses += 1
 
     def scores(self, shuffle: Callable[[int], Any] | None = None) -> list[tuple[str, float]]:
-        """Return the scores of judged active members, in order of arrival or in the order of `shuffle`."""
+        """Return the scores of judged active members, in the order of judgement or of `shuffle`."""
         judged = [(m.arrival, m.trial_id, m.score) for m in self.active() if m.score is not None]
         judged.sort()
         order = range(len(judged)) if shuffle is None else shuffle(len(judged))
@@ -119,13 +122,13 @@ class Population:
 
 
 class Barrier:
-    """Meeting point at which all members of a population wait to be judged together.
+    """Synchronization point at which all members of a population wait to be judged together.
 
     Args:
         members: the population; the barrier does not wait for ended members.
 
     Attributes:
-        target: number of intervals at which the members wait.
+        target: number of intervals after which the members wait.
     """
 
     def __init__(self, members: Population) -> None:
@@ -134,7 +137,7 @@ class Barrier:
         self.target = members.first
 
     def __contains__(self, trial_id: str) -> bool:
-        """Return True if a member waits here."""
+        """Return True if a member waits at the barrier."""
         return trial_id in self._arrived
 
     def __len__(self) -> int:
@@ -146,24 +149,24 @@ class Barrier:
         self._arrived[member.trial_id] = None
 
     def leave(self, member: Member) -> None:
-        """Remove a member that has ended, whether or not it waits here."""
+        """Remove a member that has ended, whether or not the member waits at the barrier."""
         self._arrived.pop(member.trial_id, None)
 
     def take_back(self, member: Member) -> None:
-        """Take back an ended member that resumes; an empty barrier moves past its last judgement."""
+        """Accept an ended member that resumes; an empty barrier moves past the member's last judgement."""
         if not self._arrived:
             self.target = max(self.target, member.intervals + 1)
 
     @property
     def all_came(self) -> bool:
-        """True if all members that have not ended wait here, and at least one waits."""
+        """True if at least one member waits, and all members that have not ended wait."""
         return bool(self._arrived) and all(each.trial_id in self._arrived for each in self._members.active())
 
     def open(self) -> Iterator[Member]:
-        """Release the waiting members in the order of the population, so that arrivals do not matter."""
+        """Release the waiting members in the population's order, whatever the order of their arrivals."""
         waited, self._arrived = self._arrived, {}
-        # The barrier moves past the furthest member, so that a report over several intervals does not
-        # separate members.
+        # The barrier moves past the furthest member, so that a report that jumps over several intervals does
+        # not separate members.
         self.target = max(self._members[trial_id].intervals for trial_id in waited) + 1
         return (member for member in self._members if member.trial_id in waited)
 
@@ -191,7 +194,7 @@ class Quantiles:
     upper: tuple[str, ...]
 
     def rank(self, member: str) -> int | None:
-        """Return a member's rank from 1; None if the member has no finite score."""
+        """Return a member's rank, from 1; None if the member has no finite score."""
         return self.ranked.index(member) + 1 if member in self.ranked else None
 
 
@@ -200,8 +203,8 @@ def quantiles(scores: Sequence[tuple[str, float]], fraction: float) -> Quantiles
 
     Args:
         scores: members with their scores, larger is better; the first of equal scores ranks higher. A member
-            with minus infinity is not ranked; it is in the lower quantile as soon as another member has a
-            finite score.
+            with minus infinity is not ranked; such a member is in the lower quantile as soon as another
+            member has a finite score.
         fraction: fraction of the population in each quantile, 0 to 0.5; with 0 both quantiles are empty.
     """
     finite = [(member, score) for member, score in scores if score > -math.inf]

@@ -1,13 +1,14 @@
-"""Replay of population based training, and Ray's policy files.
+"""Replay of one lineage of population based training, and policy files in Ray's format.
 
 Format of a line in a policy file:
 
     [tag of the trial, tag of its donor, iteration of the trial, iteration of the donor, old, new]
 
-`old` is the donor's configuration, and `new` is the configuration with which the trial continued.
-`pbt_global.txt` has a line for each exchange of the experiment. `pbt_policy_<trial id>.txt` has a line for
-each exchange that led to the trial's weights. The donor's iteration counts the reports along this lineage, so
-that a replay changes configurations at the right reports.
+`old` is the donor's configuration, and `new` is the configuration with which the trial continued. An exchange
+is a trial's takeover of a donor's state. `pbt_global.txt` has a line for each exchange of the experiment.
+`pbt_policy_<trial id>.txt` has a line for each exchange that led to the trial's weights. The donor's
+iteration counts the reports along the trial's lineage, so that a replay changes configurations at the right
+reports.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ def policy_file(trial_id: str) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A configuration, and the configurations that replace it later.
+    """An initial configuration, and the configurations that replace it during training.
 
     Attributes:
         initial: the configuration at the start.
-        changes: pairs of an iteration and the configuration used after it, in order.
+        changes: pairs of an iteration and the configuration used after this iteration, in order of
+            iterations.
     """
 
     initial: dict[str, Any]
@@ -61,7 +63,7 @@ class Schedule:
 
     @classmethod
     def of(cls, stretches: Sequence[Stretch]) -> Schedule:
-        """Return the schedule of a lineage."""
+        """Return the schedule of a lineage, given as stretches of training with one configuration each."""
         first, *others = stretches
         return cls(dict(first.config), tuple((each.before, dict(each.config)) for each in others))
 
@@ -77,7 +79,7 @@ def policy_lines(
     Args:
         exchanges: exchanges of all trials, in order.
         suggested: initial configuration of each trial.
-        tags: tag of each trial: the trial's name in Ray's policy files.
+        tags: tag of each trial, which is the trial's name in Ray's policy files.
         trial_id: id of the trial.
     """
     last = max((each.iteration for each in exchanges if each.trial_id == trial_id), default=0)
@@ -94,10 +96,10 @@ def _line(row: Sequence[Any]) -> str:
 
 
 def read_policy(text: str, where: str) -> Schedule:
-    """Return the schedule of a policy file, built from the lines that led to the last line.
+    """Return the schedule of a policy file: the chain of exchanges that ends with the last line.
 
     Raises:
-        ConfigError: `text` is not a policy file, or it has no line.
+        ConfigError: `text` is not the text of a policy file, or is empty.
     """
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -119,7 +121,8 @@ def read_policy(text: str, where: str) -> Schedule:
     changes: list[tuple[int, dict[str, Any]]] = []
     initial, came_from = rows[-1][3], rows[-1][0]
     for trial, donor, step, old, new in reversed(rows):
-        # The donor had no earlier exchange, so the schedule begins with its first configuration.
+        # The last donor found had no earlier exchange, so the schedule begins with the configuration of this
+        # donor.
         if trial != came_from:
             break
         came_from, initial = donor, old
@@ -136,10 +139,10 @@ class HasLineage(Protocol):
 class PopulationBasedTrainingReplay(TrialScheduler):
     """Train one trial with the schedule of configurations that population based training has found.
 
-    The trial begins with the first configuration of the lineage, whatever `param_space` has for these keys.
-    The trial changes to each later configuration, from its own checkpoint, at the iteration where the lineage
-    changed. So a deterministic trainable has the same weights as the lineage after the same number of
-    iterations. RunConfig(stop=...) decides when the trial ends.
+    The trial begins with the first configuration of the lineage, which replaces the same keys of
+    `param_space`. At each iteration where the lineage changed its configuration, the trial changes too, and
+    resumes from its own checkpoint. So a deterministic trainable has the same weights as the lineage after
+    the same number of iterations. RunConfig(stop=...) decides when the trial ends.
 
     Args:
         policy_file: a `pbt_policy_<trial id>.txt` of trainkit or Ray, the `Result` of a trial, or an

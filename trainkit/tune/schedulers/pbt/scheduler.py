@@ -1,4 +1,4 @@
-"""Population based training: the worst members continue with the weights of the best and mutated values.
+"""Population based training: the worst members take over the best members' weights and mutate the values.
 
 Source: Jaderberg et al., "Population Based Training of Neural Networks", 2017, arXiv:1711.09846,
 Algorithm 1; truncation selection and perturbation as in its section 4.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
 
 MOST_TRIES = 100
-"""Largest number of consecutive explorations that the rules of the space may forbid."""
+"""Largest number of attempts to find an exploration that the rules of the search space allow."""
 
 
 class PopulationBasedTraining(TrialScheduler):
@@ -52,34 +52,40 @@ class PopulationBasedTraining(TrialScheduler):
 
     All trials form the population. A member is judged at multiples of `perturbation_interval`; a report that
     jumps over several multiples counts once. A judged member in the lower quantile exploits: it takes over
-    the latest checkpoint of a strictly better member of the upper quantile. These donors are tried in random
-    order until one has a checkpoint. The member continues with the donor's configuration, but explored. With
-    `resample_probability` a mutated value is drawn again. Otherwise a number is multiplied by one of
-    `perturbation_factors`, a value of a list moves to its left or right neighbour, and a `tune.choice` stays.
-    Values keep the range and the type of their domain. A whole number moves by at least one.
+    the latest checkpoint of a strictly better member of the upper quantile. Such donors are tried in random
+    order until a donor has a checkpoint. The member continues with an explored copy of the donor's
+    configuration. With probability `resample_probability`, a mutated value is drawn again. Otherwise a number
+    is multiplied by one of `perturbation_factors`, a value of a list moves to its left or right neighbour,
+    and a `tune.choice` stays. Values keep the range and the type of their domain. A whole number changes by
+    at least one.
 
     Members that have ended leave the population. A member whose score is NaN is never a donor, and exploits
     as soon as another member has a score. If the population is larger than the number of running trials, its
     members take turns at the intervals, the least trained first.
 
     Args:
-        time_attr: reported value that counts the resource; must not decrease.
-        metric: reported value to judge by; None: the TuneConfig's metric.
+        time_attr: name of the reported value that counts the resource spent; the value must not decrease.
+        metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         perturbation_interval: time between judgements, in units of `time_attr`.
         burn_in_period: no member is judged before this time; the first judgement is at the next multiple.
-        hyperparam_mutations: for each name a domain, a list of ordered values, a function that draws a value,
-            or a dictionary of these. It also draws the initial value of a name that `param_space` lacks.
+        hyperparam_mutations: mutation by name: a domain, a list of ordered values, a function that draws a
+            value, or a nested dictionary of mutations. A mutation also draws the initial value of a name that
+            `param_space` lacks.
         quantile_fraction: fraction of the population that takes over a state, and fraction that donates its
-            state; 0 to 0.5; 0: none exploits.
-        resample_probability: probability that a value is drawn again.
-        perturbation_factors: factors for numbers; a random one of them multiplies a perturbed number.
-        custom_explore_fn: function that receives each explored configuration and returns the one to use.
-        log_config: write pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
-        require_attrs: a report without `time_attr` or the metric ends the experiment with an error.
-        synch: at each interval, members wait until all have arrived, and are then judged together.
-        tie: "arrival": the earlier of equal scores is better, and equal members don't exploit each other.
-            "random": chance ranks equal scores, and an equal member may be exploited.
+            state; 0 to 0.5. With 0, no member takes over a state.
+        resample_probability: probability that a mutated value is drawn again.
+        perturbation_factors: factors for numbers; a perturbed number is multiplied by a random factor of
+            these.
+        custom_explore_fn: function that receives each explored configuration and returns the configuration to
+            use.
+        log_config: True writes pbt_global.txt and pbt_policy_<trial id>.txt into the experiment's folder.
+        require_attrs: True: a report without `time_attr` or the metric ends the experiment with an error.
+        synch: True: at each interval, members wait until all members have arrived, and are then judged
+            together.
+        tie: "arrival": the earlier of two equal scores ranks higher, and members with equal scores don't
+            exploit each other. "random": equal scores rank in random order, and a member may exploit a member
+            with an equal score.
 
     Raises:
         ConfigError: a value is out of range, or a mutation is invalid.
@@ -157,7 +163,7 @@ class PopulationBasedTraining(TrialScheduler):
         self._open_barrier_if_all_came()
 
     def on_begin(self) -> None:
-        # A restored experiment may have fewer workers, so each member counts as waiting until it reports.
+        # A restored experiment may have fewer workers, so each member counts as paused until its next report.
         for member in self._members.active():
             if member.paused is None:
                 self._members.pause(member)
@@ -193,7 +199,7 @@ class PopulationBasedTraining(TrialScheduler):
         return self._judged(member, self._quantiles())
 
     def judge(self, member: Member, intervals: int, score: float) -> None:
-        """Record a member's score at its judgement after this number of intervals."""
+        """Record a member's score after `intervals` intervals."""
         self._members.judge(member, intervals, score)
 
     def _judged(self, member: Member, ranked: Quantiles) -> Decision:
@@ -209,14 +215,14 @@ class PopulationBasedTraining(TrialScheduler):
         return decision
 
     def _must_share(self, member: Member) -> bool:
-        """Return True if a waiting member's turn comes before this member's next turn."""
+        """Return True if the member must pause in favour of new trials or of less trained, paused members."""
         return self._more_to_come or any(
             other.paused is not None and other.time <= member.time for other in self._members.active()
         )
 
     @property
     def _more_to_come(self) -> bool:
-        """True if trials wait to begin; in a search without end, no trial counts as waiting to begin."""
+        """True if further trials will be suggested; False if the number of trials is unlimited."""
         return (
             self.total_samples is not None and not self._no_more and len(self._members) < self.total_samples
         )
@@ -265,8 +271,8 @@ class PopulationBasedTraining(TrialScheduler):
     def explore(self, donor: str, receiver: str) -> tuple[dict[str, Any], Operations]:
         """Return the donor's configuration, changed for the receiver, and the operation on each value.
 
-        If the space forbids the result, exploration is repeated, up to a limit. After that, the configuration
-        stays unchanged.
+        If the rules of the search space forbid the result, exploration is repeated, up to `MOST_TRIES` times
+        in all. After that, the donor's configuration is returned unchanged.
 
         Raises:
             ConfigError: `custom_explore_fn` returns no configuration, or a value outside its declared domain.
@@ -301,7 +307,7 @@ class PopulationBasedTraining(TrialScheduler):
         }
 
     def _signed(self, score: float | None) -> float | None:
-        """Return a score with the sign of the reports; None if it is missing or not finite."""
+        """Return a score with the sign of the reported metric; None if the score is missing or not finite."""
         if score is None or score == -math.inf:
             return None
         return -score if self.mode == "min" else score
@@ -311,7 +317,7 @@ class PopulationBasedTraining(TrialScheduler):
     def _at_barrier(self, member: Member, intervals: int, score: float) -> Decision:
         if intervals < self._barrier.target:
             return CONTINUE
-        # A member that failed while waiting arrives twice, but counts once.
+        # A member that failed while waiting at the barrier arrives twice, but counts once.
         if member.trial_id not in self._barrier:
             self.judge(member, intervals, score)
             self._barrier.arrive(member)
@@ -323,12 +329,12 @@ class PopulationBasedTraining(TrialScheduler):
             "members": sum(1 for _ in self._members.active()),
         }
         best = self._open_barrier_if_all_came()
-        # The last member to arrive may be among the best. It saves, so that it can be a donor even if it
-        # resumes at once.
+        # The last member to arrive may be among the best. Such a member saves, so that it can be a donor even
+        # if it resumes at once.
         return Decision(Verdict.PAUSE, reason, save=member.trial_id in best)
 
     def _open_barrier_if_all_came(self) -> Sequence[str]:
-        """Judge the waiting members once all have arrived; return the best of them."""
+        """Judge the waiting members once all have arrived; return the upper quantile, or () before that."""
         if self._more_to_come or not self._barrier.all_came:
             return ()
         ranked = self._quantiles()
