@@ -1,4 +1,6 @@
-"""Entry point of the node process: forks the plain template, then runs the node."""
+"""Entry point of the node process, which forks the plain template (the process that forks
+workers), then runs the node.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     ours, theirs = socket.socketpair()
     node_pid = signals.node = os.getpid()
     lifeline, writer = os.pipe()
-    # The plain template is forked before the node has any state, to keep its memory small.
+    # The plain template is forked before the node has any state, so that the template's memory stays small.
     template_pid = os.fork()
     if template_pid == 0:
         control.close()

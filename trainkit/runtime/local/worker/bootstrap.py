@@ -26,14 +26,18 @@ from trainkit.runtime.local.worker.debugger import break_at
 from trainkit.settings import ELSEWHERE, SESSION_MARK, TERMINAL
 
 LONGEST_SOCKET_FOLDER = 107 - len("/listener-12345678")
-"""Longest path, in bytes, of a folder in which multiprocessing can bind a socket (unix(7): 107)."""
+"""Longest path, in bytes, of a folder in which multiprocessing can bind a socket.
+
+A socket's path may have 107 bytes (unix(7)).
+"""
 
 
 def limit(gpus: Mapping[int, float]) -> None:
-    """Limit this process's GPU memory to its share.
+    """Limit the GPU memory of this process to the share that it was granted.
 
     Args:
-        gpus: share of each granted GPU. Only one share can be below 1, and its GPU is then torch's first GPU.
+        gpus: granted share of each GPU, by the GPU's index. Only one share can be below 1, and it then
+            belongs to the first GPU that torch sees.
     """
     shares = [share for share in gpus.values() if share < 1]
     if not shares:
@@ -45,7 +49,7 @@ def limit(gpus: Mapping[int, float]) -> None:
 
 
 def _cap(torch: Any, share: float) -> None:
-    # torch calls this function when CUDA is first used, so a process without CUDA never calls it.
+    # torch delays this call until CUDA is first used, so a process without CUDA never makes the call.
     torch.cuda._lazy_call(functools.partial(torch.cuda.set_per_process_memory_fraction, share, 0))
 
 
@@ -70,7 +74,8 @@ class _OnImport(MetaPathFinder):
 
     def _run(self, execute: Any, module: ModuleType) -> None:
         execute(module)
-        if self in sys.meta_path:  # a retried import calls this twice, and the first call removes `self`
+        if self in sys.meta_path:
+            # A retried import calls this method again, after the first call has removed `self`.
             sys.meta_path.remove(self)
             _cap(module, self._share)
 
@@ -85,13 +90,14 @@ THREAD_VARIABLES = (
 
 
 class Inherited:
-    """Changes that give a worker the environment of the process that requested it.
+    """Changes that give a worker the environment of the process that requested the worker.
 
-    A template prepares the changes once for all workers with the same environment. A worker that prepared the
-    changes itself would first have to copy the memory pages that it writes to.
+    A template (a process from which workers are forked) prepares the changes once for all workers with
+    the same environment. If each worker prepared the changes itself, the worker would first copy the
+    memory pages that it writes to.
 
     Args:
-        text: the environment as JSON, see `WorkerEnvironment`.
+        text: environment of the requesting process as JSON, see `WorkerEnvironment`.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -111,18 +117,21 @@ class Inherited:
 
 
 class TaskOutput(io.BufferedWriter):
-    """Standard output or error of a worker; the worker may run several functions in succession.
+    """Standard output or error stream of a worker, which may run several functions in succession.
 
-    When the printing function changes, a mark with the new function's name precedes the output. Only `write`
-    is Python code, which a signal may interrupt. An interruption does not put data into the buffer twice.
+    When a different function begins to print, a mark with the function's name precedes its output. A signal
+    may interrupt `write`, which is Python code, but then no data enters the buffer twice.
     """
 
     name_of_function = ""
-    """Name of the running function; "" for the function whose name the node shows by default."""
+    """Name of the running function; "" to show the output under the worker's own name."""
     pipes: ClassVar[dict[int, int]] = {}
-    """Inodes of the pipes to the node, by descriptor. Output that user code has redirected is not marked."""
+    """Inodes of the pipes to the node, by descriptor.
+
+    If the inode of a descriptor differs, user code has redirected the output, which then gets no marks.
+    """
     texts: ClassVar[list[io.TextIOWrapper]] = []
-    """Original standard output and error of this process, even if user code has replaced them."""
+    """Original standard output and error of this process, kept even if user code replaces the streams."""
     _marked = ""
     _in_line = False
 
@@ -156,7 +165,7 @@ def _standard(fd: int) -> io.TextIOWrapper:
 
 
 def prepare() -> None:
-    """Set up a template's streams and handlers, which its workers would otherwise set up themselves."""
+    """Set up streams and handlers in a template, from which its workers inherit them."""
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
     sys.stdout, sys.stderr = _standard(1), _standard(2)
     sys.argv[:] = [""]
@@ -173,10 +182,11 @@ def _breakpoint(terminal: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int) -> dict[str, str]:
-    """Give this worker the environment of the process that requested it, before any user code runs.
+    """Give this worker the environment of the process that requested the worker, before user code runs.
 
     Returns:
-        Variables that were set only for this process, so that its own workers do not inherit them.
+        Environment variables that were set only for this process, so that its own
+        workers do not inherit them.
     """
     null = os.open(os.devnull, os.O_RDONLY)
     for fd, standard in ((null, 0), (out, 1), (err, 2)):
@@ -188,7 +198,8 @@ def enter_environment(spec: WorkerSpec, inherited: Inherited, out: int, err: int
     threads = str(max(1, int(spec.cpus)))
     own = {name: threads for name in THREAD_VARIABLES if name not in given}
     own["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_gpus)
-    # This session's mark is kept, as a program in another session's worker may pass on that worker's mark.
+    # The variable that identifies this session keeps its value. The inherited value may belong to a different
+    # session, if the program runs in a worker of that session.
     os.environ.update(own | dict(spec.env) | {SESSION_MARK: os.environ[SESSION_MARK]})
     if spec.cwd != spec.environment.cwd:
         sys.path.insert(0, spec.cwd)
@@ -217,17 +228,17 @@ def _keep_sockets(session: str) -> None:
 
 
 def _set_threads() -> None:
-    """Set the number of threads of libraries that were loaded before the variables were set."""
+    """Set the number of threads of libraries that were loaded before the thread variables were set."""
     count = _first_number(os.environ["OMP_NUM_THREADS"])
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(max(1, count))
-    # The OpenMP library of scikit-learn was loaded with a thread for each CPU.
+    # scikit-learn's OpenMP library was loaded before, and would use a thread for each CPU.
     if "sklearn" in sys.modules and count:
         threadpoolctl.threadpool_limits(count, user_api="openmp")
     if "numpy" in sys.modules:
         blas = _first_number(os.environ["OPENBLAS_NUM_THREADS"])
-        if blas > 1:  # OpenBLAS was loaded with one thread, and finding it takes milliseconds
+        if blas > 1:  # OpenBLAS was loaded with one thread, and finding the library takes milliseconds
             threadpoolctl.threadpool_limits(blas, user_api="blas")
 
 

@@ -1,4 +1,4 @@
-"""Calls of a worker, from unpacking the arriving frame and running the call to sending the answer."""
+"""Calls of a worker: unpacking an arriving call, running the call, and sending the answer."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ from trainkit.runtime.specs import DYNAMIC, STREAMING
 
 
 class ArrivedCall(NamedTuple):
-    """Call that arrived in its own frame with a `body`, or in a batch of small calls without one.
+    """Arrived call.
+
+    A small call arrives in a batch and has no `body`. Any other call arrives in its own frame, with a `body`.
 
     Attributes:
-        target: method of a small call, or id of the function's definition.
-        arguments: packed arguments of a small call, see `serialize.lasting`.
-        kind: kind of the frame.
+        target: name of the method that a small call runs, or id of the definition of the function.
+        arguments: packed arguments of a small call; see `serialize.lasting`.
+        kind: kind of the frame in which the call arrived.
     """
 
     call_id: int
@@ -56,7 +58,7 @@ class CallerConnection(channel.Connection):
     """Connection over which calls arrive.
 
     Attributes:
-        spent_s: run time in seconds of the calls whose answers are posted here but not sent yet.
+        spent_s: total run time, in seconds, of the calls whose answers wait to be sent over this connection.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -76,7 +78,9 @@ class CallerConnection(channel.Connection):
 
 
 def parts_of(call: ArrivedCall) -> Sequence[Any]:
-    """Return a call's definition, method, result count, args, kwargs, and optional group and name."""
+    """Return the parts of a call: function definition, method name, number of results, args and kwargs, and,
+    if the call has them, concurrency group and call name.
+    """
     if call.body is None:
         arguments = call.arguments
         args, kwargs = (arguments, {}) if type(arguments) is tuple else pickle.loads(arguments)
@@ -86,7 +90,7 @@ def parts_of(call: ArrivedCall) -> Sequence[Any]:
 
 
 def results_of(call: ArrivedCall) -> int:
-    """Return the number of answers to a call, even to one that can't be unpacked; see `CallCodec.of_call`."""
+    """Return the number of answers to a call that may be impossible to unpack; see `CallCodec.of_call`."""
     if call.body is None:
         return 1
     return max(1, int.from_bytes(call.body.payload[-COUNT_BYTES:], "little", signed=True))
@@ -107,7 +111,8 @@ class Cancelled(KeyboardInterrupt):
     """Exception that interrupts a running task when it is cancelled."""
 
 
-# The frame of `call` does not belong to a file of the runtime, so a task that runs C code may be interrupted.
+# As the function `call` belongs to no file of the runtime, the SIGINT handler counts it as user code, and so
+# may interrupt C code that it runs.
 _THROUGH: dict[str, Any] = {}
 exec(  # noqa: S102 - a constant text
     compile(
@@ -123,7 +128,9 @@ exec(  # noqa: S102 - a constant text
 
 
 def interruptible(function: Any) -> Any:
-    """Return `function` itself if it is a Python function or class, else a Python function that calls it."""
+    """Return `function` itself if it is a Python function or class, else a Python
+    function that calls `function`.
+    """
     if isinstance(function, (types.FunctionType, type)):
         return function
     call = _THROUGH["through"](function)
@@ -132,7 +139,9 @@ def interruptible(function: Any) -> Any:
 
 
 def end_fork(what: str, error: BaseException | None) -> NoReturn:
-    """End a process that user code in `what` has forked, with exit code 0, or the code for `error`."""
+    """End this process, which user code in `what` has forked, with exit
+    code 0 or the exit code for `error`.
+    """
     if isinstance(error, SystemExit):
         code = process.exit_code(error)
     else:
@@ -148,26 +157,27 @@ def end_fork(what: str, error: BaseException | None) -> NoReturn:
 
 @dataclass(eq=False)
 class Calls:
-    """Runner of the calls of one worker, in the thread of its caller.
+    """Runner of the calls of one worker. Each call runs in the thread that calls the runner's method.
 
     Args:
         spec: specification of the worker.
         codec: packer of results.
         waiter: object that waits for arguments.
         node: client of the node, which receives the name under which the actor's output is shown.
-        parted: function called with each connection over which an answer was sent after its other end had
-            finished sending.
+        parted: function that keeps a connection until its answers are written; called after an answer to a
+            caller that sends no more calls.
 
     Attributes:
         instance: the actor's object.
         made_of: class of the actor, already set while its constructor runs.
         beginning: unfinished coroutine of an `async def __init__`.
         begun_at: start time of the last call, by the monotonic clock.
-        running: id of the call that a signal may interrupt, see `Interruption`; 0 without a call, and as soon
-            as the call's answer is about to be sent.
+        running: id of the call that a signal may interrupt, see `Interruption`; 0 if no call is running, or
+            if the call's answer is about to be sent.
         interrupted: id of the last call that was interrupted.
         resolving: True while the running call waits for its arguments.
-        cancelled: ids of cancelled calls, with True if the calls that they started are cancelled too.
+        cancelled: ids of cancelled calls, each with True if the calls started by the
+            cancelled call are cancelled too.
         is_fork: True in a process that user code has forked, which must not answer calls.
         recorder: recorder of calls for the timeline; None to disable recording.
     """
@@ -195,18 +205,24 @@ class Calls:
         os.register_at_fork(after_in_child=lambda: setattr(self, "is_fork", True))
 
     def require_parent(self, what: str, error: BaseException | None = None) -> None:
-        """End this process if it is a fork by `what`, which has then returned or raised `error`."""
+        """End this process if user code in `what` forked it.
+
+        The user code has returned, or has raised `error`.
+        """
         if self.is_fork:
             end_fork(what, error)
 
     def require_failure(self, error: BaseException, method: str) -> None:
-        """Raise a call's exception again if it ends the process. Return if it only fails the call."""
+        """Raise the exception of a call again if the exception ends the process.
+
+        Return if the exception only makes the call fail.
+        """
         self.require_parent(method, error)
         if isinstance(error, ENDS) and not isinstance(error, Cancelled):
             raise error
 
     def run_small(self, conn: CallerConnection, call: ArrivedCall) -> None:
-        """Run and answer a small call. This is faster than `run`."""
+        """Run and answer a small call, faster than `run`."""
         call_id, target, arguments, _, _ = call
         method = str(target)
         try:
@@ -215,7 +231,8 @@ class Calls:
             start = 0.0
             if isinstance(target, str):
                 function = self.bound(target)
-                calling.set(call)  # the variable gets the call itself, as a new tuple would double the cost
+                # The variable is set to the call itself, as a new tuple would double the cost.
+                calling.set(call)
             else:
                 function = self._functions.get(target)
                 if function is None:
@@ -284,7 +301,11 @@ class Calls:
         group: str | None = None,
         name: str | None = None,
     ) -> None:
-        """Run and answer an unpacked call. This method must call user code directly, see `_BOUNDARY`."""
+        """Run and answer an unpacked call.
+
+        The frame of this method marks where user code begins, so it must call user code
+        directly; see `_BOUNDARY`.
+        """
         calling.set((call_id, method if name is None else GivenName(name)))
         if kind == channel.CALL and definition is not None:
             TaskOutput.name_of_function = method if name is None else name
@@ -326,7 +347,9 @@ class Calls:
         self.answer(conn, call_id, answers)
 
     def show_as(self, instance: Any) -> None:
-        """Show the actor's output under its `repr`, if its class defines `__repr__` and it has no label."""
+        """Show the actor's output under the actor's `repr`, if its class defines `__repr__`
+        and the actor has no label.
+        """
         spec = self._spec
         named = (spec.class_name, spec.registration.name if spec.registration else "")
         own: object = type(instance).__repr__
@@ -340,7 +363,7 @@ class Calls:
         self._node.tell(ShownAs(text.partition("\n")[0][:_LONGEST_NAME]))
 
     def stream(self, conn: CallerConnection, call_id: int, result: Any, method: str) -> None:
-        """Send each value when the generator yields it."""
+        """Send each value of the generator `result` when the generator yields it."""
         items = _synchronous(result) if isinstance(result, AsyncIterator) else result
         require_iterator(items, method)
         try:
@@ -363,14 +386,21 @@ class Calls:
             raise TaskCancelledError(f"{self.where(channel.CALL, method)} was cancelled")
 
     def cancel(self, call_id: int, recursive: bool) -> None:
-        """Mark a call as cancelled. It does not begin, or stops at its next check."""
+        """Mark a call as cancelled.
+
+        The call does not begin, or stops when it next checks for a cancellation.
+        """
         self.cancelled[call_id] = recursive
-        if len(self.cancelled) > _CANCELLED_KEPT:  # these are cancellations of calls that had already ended
+        if len(self.cancelled) > _CANCELLED_KEPT:
+            # A cancellation stays here if it arrives after its call has ended.
             for stale in list(self.cancelled)[: -_CANCELLED_KEPT // 2]:
                 self.cancelled.pop(stale, None)
 
     def packed(self, result: Any, count: int, method: str) -> Iterator[tuple[int, Packed]]:
-        """Yield the answers of a call that returned `result`. Answers of a generator end when it raises."""
+        """Yield the answers of a call that returned `result`.
+
+        If `result` is a generator that raises an exception, the exception follows the last answer.
+        """
         if count == DYNAMIC:
             require_iterator(result, method, "dynamic")
             result = DynamicObjectRefGenerator.of(
@@ -385,13 +415,16 @@ class Calls:
         return self._codec.put_packed(channel.FAILURE, pack_failure(error, self.where(channel.CALL, method)))
 
     def failed(self, error: BaseException, kind: int, call_id: int, method: str, count: int) -> Answers:
-        """Return the answers of a call that raised. Keep a constructor's failure for all later calls."""
+        """Return the answers of a call that raised `error`.
+
+        The failure of a constructor is kept for all later calls.
+        """
         self.running = 0
         if self.interrupted == call_id != 0 and not isinstance(error, TaskCancelledError):
             cause, error = error, TaskCancelledError(f"{self.where(kind, method)} was cancelled while it ran")
             error.__cause__ = cause
         failure = pack_failure(error, self.where(kind, method), of_constructor=kind == channel.INIT)
-        # If the store is full, the frame contains the failure.
+        # If the object store is full, the failure is sent in the answer itself.
         with contextlib.suppress(ObjectStoreFullError):
             failure = self._codec.store(failure)
         if kind == channel.INIT:
@@ -401,13 +434,13 @@ class Calls:
         return [(channel.FAILURE, failure)] * max(1, count)
 
     def refuse(self, conn: CallerConnection, frame: ArrivedCall, error: Exception) -> None:
-        """Answer with `error` a call that can't be run, for example because it can't be unpacked."""
+        """Send `error` as the answer to a call that can't be run, for example as it can't be unpacked."""
         answers = self.failed(error, frame.kind, frame.call_id, self._spec.name, results_of(frame))
         if frame.kind != channel.INIT:
             self.answer(conn, frame.call_id, answers)
 
     def send_item(self, conn: CallerConnection, call_id: int, item: Any, method: str) -> None:
-        """Send one value of a streaming call. Raise an OSError if the caller has ended."""
+        """Send one value of a streaming call. Raise an OSError if the caller's process has ended."""
         self.require_parent(method)
         conn.send(channel.ITEM, call_id, self._codec.store(pack(item, f"a value that {method} yielded")))
         if conn.ended:
@@ -426,7 +459,7 @@ class Calls:
             self._parted(conn)
 
     def shown(self, method: str, name: str | None = None) -> str:
-        """Return a call's name in the timeline, which is the user's name for it, or the default name."""
+        """Return a call's name in the timeline: the user's name for the call, else the default name."""
         if name is not None:
             return name
         return f"{self._spec.class_name}.{method}" if self._spec.is_actor else method
@@ -437,7 +470,7 @@ class Calls:
         return f"{self._spec.worker_id:016x}" if self._spec.is_actor else None
 
     def where(self, kind: int, method: str) -> str:
-        """Return the name of a function or method with this process's pid, for errors."""
+        """Return the name of a function or method with this process's pid, for error messages."""
         name = f"{self._spec.name}.{method}" if self._spec.is_actor and kind == channel.CALL else method
         return f"{name} (pid {os.getpid()})"
 
@@ -456,14 +489,14 @@ class Calls:
         function = self._functions.pop(definition.id, None)
         if function is None:
             function = interruptible(self._waiter.get([definition], None)[0])
-        # The function moves to the end, as the first function is dropped first.
+        # The function moves to the end of the cache, as the first entry is dropped first.
         self._functions[definition.id] = function
         if len(self._functions) > _FUNCTIONS_KEPT:
             del self._functions[next(iter(self._functions))]
         return function
 
     def resolved(self, value: Any) -> Any:
-        """Return an argument, or its value if the argument is a reference."""
+        """Return `value`, or the value that it refers to if `value` is a reference."""
         if not isinstance(value, ObjectRef):
             return value
         self.resolving = True
@@ -481,7 +514,7 @@ class Calls:
 
 @dataclass(eq=False, kw_only=True)
 class RecordedCalls(Calls):
-    """Runner that records each call for the timeline, from its beginning to its answer.
+    """Runner that also records each call, from its beginning to its answer, for the timeline.
 
     Args:
         recorder: call recorder of this process.
@@ -493,7 +526,7 @@ class RecordedCalls(Calls):
         method: Any = call.target
         if not isinstance(method, str):
             function = self._functions.get(method)
-            if function is None:  # the call is returned, and arrives again with the function
+            if function is None:  # the caller gets this call back, and sends it again with the function
                 super().run_small(conn, call)
                 return
             method = getattr(function, "__qualname__", type(function).__name__)

@@ -22,25 +22,26 @@ def break_at(frame: FrameType, path: str) -> None:
 
     Args:
         frame: frame at which the code stops.
-        path: device of the terminal; "" if the program has no terminal.
+        path: path of the terminal's device; "" if the program has no terminal.
 
     Raises:
         RuntimeError: the terminal is missing.
     """
     debugger = _debugger(path, threading.get_ident())
-    sys.settrace(None)  # a debugger that is already stepping would stop in its own code
+    sys.settrace(None)  # a debugger that is already active would stop in its own code
     debugger.set_trace(frame)
 
 
-# The debugger is cached, as a thread that has the terminal may step to a second breakpoint().
+# The debugger is cached, as a thread that already uses the terminal may reach a second breakpoint().
 @functools.cache
 def _debugger(path: str, thread: int) -> Any:
     """Return the debugger of a thread, which locks the terminal from each stop until the code resumes."""
-    import pdb  # imported here, as it takes milliseconds
+    import pdb  # imported only here, as the import takes milliseconds
 
     class TerminalPdb(pdb.Pdb):
         def message(self, msg: str, *args: Any, **more: Any) -> None:
-            self._borrow()  # pdb reports a return, or a cleared breakpoint, before it prompts
+            # pdb also prints before its prompt, for example at a return or a cleared breakpoint.
+            self._borrow()
             super().message(msg, *args, **more)
 
         def error(self, msg: str) -> None:
@@ -60,7 +61,7 @@ def _debugger(path: str, thread: int) -> Any:
             try:
                 return super().trace_dispatch(*args)
             finally:
-                # Without a further stop the code resumes, so the terminal is released.
+                # If no further stop is set, the code resumes, so the terminal is released.
                 if self.stopframe is self.botframe and not self.stdin.closed:
                     self.stdin.close()
 

@@ -38,7 +38,10 @@ class ExecutorHost(Protocol):
     """Methods of a worker that its executor uses."""
 
     def end(self, error: BaseException) -> None:
-        """End the worker as if `error` had been raised in its main thread. Any thread may call this."""
+        """End the worker as if `error` had been raised in its main thread.
+
+        Any thread may call this method.
+        """
 
     def wake(self) -> None:
         """Wake the main thread, so that it checks its queue and connections."""
@@ -48,33 +51,39 @@ class Executor(Protocol):
     """Executor of calls.
 
     Attributes:
-        unfinished: number of unfinished calls that do not run in the main thread's loop.
+        unfinished: number of accepted calls that have not ended; always 0 if calls run inside `begin`.
     """
 
     unfinished: int
 
     def begin(self, conn: CallerConnection, frame: ArrivedCall) -> None:
-        """Run or schedule a call. The main thread calls this in the order in which calls arrived."""
+        """Run or schedule a call.
+
+        The thread that reads the connections calls this method in the order in which calls arrived.
+        """
 
     def cancelled(self, call_id: int, recursive: bool) -> None:
-        """Stop a call. Any thread may call this."""
+        """Stop a call. Any thread may call this method."""
 
 
 def limits(concurrency: Concurrency, default: int) -> dict[str | None, int]:
-    """Return the number of concurrent calls of each group; None is the key of methods without a group."""
+    """Return the largest number of concurrent calls by group name.
+
+    The key None is for methods without a group.
+    """
     found: dict[str | None, int] = {None: concurrency.max_concurrency or default}
     found.update(concurrency.groups)
     return found
 
 
 def group_error(group: str | None, known: Mapping[str | None, Any], method: str) -> ConfigError:
-    """Return the error for a call in an unknown group."""
+    """Return the error for a call in a concurrency group that does not exist."""
     names = sorted(name for name in known if name is not None)
     return ConfigError(f"{method}(): the actor has no concurrency group {group!r}; it has {names}")
 
 
 class Threads:
-    """Executor with a pool of daemon threads for each group.
+    """Executor with a pool of daemon threads for each concurrency group.
 
     The main thread runs the constructor and serves the connections.
     """
@@ -108,7 +117,7 @@ class Threads:
             with self._lock:
                 self.unfinished -= 1
                 idle = self.unfinished == 0
-            if idle:  # the last handle may have been released meanwhile
+            if idle:  # the main thread must check whether the last handle was released meanwhile
                 self._host.wake()
 
         with self._lock:
@@ -179,19 +188,20 @@ class _Group:
 class AsyncioExecutor:
     """Executor with event loops, for an actor with `async def` methods.
 
-    The main thread's event loop runs the constructor and the methods without a group. It also serves the
-    connections, unless the actor has concurrency groups. Then each group has an event loop in its own thread,
-    and a further thread serves the connections. So a blocking method stops only the methods of its group.
+    The main thread's event loop runs the constructor and the methods without a group. This event loop also
+    serves the connections, unless the actor has concurrency groups. With concurrency groups, each group has
+    an event loop in its own thread, and a further thread serves the connections. So a blocking method stops
+    only the methods of its group.
 
     Calls of a group begin in their order of arrival. A coroutine method runs as an asyncio task. An
-    asynchronous generator runs as a task that sends the yielded values. A plain method blocks its loop while
-    it runs.
+    asynchronous generator runs as a task that sends the yielded values. A plain method blocks the
+    event loop while it runs.
 
     Args:
         host: the worker.
         calls: the worker's calls.
-        futures: futures of this process.
-        concurrency: numbers of concurrent calls of the actor and its groups.
+        futures: object that makes futures for references in this process.
+        concurrency: limits on concurrent calls of the actor and of its groups.
     """
 
     def __init__(self, host: ExecutorHost, calls: Calls, futures: Futures, concurrency: Concurrency) -> None:
@@ -231,7 +241,10 @@ class AsyncioExecutor:
             self._host.end(error)
 
     def serve(self, fd: int, turn: Callable[[], bool]) -> None:
-        """Run the main loop. Call `turn` when `fd` is readable or calls have ended, until it is False."""
+        """Run the main loop.
+
+        Call `turn` when `fd` is readable or calls have ended, until `turn` returns False.
+        """
 
         def look() -> None:
             if not turn():
@@ -433,7 +446,7 @@ class AsyncioExecutor:
             self.unfinished -= 1
             if self.unfinished:
                 return
-        if self._has_threads:  # the last handle may have been released meanwhile
+        if self._has_threads:  # the main thread must check whether the last handle was released meanwhile
             self._host.wake()
         else:
             self._loop.call_soon(self._look)

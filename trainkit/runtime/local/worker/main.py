@@ -1,6 +1,7 @@
-"""Worker process with its start, the loop over its connections, and its end.
+"""Worker process: its start, the loop that reads its connections, and its end.
 
-connections ──▶ queue ──▶ runner.begin(conn, frame) ──▶ Calls ──▶ Calls.answer(conn, call_id, answers)
+An arriving call passes from its connection through the queue to `runner.begin`, and then to `Calls`, which
+sends the answer with `Calls.answer`.
 """
 
 from __future__ import annotations
@@ -39,17 +40,19 @@ from trainkit.runtime.specs import Interface
 
 _FLUSH_S = 10.0
 _LONG_S = 0.02
-"""Duration of a call after which the tasks queued behind it are returned, so that other workers run them."""
+"""Run time of a call after which the tasks queued behind it are returned to their owner, so that
+other workers run the tasks.
+"""
 
 
 def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[int]) -> None:
-    """Turn a newly forked process into the worker that `spec` describes, and end the process with it.
+    """Run the worker that `spec` describes in this newly forked process, then end the process.
 
     Args:
         spec: specification of the worker.
-        inherited: environment of the worker.
+        inherited: environment of the process that requested the worker.
         fds: descriptors of the worker's control connection, first connection, stdout, stderr, and the account
-            of the object store. The function copies and closes them.
+            of the object store. The function uses copies of the descriptors, and closes the originals.
     """
     control, first, out, err, account = fds
     signals.serve_program()
@@ -101,7 +104,7 @@ def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[in
 
 
 class _Connection(CallerConnection):
-    """Connection to a caller, read by the worker's loop."""
+    """Connection to a caller, which the worker's main loop reads."""
 
     def __init__(self, sock: socket.socket, worker: _Worker, background: BackgroundThread) -> None:
         super().__init__(sock)
@@ -141,14 +144,16 @@ class _Worker:
         self._parted: list[CallerConnection] = []
         self._parting = threading.Lock()
         self._queue: deque[tuple[CallerConnection, ArrivedCall]] = deque()
-        # Calls to a restarted actor may arrive before its constructor call, and wait here for that call.
+        # Calls to a restarted actor may arrive before its constructor call, and then wait here.
         self._early: list[tuple[CallerConnection, ArrivedCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._introduced = 0
-        self._own_conn: _Connection | None = None  # connection of this process's handles to its own actor
+        # Connection that handles of the worker's own actor use in this process.
+        self._own_conn: _Connection | None = None
         self._waited_at = 0.0
         self._waiting = False  # True while the main thread waits for other processes
-        self._returns_slow = False  # True while tasks that arrive behind a long call are returned
+        # True while tasks that arrive behind a long call are returned to their owner.
+        self._returns_slow = False
         self._fatal: BaseException | None = None
         self._main = threading.get_ident()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -177,31 +182,38 @@ class _Worker:
         )
 
     def connect(self, sock: socket.socket) -> _Connection:
-        """Serve a new connection and return it."""
+        """Serve the connection over `sock`, and return its object."""
         conn = _Connection(sock, self, self._background)
         self._conns[conn.fileno()] = conn
         self._poll.register(conn, select.EPOLLIN)
         return conn
 
     def _introduce(self, body: Packed) -> None:
-        """Serve the connection in `body`. If the descriptor was lost, the other end finds it closed."""
+        """Serve the connection whose descriptor is in `body`.
+
+        If the descriptor could not be received, the caller finds the connection closed.
+        """
         (handle,) = body.handles
         if isinstance(handle, channel.Descriptor):
             self.connect(socket.socket(fileno=handle.take()))
 
     def _is_cancelled(self) -> bool:
-        self._node.try_read()  # the main thread, which normally reads, may be busy with the call itself
+        # The main thread, which normally reads messages, may be busy with the call itself.
+        self._node.try_read()
         return calling.get()[0] in self._calls.cancelled
 
     def _own_handle(self) -> tuple[ActorEndpoint, Interface]:
-        """Return an endpoint of this process's own actor and the actor's interface, for a new handle."""
+        """Return the endpoint (shared connection) and the interface for a new handle of
+        this process's own actor.
+        """
         interface = interface_of(self._calls.made_of, self._spec.name)
         known = known_endpoint(self._engine.mark, self._spec.worker_id)
         if known is not None:
             return known, interface
         own = self._own_conn
         if own is not None and self._conns.get(own.fileno()) is own:
-            self._read_caller(own.fileno())  # this read closes the connection if the earlier handles are gone
+            # This read closes the connection if no earlier handle uses it any more.
+            self._read_caller(own.fileno())
             self.wake()  # the main thread must run the calls that were read
         with channel.descriptors_explained:
             ours, theirs = socket.socketpair()
@@ -240,7 +252,10 @@ class _Worker:
             self._early.extend(calls)
 
     def return_slow(self) -> bool:
-        """Return queued tasks to their owner if the running task takes long; return True to check again."""
+        """Return queued tasks to their owner if the running task takes long.
+
+        Return True if a further check is needed later.
+        """
         if self._spec.is_actor or not (self._queue or self._calls.running):
             return False
         if not self._takes_long():
@@ -257,13 +272,15 @@ class _Worker:
         return bool(self._calls.running) and SYSTEM.monotonic() - self._calls.begun_at > _LONG_S
 
     def _stop_returning(self) -> None:
-        """Keep the tasks that arrive from now on, as the long call has ended."""
+        """Stop returning arriving tasks to their owner, as the long call has ended."""
         self._returns_slow = False
         for conn in list(self._conns.values()):
             self._background.unwatch(conn, channel.SLOW)
 
     def _blocked(self, waiting: bool) -> None:
-        """Return queued and arriving tasks while the main thread waits, as it may wait for such a task."""
+        """Return queued and arriving tasks to their owner while the main thread waits,
+        perhaps for one of these tasks.
+        """
         self._waiting = waiting
         note = self._background.watch if waiting else self._background.unwatch
         for conn in list(self._conns.values()):
@@ -287,7 +304,7 @@ class _Worker:
                 kept.append((conn, call))
         self._queue.extend(reversed(kept))
         if kept and threading.get_ident() != self._main:
-            self.wake()  # the main thread may have found the queue empty meanwhile
+            self.wake()  # the main thread may have found the queue empty while the calls were removed
         for conn in returned or ([*self._conns.values()] if why == channel.BLOCKED else []):
             with contextlib.suppress(OSError):  # the owner has ended
                 conn.send(channel.RETURNED, 0, Packed(pickle.dumps((returned.get(conn, []), why))))
@@ -297,7 +314,7 @@ class _Worker:
         os.eventfd_write(self._wake_fd, 1)
 
     def end(self, error: BaseException) -> None:
-        """End as if `error` had been raised in the main thread."""
+        """End the worker as if `error` had been raised in the main thread."""
         self._calls.require_parent(self._spec.name, error)
         self._fatal = self._fatal or error
         self.wake()
@@ -330,7 +347,8 @@ class _Worker:
         if not stays:  # no answer is needed, as the node reads this message before it handles the exit
             self._node.tell(departing)
             return
-        with contextlib.suppress(NodeDiedError):  # sent before connections close, as callers ask why
+        with contextlib.suppress(NodeDiedError):
+            # The node must know the reason before the connections close, as callers then ask for it.
             self._waiter.get_without_lending(self._node.ask(departing))
         self._calls.forget()
         for fd, conn in list(self._conns.items()):  # later calls fail, as the actor has ended
@@ -361,7 +379,7 @@ class _Worker:
         return not (abandoned and self._may_end())
 
     def _may_end(self) -> bool:
-        """Return True if this actor, which has no handles left, may end. Ask the node about a named actor."""
+        """Return True if this actor, which has no handles left, may end. For a named actor, ask the node."""
         if not self._spec.conduct.is_registered:
             return True
         try:
@@ -371,14 +389,17 @@ class _Worker:
         return may_end
 
     def _goes_on(self, conn: CallerConnection) -> bool:
-        """Return True if the next queued call came over `conn` too."""
+        """Return True if the next queued call arrived over `conn`."""
         try:
             return self._queue[0][0] is conn
         except IndexError:
             return False
 
     def _read(self, timeout_s: float) -> bool:
-        """Read all connections, waiting up to `timeout_s` (-1: no limit). Return False at the node's end."""
+        """Wait up to `timeout_s` seconds (-1: no limit) for data, then read the connections that have data.
+
+        Return False if the node has ended.
+        """
         # Only a serial executor may poll busily, as other executors' threads need the CPU.
         looks = timeout_s < 0 and isinstance(self._runner, SerialExecutor)
         for fd, _ in (self._arrived_shortly() if looks else []) or self._poll.poll(timeout_s):
@@ -392,7 +413,9 @@ class _Worker:
         return True
 
     def _arrived_shortly(self) -> list[tuple[int, int]]:
-        """Poll briefly if the last calls arrived quickly, as sleeping costs more; see `SHORT_WAIT_S`."""
+        """Return the events of a brief busy poll if the last calls arrived quickly, as sleeping would take
+        longer; see `SHORT_WAIT_S`.
+        """
         begun, before = SYSTEM.monotonic(), self._waited_at
         self._waited_at = begun
         if begun - before > 4 * channel.SHORT_WAIT_S:  # the last wait or the last call took too long
@@ -409,7 +432,7 @@ class _Worker:
         conn = self._conns.get(fd)  # None if another thread has just read the connection's end
         if conn is not None and conn.try_read() and conn.ended and self._conns.pop(fd, None) is conn:
             self._poll.unregister(fd)
-            # Queued calls keep the connection alive. `_parted` keeps it alive while answers are unsent.
+            # Queued calls keep the connection alive, and `_parted` does while answers are unsent.
             with self._parting:
                 self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
 

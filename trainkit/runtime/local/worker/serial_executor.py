@@ -1,4 +1,4 @@
-"""Executor that runs calls in the main thread, and the interruption of its calls by SIGINT."""
+"""Executor that runs calls in the main thread, and handler of SIGINT that interrupts these calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from trainkit.runtime.local.worker.calls import ArrivedCall, CallerConnection, C
 
 _RUNTIME = str(Path(runtime.__file__).resolve().parent) + os.sep
 _BOUNDARY = frozenset({Calls.carry_out.__code__, Calls.run_small.__code__, Calls.stream.__code__})
-"""Code objects of the methods that call user code. Later frames of trainkit are called by user code."""
+"""Code objects of the methods that call user code.
+
+In a stack, frames of trainkit after these methods are called by user code.
+"""
 _AGAIN_S = 0.001
 
 
@@ -28,12 +31,12 @@ class Interruption:
     Args:
         calls: the worker's calls.
         control: connection that delivers cancellations.
-        can_raise: True if the calls are tasks. A running actor method continues when cancelled, unless the
-            actor's class has a method `__cancelled__`, which raises an exception that ends the call.
+        can_raise: True if the worker runs tasks, which a cancellation interrupts. A running actor method
+            continues when cancelled, unless the actor's class has a method `__cancelled__`, which raises an
+            exception that ends the call.
 
     Attributes:
-        missed: True if a signal arrived while no call was running, so that the connection may have to be
-            read.
+        missed: True if a signal arrived while no call was running, so that a cancellation may be unread.
     """
 
     def __init__(self, calls: Calls, control: Connection, can_raise: bool) -> None:
@@ -46,7 +49,9 @@ class Interruption:
         signal.signal(signal.SIGINT, self._arrived)
 
     def cancelled(self, call_id: int) -> None:
-        """Send SIGINT to the main thread if another thread has read the cancellation of the running call."""
+        """Send SIGINT to the main thread if a different thread has read
+        the cancellation of the running call.
+        """
         if call_id == self._calls.running and threading.get_ident() != self._main:
             signal.pthread_kill(self._main, signal.SIGINT)
 
@@ -90,7 +95,7 @@ def _again(thread: int) -> None:
 def _is_users(frame: FrameType | None) -> bool:
     """Return True if no frame between `frame` and the call of user code belongs to trainkit.
 
-    The frames of a greenlet end where it was started, which is always within a call.
+    The stack of a greenlet ends where the greenlet was started, which is always within a call.
     """
     if frame is None or frame.f_code.co_filename.startswith(_RUNTIME):
         return False
@@ -100,10 +105,10 @@ def _is_users(frame: FrameType | None) -> bool:
 
 
 def _is_in_call(frame: FrameType) -> bool:
-    """Return True if a call has begun, as an exception raised earlier would not be caught."""
+    """Return True if a call has begun, as an exception raised before that would not be caught."""
     while frame.f_back is not None and frame.f_code not in _BOUNDARY:
         frame = frame.f_back
-    # A greenlet's stack starts with its own function.
+    # The stack of a greenlet starts with the greenlet's own function.
     return frame.f_code in _BOUNDARY or frame.f_code.co_name != "<module>"
 
 

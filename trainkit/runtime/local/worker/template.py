@@ -1,7 +1,7 @@
 """Template process, which imports packages that workers need, and forks the workers.
 
 A template does not run tensor operations, use GPUs or import user modules, so that it has only one thread. A
-fork copies only the calling thread, and a lock held by another thread would stay locked in the child.
+fork copies only the calling thread, so a lock held by a different thread would stay locked in the child.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) ->
 
     Args:
         sock: socket to the node.
-        lifeline: reading end of a pipe whose writer is the node, so that the workers end with the node.
+        lifeline: reading end of a pipe that only the node can write to, so that the
+            workers end with the node.
         preload: packages to import.
     """
     process.set_name(_NAME)
@@ -66,7 +67,7 @@ def run_template(sock: socket.socket, lifeline: int, preload: frozenset[str]) ->
     # operators alone would copy thousands of memory pages.
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
-    # A child's garbage collector skips frozen objects. Visiting them would copy their memory pages.
+    # A child's garbage collector skips frozen objects, as visiting them would copy their memory pages.
     gc.freeze()
     gc.enable()
     template.tell(messages.Ready())
@@ -109,7 +110,8 @@ class _Template:
         """Handle requests of the node until the connection closes.
 
         Args:
-            when_idle: function called once, when the node has not sent a request for 0.5 s.
+            when_idle: function called once, when the node has not sent a request for 0.5 s;
+                None to call no function.
         """
         self._children = ChildWatch()
         poll = select.poll()
@@ -135,7 +137,9 @@ class _Template:
             case messages.ForkWorker(spec) if lost is not None:
                 self.tell(messages.ForkFailed(spec.serial, lost.why))
             case _ if lost is not None:
-                pass  # the lost handle was the connection of a new template, or the log file
+                # Without the descriptor of the new template's socket, or of the log
+                # file, nothing can be done.
+                pass
             case messages.ForkWorker(spec):
                 inherited = self._inherited_by(spec)
                 self._fork(spec.serial, f"tk-{spec.name}", lambda: run_worker(spec, inherited, fds))
@@ -176,8 +180,8 @@ class _Template:
             process.set_name(name)
             if serial:
                 process.die_with_writer(self._lifeline)
-                # The worker sends this message itself. Otherwise, if the template died here, the node would
-                # request the same worker from a different template.
+                # The child sends this message, not the template. If the template were to send it and died
+                # here, the node would request the same worker from a different template.
                 self._conn.announce(messages.Forked(serial, os.getpid()))
             else:
                 process.die_with_parent(parent)
