@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from trainkit.lazy import from_stub
 
-# The servers are loaded on first use, because each needs its own packages.
+# Each server needs packages of its own, so a server is loaded only when it is first used.
 __getattr__, __dir__, __all__ = from_stub(__name__)

@@ -1,4 +1,4 @@
-"""Rule for access to a dashboard server. This module needs no package of the servers."""
+"""Rules on who may send requests to a dashboard server; needs no packages of the servers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 @dataclass(frozen=True)
 class Access:
-    """Rule for access to a server.
+    """Rules on who may send requests to a server.
 
     Args:
-        token: token that was shown to the user.
+        token: secret token in the address that the user received.
         host: address on which the server listens.
     """
 
@@ -28,13 +28,14 @@ class Access:
 
     def __post_init__(self) -> None:
         if not self._is_loopback:
-            _ = self._names  # the names are resolved now, so that a slow lookup does not delay requests later
+            # The names are looked up now, because a slow lookup during a request would delay the answer.
+            _ = self._names
 
     def knows_host(self, header: str) -> bool:
-        """Return True if a `Host` header names this server.
+        """Return True if the header `Host` of a request names this server.
 
-        Another site can let its own name resolve to this machine (DNS rebinding), so only the machine's own
-        names are accepted. IP addresses are always accepted, because they need no resolution.
+        A foreign site can make its own name point to this machine (DNS rebinding), so only the machine's own
+        names are accepted. IP addresses are also accepted, because DNS rebinding needs a name.
         """
         match = _HOST.fullmatch(header)
         if match is None:
@@ -51,7 +52,7 @@ class Access:
         return self.is_token(token.strip()) and scheme.lower() == "bearer"
 
     def is_token(self, shown: str) -> bool:
-        """Return True if `shown` is the token; the comparison takes constant time."""
+        """Return True if `shown` is the token. The comparison takes the same time for every `shown`."""
         return hmac.compare_digest(shown.encode(), self.token.encode())
 
     @property

@@ -1,4 +1,4 @@
-"""REST API of the dashboard: its endpoints, and the functions behind them."""
+"""REST API of the dashboard: its endpoints, and the functions that answer their requests."""
 
 from __future__ import annotations
 
@@ -43,34 +43,35 @@ from trainkit.tune.schedulers import load_words
 from trainkit.tune.store.commands import asker
 
 MAX_PAGE = 1000
-"""Maximum number of trials in a page."""
+"""Maximum number of trials in one page of the list of trials."""
 MAX_EVENTS = 10_000
 _PIECE = 64 * 1024
-"""Number of characters of an export that are sent in one part."""
+"""Minimum number of characters of an export that are sent at once, except for the last piece."""
 NOTES = "notes.json"
-"""File of notes in an experiment's folder. It maps "" to the experiment's note, and trial ids to notes."""
+"""File with the user's notes in an experiment's folder. The file maps "" to the note about the experiment,
+and trial ids to the notes about trials."""
 MAX_NOTE = 20_000
 """Maximum number of characters of a note."""
 _WRITING = threading.Lock()
 COMMAND_S = 30.0
-"""Timeout in seconds for the answer of an experiment's process to a command."""
+"""Seconds to wait until an experiment's process answers a command."""
 
 
 class Served(Protocol):
-    """Server, as seen by its endpoints."""
+    """Attributes of the server that the functions of this module use."""
 
     board: Board
     read_only: bool
 
 
 def folder_of(call: Call) -> Path:
-    """Return the folder of the experiment named in the path."""
+    """Return the folder of the experiment that the request's path names."""
     server: Served = call.server
     return server.board.folder_of(call.path["name"])
 
 
 def table_of(call: Call) -> TrialTable:
-    """Return the refreshed table of the experiment named in the path."""
+    """Return the up-to-date table of trials of the experiment that the request's path names."""
     server: Served = call.server
     table = server.board.table(folder_of(call))
     table.refresh()
@@ -78,7 +79,7 @@ def table_of(call: Call) -> TrialTable:
 
 
 def status(call: Call) -> dict[str, Any]:
-    """Return information about the server."""
+    """Return the server's version, folder and mode, the time, and all kinds of charts."""
     server: Served = call.server
     return {
         "version": version(),
@@ -96,7 +97,7 @@ def experiments(call: Call) -> list[dict[str, Any]]:
 
 
 def experiment(call: Call) -> dict[str, Any]:
-    """Return one experiment: its summary, settings, space, columns and note."""
+    """Return one experiment: its summary, settings, search space, column names, note and available charts."""
     server: Served = call.server
     folder = folder_of(call)
     with RowReader(folder) as reader:
@@ -105,7 +106,8 @@ def experiment(call: Call) -> dict[str, Any]:
     settings, space = settings_of(facts), space_of(facts)
     return {
         **server.board.summary(folder),
-        # The summary's objectives already include the metric and the mode, so these settings are left out.
+        # The summary's objectives already contain the metric and the mode, so these two settings are left
+        # out.
         "settings": {name: value for name, value in settings.items() if name not in ("metric", "mode")},
         "space": space,
         "columns": {
@@ -119,7 +121,7 @@ def experiment(call: Call) -> dict[str, Any]:
 
 
 def trials(call: Call) -> dict[str, Any]:
-    """Return a page of trials."""
+    """Return one page of the list of trials."""
     wanted = call.query
     states = [text for text in (wanted["status"] or "").split(",") if text]
     if unknown := set(states).difference(STATES, TrialStatus):
@@ -241,7 +243,7 @@ def _all_rows(table: TrialTable) -> Iterator[Row]:
 
 
 def _in_pieces(texts: Iterator[str]) -> Iterator[str]:
-    """Yield the same text in fewer, larger parts, because the server sends each part from a thread."""
+    """Join the texts into fewer, larger pieces, because sending each piece takes a switch to a thread."""
     parts, size = list[str](), 0
     for text in texts:
         parts.append(text)
@@ -285,7 +287,7 @@ def _csv(table: TrialTable, rows: Iterator[Row]) -> Iterator[str]:
 
 
 def _cell(value: Any) -> Any:
-    """Return `value` as a cell that no spreadsheet interprets as a formula."""
+    """Return `value` in a form that no spreadsheet program interprets as a formula."""
     text = encode(value) if isinstance(value, (list, dict)) else value
     return f"'{text}" if isinstance(text, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
@@ -299,12 +301,12 @@ def chart(call: Call) -> dict[str, Any]:
 
 
 def note_of(folder: Path, trial_id: str) -> str:
-    """Return the note about a trial, or about the experiment if `trial_id` is ''; '' if it does not exist."""
+    """Return the note about a trial, or about the experiment if `trial_id` is ''; '' without a note."""
     return str(_notes(folder).get(trial_id, ""))
 
 
 def write_note(folder: Path, trial_id: str, text: str) -> None:
-    """Write a note to a separate file, because only the experiment's owner writes the experiment's file.
+    """Write a note to a separate file, because only the experiment's process may write its main file.
 
     Raises:
         StoreError: the note is too long, or the folder can't be written.
@@ -312,7 +314,7 @@ def write_note(folder: Path, trial_id: str, text: str) -> None:
     if len(text) > MAX_NOTE:
         raise StoreError(f"the note has {len(text)} characters: shorten it to at most {MAX_NOTE}")
     aside = folder / f".{NOTES}.{uuid.uuid4().hex}.partial"
-    with _WRITING:  # the lock ensures that neither of two concurrent notes is lost
+    with _WRITING:  # Without the lock, one of two notes that are written at the same time could be lost.
         notes = _notes(folder)
         notes[trial_id] = text
         try:
@@ -425,7 +427,7 @@ READING = (
         for path, subject in ((_EXPERIMENT, "experiment"), (_TRIAL, "trial"))
     ),
 )
-"""Read-only endpoints on experiments, and the endpoints for notes."""
+"""Endpoints that read experiments, and the endpoints that store notes."""
 
 VERBS = {
     "stop": "Stop the experiment, or one of its trials.",
@@ -435,19 +437,19 @@ VERBS = {
     "add": "Add a configuration to try next.",
     "set": "Change the number of samples, the time budget or the number of concurrent trials.",
 }
-"""Summary of each steering method, by its name."""
+"""Maps each method that steers an experiment to a summary of the method."""
 
 _JSON_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", type(None): "null"}
 
 
 def _parameters_of(verb: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a steering method by name, with their types."""
+    """Return the parameters of a method that steers an experiment, by parameter name."""
     _, *found = inspect.signature(getattr(Experiment, verb), eval_str=True).parameters.values()
     return {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in found}
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a parameter's type."""
+    """Return the JSON schema for values of the Python type `kind`."""
     names = [
         _JSON_TYPES.get(each, "object")
         for each in (get_args(kind) if isinstance(kind, UnionType) else [kind])
@@ -468,4 +470,4 @@ STEERING = tuple(
     )
     for verb, summary in VERBS.items()
 )
-"""Endpoints that steer; each answers after the experiment's process has carried out the command."""
+"""Endpoints that steer an experiment. Each one answers after the experiment's process has run the command."""

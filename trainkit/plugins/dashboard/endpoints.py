@@ -1,4 +1,4 @@
-"""Endpoints of the dashboard as data, from which its routes and its OpenAPI description are made."""
+"""Endpoints of the dashboard as data, from which its routes and its OpenAPI description are built."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LONGEST = 10_000
 
 
 class ForbiddenError(Exception):
-    """Request that this server never allows, such as a write to a read-only server."""
+    """Error for a request that this server never allows, such as a write to a read-only server."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class QueryParameter:
     """Parameter of a query.
 
     Attributes:
-        name: name in the address.
-        meaning: description for the reference.
-        kind: "string", "integer" or "boolean".
-        default: value if the parameter is left out.
+        name: name of the parameter in the URL.
+        meaning: description of the parameter for the API reference.
+        kind: type of the value: "string", "integer" or "boolean".
+        default: value if the request does not contain the parameter.
         at_most: largest integer.
         at_least: smallest integer.
     """
@@ -57,7 +57,7 @@ class QueryParameter:
     at_least: int = 0
 
     def read(self, texts: Sequence[str]) -> Any:
-        """Return the value of the parameter.
+        """Parse the parameter's value from its texts in the URL.
 
         Raises:
             ConfigError: the value is invalid, or the parameter is given several times.
@@ -98,15 +98,16 @@ class QueryParameter:
 
 @dataclass(frozen=True)
 class Call:
-    """One request, as the argument of an endpoint's function.
+    """One request to an endpoint, passed to the endpoint's function.
 
     Attributes:
-        server: server that received the request; the endpoints know its class.
-        path: values of the placeholders in the path.
-        query: values of the parameters that the endpoint declares.
-        others: further parameters as strings, for an endpoint that accepts any parameters.
-        body: fields of the body.
-        gone: event that is set when the client disconnects, for endpoints that wait concurrently.
+        server: server that received the request, such as a `Dashboard`.
+        path: values of the placeholders in the endpoint's path.
+        query: parsed values of the parameters that the endpoint declares.
+        others: further parameters as strings, if the endpoint accepts any parameters.
+        body: fields of the request's body.
+        gone: event that is set when the client disconnects; used only by endpoints that wait and are not
+            `in_turn`.
     """
 
     server: Any
@@ -145,21 +146,21 @@ async def _watched(call: Call, *, needed: bool) -> AsyncIterator[None]:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One path with one method.
+    """One URL path with one HTTP method.
 
     Attributes:
         path: path such as "/api/experiments/{name}".
-        summary: one line for the API reference.
-        run: function that receives the call, and returns the answer or a complete response.
+        summary: description in one line, for the API reference.
+        run: function that receives a `Call`, and returns the answer or a complete HTTP response.
         answers: schema of the answer, or the media type of an answer that is not JSON.
-        query: parameters of the query.
+        query: parameters that the URL may contain.
         body: schemas of the body's fields, by name.
-        required: required fields of the body.
-        takes_any: True: accept further parameters.
-        is_async: True: `run` is a coroutine function; otherwise, it runs in a thread.
-        waits: True: the endpoint waits for another process, so it runs in separate threads.
-        in_turn: for an endpoint that waits. True: it begins after earlier requests to the same session are
-            answered; False: it runs concurrently.
+        required: names of the fields that the body must contain.
+        takes_any: True: also accept parameters that are not in `query`.
+        is_async: True: `run` is a coroutine function. False: `run` is called in a thread.
+        waits: True: `run` waits for another process, so it runs in a separate pool of threads.
+        in_turn: used if `waits` is True. True: `run` begins after earlier requests to the same session are
+            answered. False: `run` may run concurrently with them.
         method: "GET", "POST" or "PUT".
     """
 
@@ -177,7 +178,7 @@ class Endpoint:
     method: str = "GET"
 
     def route(self, server: Any) -> Route:
-        """Return the route of the endpoint on `server`."""
+        """Return the route that lets `server` answer requests to this endpoint."""
 
         async def handle(request: Request) -> Response:
             return await self._handle(server, request)
@@ -193,8 +194,8 @@ class Endpoint:
                 return response
             make = partial(self._made, threads, call)
             if self.method == "GET" and self.in_turn and not isinstance(self.answers, str):
-                # The raw path and query are compared, because `request.url` changes names that contain '#' or
-                # a tab.
+                # Concurrent requests are compared by raw path and query, because `request.url` changes names
+                # with '#' or a tab.
                 asked = request.scope["path"], request.scope["query_string"]
                 return await threads.share(asked, make)
             return await make()
@@ -214,7 +215,7 @@ class Endpoint:
             return refusal(409, str(error))
 
     async def _made(self, threads: Threads, call: Call) -> Response:
-        """Produce the response in a thread."""
+        """Compute the response in a thread."""
         make = partial(self._answered, call)
         if not self.waits:
             return await threads.read(make, call.path.get("name"))
@@ -243,7 +244,7 @@ class Endpoint:
         return Call(server, request.path_params, query, others, body, request)
 
     def _body(self, data: bytes) -> dict[str, Any]:
-        """Return the fields of the body; omitted fields are missing."""
+        """Parse and check the body; fields that the client omitted are missing in the result."""
         try:
             body = json.loads(data, parse_constant=_no_number) if data else {}
         except (ValueError, RecursionError) as error:
@@ -267,7 +268,7 @@ class Endpoint:
 
 
 class BadRequestError(Exception):
-    """Request with an invalid parameter or body."""
+    """Error for a request with an invalid parameter or body."""
 
 
 def _no_number(text: str) -> Any:
@@ -289,7 +290,7 @@ _IS: Mapping[str, Callable[[Any], bool]] = {
 
 
 async def refuse_http(request: Request, error: Exception) -> Response:
-    """Answer a request for an unknown path, or with a method that the path does not support."""
+    """Answer a request to an unknown path, or with an HTTP method that the path does not support."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     words = {
         404: f"{request.url.path} does not exist on this server",

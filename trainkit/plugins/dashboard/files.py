@@ -1,4 +1,4 @@
-"""Files of a trial for the dashboard."""
+"""Files in a trial's folder, for the dashboard."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def listed(folder: Path, below: str) -> dict[str, Any]:
-    """Return the files and folders in a trial's folder, without links that lead out of it."""
+    """Return the files and folders in a subfolder of a trial's folder, without links that lead out of it."""
     there = inside(folder, below) if below else inside(folder)
     entries = []
     for name in sorted(os.listdir(there))[:_MAX_ENTRIES]:
@@ -59,12 +59,12 @@ def listed(folder: Path, below: str) -> dict[str, Any]:
 
 
 def download(file: BinaryIO, name: str, request: Request) -> Response:
-    """Return an open file as a download of its current content, although a trial may still be writing it.
+    """Return an open file as a download; a trial may continue to write to the file meanwhile.
 
     Args:
-        file: open file; it is closed at the end, even if the client disconnects.
-        name: name of the file.
-        request: request, which may ask for a range of the file to resume an interrupted download.
+        file: open file, which is closed when the download ends or the client disconnects.
+        name: file name that the client sees.
+        request: request of the client; it may ask for a range of bytes, to resume an interrupted download.
     """
     found, quoted = os.fstat(file.fileno()), quote(os.fsencode(name), safe="")
     shown = f'filename="{name}"' if name == quoted else f"filename*=utf-8''{quoted}"
@@ -74,7 +74,7 @@ def download(file: BinaryIO, name: str, request: Request) -> Response:
     asked = _RANGE.fullmatch(request.headers.get("range", ""))
     if asked is not None and request.headers.get("if-range", tag) == tag:
         begin, end = int(asked[1]), min(int(asked[2] or last), last)
-        if begin <= end:  # for any other range, the whole file is sent
+        if begin <= end:  # A range outside the file is ignored, so the whole file is sent.
             first, last, status = begin, end, 206
             head["Content-Range"] = f"bytes {first}-{last}/{found.st_size}"
     head["Content-Length"] = str(last - first + 1)
@@ -91,7 +91,7 @@ class _Download(StreamingResponse):
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._file:  # the file is closed even if reading was interrupted
+        with self._file:  # The file must be closed even if the download is interrupted.
             await super().__call__(scope, receive, send)
 
 

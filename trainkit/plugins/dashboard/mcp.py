@@ -1,4 +1,4 @@
-"""Command `trainkit mcp`: tools with which agents read and steer experiments (Model Context Protocol)."""
+"""Command `trainkit mcp`: tools with which AI agents read and steer experiments (Model Context Protocol)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from trainkit.tune.results.printed import kept_files, last_lines
 from trainkit.tune.store.commands import asker
 
 MAX_ROWS = 200
-"""Maximum number of trials in one answer."""
+"""Maximum number of trials in one answer to an agent."""
 MAX_REPORTS = 200
 MAX_LINES = 1000
 MAX_LINE = 2000
-"""Maximum number of characters of a line that a trial printed."""
+"""Maximum number of characters of one line of a trial's output."""
 MAX_TEXT = 10_000
 """Maximum number of characters of a text in an answer, such as a traceback or a value."""
 _INSTRUCTIONS = (
@@ -66,9 +66,10 @@ class ServeAgents(Command):
 
 
 async def _serve(server: Any) -> None:
-    """Serve standard input and output until the input ends, and answer lines that are not messages."""
+    """Serve requests on standard input until it ends; answer lines that are not messages with an error."""
     anyio, transport = sys.modules["anyio"], load("mcp.server.stdio", "agents' tools", "mcp")
-    core = server._lowlevel_server  # the server has no public method that takes streams
+    # The server has no public method that accepts streams, so a private attribute is used.
+    core = server._lowlevel_server
     async with transport.stdio_server() as (read, write), anyio.create_task_group() as group:
         messages, received = anyio.create_memory_object_stream(0)
         group.start_soon(_answer_junk, read, write, messages)
@@ -77,7 +78,7 @@ async def _serve(server: Any) -> None:
 
 
 async def _answer_junk(read: Any, write: Any, messages: Any) -> None:
-    """Pass messages on. Answer any other line with an error; the library would only log the line."""
+    """Pass messages on. Answer any other line with an error, because the library would only log it."""
     types, shared = load("mcp.types", "agents' tools", "mcp"), sys.modules["mcp.shared.message"]
     async with read, messages:
         async for item in read:
@@ -111,7 +112,7 @@ def server_of(root: Path, *, allow_steering: bool) -> Any:
 
 
 def _add(server: Any, tool: Callable[..., Json], failure: type[Exception], annotations: Any) -> None:
-    """Add a tool that passes the text of trainkit's errors to the agent unchanged."""
+    """Add a tool to the server; errors of trainkit reach the agent with their texts unchanged."""
 
     @functools.wraps(tool)
     def call(*arguments: Any, **named: Any) -> Json:
@@ -124,7 +125,7 @@ def _add(server: Any, tool: Callable[..., Json], failure: type[Exception], annot
 
 
 def _plain(value: Json) -> Json:
-    """Return `value` as JSON values with long strings cut; NaN, infinities and objects become strings."""
+    """Convert `value` to JSON values and cut long strings; NaN, infinities and objects become strings."""
     plain: Json = _cut(json.loads(encode(without_objects(value))))
     return plain
 
@@ -142,7 +143,7 @@ class _Tools:
         self._root = root
 
     def _folders(self) -> dict[str, Path]:
-        """Return the folders of all experiments by name."""
+        """Return the folders of all experiments, by the experiments' names."""
         return {folder.name: folder for folder in experiments_in(self._root)}
 
     def _experiment(self, name: str) -> Experiment:
@@ -275,24 +276,27 @@ class ReadingTools(_Tools):
         }
 
     def why(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
-        """Explain the state of a trial or of the experiment: each decision with its reason, and each event.
+        """Explain the state of a trial or of the experiment: list each decision with its reason, and each
+        event.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or the beginning of one; default: the experiment as a whole.
+            trial: id, name or number of the trial, or the beginning of one; default: the experiment as a
+                whole.
         """
         lines = experiment_lines(self._experiment(experiment).folder, trial)
         cut = max(0, len(lines) - MAX_LINES)
         return {"lines": lines[cut:], **({"lines_left_out": cut} if cut else {})}
 
     def logs(self, experiment: str, trial: str, search: str = "", lines: int = 100) -> dict[str, Any]:
-        """Show the last lines that a trial printed. They are kept with `RunConfig(log_to_file=True)`.
+        """Show the last lines that a trial printed. The lines are kept if the experiment runs with
+        `RunConfig(log_to_file=True)`.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or the beginning of one.
-            search: only lines that contain this text, ignoring case.
-            lines: maximum number of lines of each file, up to 1000.
+            trial: id, name or number of the trial, or the beginning of one.
+            search: text that a line must contain; upper and lower case are not distinguished.
+            lines: maximum number of lines from each file of output, up to 1000.
         """
         one = self._experiment(experiment)
         with LogReader(one.folder) as reader:
@@ -303,7 +307,8 @@ class ReadingTools(_Tools):
 
 
 class SteeringTools(_Tools):
-    """Tools that steer a running experiment. Each returns after the experiment's program has acted.
+    """Tools that steer a running experiment. Each tool returns after the experiment's program has carried out
+    the command.
 
     Args:
         root: folder of an experiment, or of several experiments.
@@ -314,20 +319,20 @@ class SteeringTools(_Tools):
         return [self.pause, self.resume, self.stop, self.add, self.prioritise, self.set]
 
     def pause(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
-        """Pause a trial, which needs a checkpoint. Without a trial, pause all: none starts until `resume`.
+        """Pause a trial that has a checkpoint. Without a trial, pause all trials: none starts until `resume`.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or the beginning of one; default: all trials.
+            trial: id, name or number of the trial, or the beginning of one; default: all trials.
         """
         return self._command("pause", experiment, trial)
 
     def resume(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
-        """Resume a trial that `pause` has paused. Without a trial, resume all.
+        """Resume a trial that `pause` has paused. Without a trial, resume all trials.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or the beginning of one; default: all trials.
+            trial: id, name or number of the trial, or the beginning of one; default: all trials.
         """
         return self._command("resume", experiment, trial)
 
@@ -336,7 +341,7 @@ class SteeringTools(_Tools):
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or the beginning of one; default: the whole experiment.
+            trial: id, name or number of the trial, or the beginning of one; default: the whole experiment.
         """
         return self._command("stop", experiment, trial)
 
@@ -345,16 +350,16 @@ class SteeringTools(_Tools):
 
         Args:
             experiment: its name.
-            config: value of each hyperparameter of the search space, which `show_experiment` shows.
+            config: a value for each hyperparameter of the search space, which `show_experiment` shows.
         """
         return self._experiment(experiment).add(config).as_dict()
 
     def prioritise(self, experiment: str, trial: str) -> dict[str, Any]:
-        """Run a waiting or paused trial before the others.
+        """Run a waiting or paused trial before all others.
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or the beginning of one.
+            trial: id, name or number of the trial, or the beginning of one.
         """
         return self._command("prioritise", experiment, trial)
 
@@ -369,9 +374,9 @@ class SteeringTools(_Tools):
 
         Args:
             experiment: its name.
-            num_samples: total number of samples; -1: unlimited.
-            time_budget_s: seconds from the beginning of this run; -1: no budget.
-            max_concurrent_trials: number of concurrent trials; 0: as many as the resources allow.
+            num_samples: total number of samples to take from the search space; -1: unlimited.
+            time_budget_s: time limit in seconds, counted from the beginning of this run; -1: no limit.
+            max_concurrent_trials: maximum number of concurrent trials; 0: as many as the resources allow.
         """
         answer = self._experiment(experiment).set(
             num_samples=num_samples,

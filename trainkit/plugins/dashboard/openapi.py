@@ -1,4 +1,4 @@
-"""OpenAPI description of the dashboard: schemas of its answers, and its endpoints."""
+"""OpenAPI description of the dashboard's REST API: its endpoints, and the schemas of their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OBJECT: Schema = {"type": "object"}
 
 
 def version() -> str:
-    """Return the version of the package that contains this module."""
+    """Return the version of trainkit."""
     return str(sys.modules["trainkit"].__version__)
 
 
@@ -34,7 +34,7 @@ def many(schema: Schema) -> Schema:
 
 
 def record(fields: dict[str, Schema]) -> Schema:
-    """Return the schema of an object with exactly these fields."""
+    """Return the schema of an object that has exactly these fields."""
     return {
         "type": "object",
         "properties": fields,
@@ -44,7 +44,7 @@ def record(fields: dict[str, Schema]) -> Schema:
 
 
 def ref(name: str) -> Schema:
-    """Return a reference to a schema of `SCHEMAS`."""
+    """Return a schema that refers to the schema `name` in `SCHEMAS`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -186,7 +186,7 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
 }
-"""Schemas of the API by name."""
+"""Maps the name of each schema of the API to the schema."""
 
 _NAMES = re.compile(r"\{(\w+)(?::path)?\}")
 _REFUSALS = (400, 403, 404, 408, 409, 413, 429)

@@ -1,4 +1,4 @@
-"""Optuna's own dashboard on trainkit's experiments: `trainkit dashboard --optuna`."""
+"""Optuna's own dashboard, which shows trainkit's experiments: `trainkit dashboard --optuna`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOPBACK = "127.0.0.1"
 _SCRIPT = Path(__file__).parent / "static" / "optuna.js"
 _BUNDLE = b'<script defer src="/static/bundle.js"></script>'
 _OURS = f'<script defer src="/static/{_SCRIPT.name}"></script>'.encode()
-# This policy is Optuna's own, whose parallel coordinates need `eval`.
+# This policy is for Optuna's page, whose parallel coordinates need `eval`.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-eval'; style-src 'self' data: 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -39,9 +39,10 @@ Application = Callable[[Environment, Start], Iterable[bytes]]
 class OptunaDashboard(ThreadingMixIn, WSGIServer):
     """Server of Optuna's dashboard, for users of this machine who know the printed address.
 
-    The page itself contains no data. An added script keeps the address's token in the browser tab, and sends
-    the token as a header. No cookie is used, because browsers send cookies to every port of the machine.
-    Requests that would write are refused, because only an experiment's own program may write to it.
+    The page itself contains no data of experiments. An added script takes the token from the address, keeps
+    it in the browser tab, and sends it as a header. Cookies are not used, because browsers send a cookie to
+    every port of the machine. Requests that would write are refused, because only the program of an
+    experiment may write to the experiment.
 
     Args:
         root: folder of an experiment, or of several experiments.
@@ -71,22 +72,22 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
     @property
     def address(self) -> str:
-        """Address to open, with the token."""
+        """Address to open in a browser; it contains the token."""
         return f"http://{_LOOPBACK}:{self.server_port}/dashboard?token={self.token}"
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = 30  # a client has this many seconds to send its request or to continue reading
+    timeout = 30  # Seconds that a client has to send its request, or to continue reading the answer.
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""
 
 
 def _page(app: Any) -> bytes:
-    """Return Optuna's page with a script, before Optuna's own, that sends the token.
+    """Return Optuna's page with an additional script, which sends the token and runs before Optuna's script.
 
     Raises:
-        DashboardError: the page does not have the known form.
+        DashboardError: the page does not have the form of the supported version.
     """
     path = Path(app.__file__).with_name("index.html")
     page = path.read_bytes() if path.exists() else b""
@@ -98,7 +99,7 @@ def _page(app: Any) -> bytes:
 
 
 def _guarded(app: Application, page: bytes, access: Access) -> Application:
-    """Return the application, limited to users with the token and to requests that only read."""
+    """Return an application that refuses requests without the token, and requests that write."""
 
     def answer(environment: Environment, start: Start) -> Iterable[bytes]:
         if not access.knows_host(environment.get("HTTP_HOST", "")):
@@ -130,7 +131,7 @@ def _sent(start: Start, body: bytes, kind: str, *headers: tuple[str, str]) -> It
 
 
 def _refusal(start: Start, status: HTTPStatus, words: str) -> Iterable[bytes]:
-    body = json.dumps({"reason": words}).encode()  # Optuna's pages expect this form
+    body = json.dumps({"reason": words}).encode()  # Optuna's pages expect an error message in this form.
     start(
         f"{status.value} {status.phrase}",
         [("Content-Type", "application/json"), ("Content-Length", str(len(body)))],

@@ -1,4 +1,4 @@
-"""The user's sessions for the dashboard: running tasks, waiting requests, and output."""
+"""Data on the user's running sessions for the dashboard: processes, tasks, waiting requests, and output."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ MAX_TRACE_S = 300.0
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of Prometheus' text format."""
 MAX_LOGS = 20
-"""Maximum number of log files that are read at once; the most recent ones are chosen."""
+"""Maximum number of log files that are read for one request; the most recently changed files are chosen."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
 
 
 class ProcessorMeter:
-    """Meter of the CPU time of processes between two measurements."""
+    """Meter of the CPU use of processes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Each pid has its start, its CPU time in seconds and the time of the look.
+        # Maps each pid to the process's start time, its CPU time in seconds, and the time of the measurement.
         self._last: dict[int, tuple[int, float, float]] = {}
 
     def percent(self, pid: int) -> float | None:
-        """Return a process's CPU use since the last measurement, in percent of one CPU; None at the first."""
+        """Return a process's CPU use since the last call, in percent of one CPU; None at the first call."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:  # the process has ended
@@ -72,7 +72,7 @@ _METER = ProcessorMeter()
 
 
 def sessions() -> list[Row]:
-    """Return the user's sessions, newest first."""
+    """Return a row for each running session of the user, newest first."""
     return [SessionState(session=session).plain() for session in _living()]
 
 
@@ -92,7 +92,7 @@ def _listed(call: Call) -> list[Row]:
 
 
 def _session(call: Call) -> Row:
-    """Return all data of one session."""
+    """Return all data about one session."""
     session = _session_of(call)
     state = state_of(session, [*KINDS, "objects", "workers", "logs", "calls"])
     calls = {each["actor_id"]: each["calls"] for each in state.lists.pop("calls")}
@@ -126,7 +126,7 @@ def _worker(worker: Row, memory_of: dict[int, int]) -> Row:
 
 
 def _gpus() -> tuple[list[Row], dict[int, int]]:
-    """Return the machine's GPUs, and the GPU memory in bytes by pid; both are empty without NVML."""
+    """Return the machine's GPUs, and the GPU memory in bytes for each pid; both are empty without NVML."""
     import pynvml
 
     try:
@@ -156,7 +156,7 @@ def _gpus() -> tuple[list[Row], dict[int, int]]:
 
 
 def _reading(read: Callable[[Any], Any], device: Any) -> Any:
-    """Return a reading of a device; None if unsupported, such as the utilization of a divided GPU (MIG)."""
+    """Read a value of a GPU; None if unsupported, such as the utilization of a divided GPU (MIG)."""
     import pynvml
 
     try:
@@ -166,7 +166,7 @@ def _reading(read: Callable[[Any], Any], device: Any) -> Any:
 
 
 def _logs(call: Call) -> Row:
-    """Return the output of a session's workers, if it is kept in files."""
+    """Return the output of a session's workers that is kept in files."""
     state = _answered(state_of(_session_of(call), ["logs"]))
     paths = {path.name: path for path in (Path(each["path"]) for each in state.lists["logs"])}
     wanted = call.query["worker"]
@@ -189,7 +189,7 @@ def _answered(state: SessionState) -> SessionState:
 
 
 def _worker_of(call: Call, session: Session) -> int:
-    """Return the pid of the worker named in the path."""
+    """Return the pid of the worker that the request's path names."""
     state = _answered(state_of(session, ["workers"]))
     text = call.path["pid"]
     pid = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
@@ -199,7 +199,7 @@ def _worker_of(call: Call, session: Session) -> int:
 
 
 def _stacks(call: Call) -> Row:
-    """Return the stacks of a worker's threads."""
+    """Return the Python stacks of a worker's threads."""
     pid = _worker_of(call, _session_of(call))
     found = process.stacks(pid)
     if not found:
@@ -208,7 +208,7 @@ def _stacks(call: Call) -> Row:
 
 
 def _metrics(call: Call) -> Response:
-    """Return the metrics of a session's processes, for Prometheus to scrape."""
+    """Return the metrics of a session in the format that Prometheus reads."""
     folder = _session_of(call).folder
     try:
         text = metrics.prometheus_text(folder / metrics.FOLDER)
@@ -220,7 +220,7 @@ def _metrics(call: Call) -> Response:
 
 
 def _trace(call: Call) -> Response:
-    """Return a trace of a rank's next steps; it is not stored."""
+    """Record a trace of the next training steps of a rank, and return it; the server keeps no copy."""
     require_writable(call)
     session = _session_of(call)
     pid = _worker_of(call, session)

@@ -1,4 +1,4 @@
-"""Guard of the dashboard: limits on size and duration of requests, and the check of access."""
+"""Protection of the dashboard's server: limits on the size and duration of requests, and access checks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ MAX_BODY = 64 * 1024
 MAX_HEAD = 32 * 1024
 """Maximum number of bytes of a request's line and headers."""
 REQUEST_S = 10.0
-"""Timeout in seconds for a client to send the head of a request; the body has the same timeout."""
+"""Seconds that a client has to send the head of a request, and again to send the body."""
 MAX_CONNECTIONS = 256
-"""Maximum number of connections of all clients. At most half of them may wait for the head of a request."""
+"""Maximum number of connections of all clients together. If more than half of them exist, each new connection
+closes the one that has waited longest for a request."""
 READ_S = 30.0
-"""Timeout in seconds for a client to resume reading, once the output buffer is full."""
+"""Seconds that a client has to continue reading an answer after the output buffer has become full."""
 
-# Inline styles are allowed, because Plotly sets them. Only scripts from the server's own files may run.
+# Inline styles are allowed, because Plotly sets styles in this way. Scripts are allowed only from files of
+# the server.
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -41,12 +43,13 @@ _HEADERS = [
 
 def answer(value: Any, status: int = 200) -> Response:
     """Return `value` as JSON that every reader accepts: NaN and infinities become strings."""
-    text = encode(value)  # The text is ASCII, so that names with any characters can be sent.
+    # The text is ASCII, because names may contain characters that UTF-8 can't represent.
+    text = encode(value)
     return Response(text, status, media_type="application/json")
 
 
 def refusal(status: int, words: str) -> Response:
-    """Return the answer to a refused request: its HTTP status, 400 or more, and the reason for the user."""
+    """Return the answer to a refused request: `status` is at least 400, and `words` are for the user."""
     return answer({"error": words}, status)
 
 
@@ -58,10 +61,11 @@ def _closing(status: int, words: str) -> Response:
 
 
 class Guard:
-    """Middleware that accepts only the user's own requests, and passes each on with its complete body.
+    """Middleware that refuses requests that are not from the user, and reads the bodies of all others
+    completely.
 
     Args:
-        app: application behind the guard.
+        app: application to protect.
         access: rule for access.
     """
 
@@ -112,7 +116,7 @@ class Guard:
         await self._app(scope, receive_read, send_guarded)
 
     def _refused(self, scope: Scope, *, is_api: bool) -> Response | None:
-        """Return the refusal of a request with an unacceptable head, else None."""
+        """Check the path and headers of a request; return a refusal, or None if the request is allowed."""
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
             return _closing(431, f"the URL and headers of the request have more than {MAX_HEAD} bytes")
@@ -148,7 +152,7 @@ class Guard:
 
 
 async def _body(receive: Receive) -> bytes | Response | None:
-    """Return the body of a request, or a refusal; None if the client has disconnected."""
+    """Return a request's body; a refusal if it is too long; None if the client has disconnected."""
     parts: list[bytes] = []
     size, more = 0, True
     while more:
@@ -168,13 +172,13 @@ def _too_long() -> Response:
 
 
 class _Deadline:
-    """Deadline that closes a connection unless it is cancelled."""
+    """Timer that closes a connection unless the timer is cancelled."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float, connection: H11Protocol) -> None:
-        """Close the connection after `seconds`; an existing deadline is kept."""
+        """Close the connection after `seconds` seconds; if a timer is already running, keep that one."""
         if self._timer is None:
             self._timer = connection.loop.call_later(seconds, connection.transport.abort)
 
@@ -192,16 +196,19 @@ class BoundedConnection(H11Protocol):
         super().__init__(*args, **kwargs)
         self._head, self._reader = _Deadline(), _Deadline()
         self.waits_since = math.inf
-        """Loop time since when a complete request is awaited; infinity while a request is being answered."""
+        """Event loop's time since which this connection waits for a complete request; infinity during an
+        answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head.set(REQUEST_S, self)
-        if len(self.connections) > MAX_CONNECTIONS // 2:  # silent clients must not block other clients
+        # Clients that send nothing must not keep other clients from connecting.
+        if len(self.connections) > MAX_CONNECTIONS // 2:
             bounded = [each for each in self.connections if isinstance(each, BoundedConnection)]
             oldest = min(bounded, key=lambda each: each.waits_since)
             if oldest.waits_since < math.inf:
-                oldest.waits_since = math.inf  # the next turn of the loop removes this connection
+                # The event loop closes the connection later, so this connection must not be chosen again.
+                oldest.waits_since = math.inf
                 oldest.transport.abort()
         self.waits_since = self.loop.time()
 
@@ -217,7 +224,7 @@ class BoundedConnection(H11Protocol):
             self.waits_since = math.inf
         else:
             self.waits_since = min(self.waits_since, self.loop.time())
-        if self.cycle is not before:  # the head of the request is complete
+        if self.cycle is not before:  # A new cycle means that the head of a request is complete.
             self._head.call_off()
         elif self.cycle is None or self.cycle.response_complete:
             self._head.set(REQUEST_S, self)
@@ -231,7 +238,7 @@ class BoundedConnection(H11Protocol):
         self._reader.call_off()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer data that is not HTTP, unless the answer to an earlier request is being sent."""
+        """Answer data that is not HTTP; if an earlier answer is being sent, close the connection instead."""
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
         else:

@@ -1,8 +1,8 @@
 """HTTP server of the dashboard: its pages, its REST API and its streams, for the user who started it.
 
-By default, the server listens on this machine only. Its pages contain no data. All data comes from `/api`,
-which requires the token of the printed address, as `Authorization: Bearer TOKEN`. No cookie is used, so that
-requests from other sites' pages carry no credentials.
+By default, the server listens on this machine only. The server's pages contain no data. All data comes from
+paths below `/api`, which require the token in the printed address, as `Authorization: Bearer TOKEN`. Cookies
+are not used, so that requests from pages of other sites carry no credentials.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 
 
 class Dashboard:
-    """HTTP server. `serve_forever` runs it; `shutdown` and `server_close` end it.
+    """HTTP server. `serve_forever` runs the server; `shutdown` and `server_close` end it.
 
     Args:
-        root: folder of experiments, or one experiment.
+        root: folder that contains experiments, or the folder of one experiment.
         port: port to listen on; 0 means any free port.
-        host: address to listen on; by default, only this machine can reach it.
-        read_only: True: show experiments, but refuse to steer them, to trace, and to write notes.
+        host: address to listen on. With the default, only this machine can reach the server.
+        read_only: True: show experiments, but refuse steering, traces, and notes.
 
     Raises:
         DashboardError: `root` is not a folder, or the address or the port can't be used.
@@ -118,14 +118,14 @@ class Dashboard:
 
     @property
     def address(self) -> str:
-        """Address to open, with the token."""
+        """Address to open in a browser; it contains the token."""
         host, port = self.server_address
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         return f"http://{shown}:{port}/?token={self.token}"
 
     @property
     def is_ending(self) -> bool:
-        """True once the server is shutting down, so that streams end too."""
+        """True if the server is shutting down; all streams then end."""
         return self._server.should_exit
 
     def serve_forever(self) -> None:
@@ -137,13 +137,13 @@ class Dashboard:
             self._ended.set()
 
     def shutdown(self) -> None:
-        """End `serve_forever`, and wait until it has ended."""
+        """Make `serve_forever` end, and wait until it has ended."""
         self._server.should_exit = True
         self._ended.wait()
 
     def server_close(self) -> None:
-        """Stop listening, and end all waits for other processes and all checks for changes."""
-        self._server.should_exit = True  # the flag also ends traces that are being recorded
+        """Stop listening, cancel work that has not begun, and wait for work that runs in threads."""
+        self._server.should_exit = True  # Traces that are being recorded end when this flag is set.
         self._socket.close()
         self.threads.close()
 
@@ -169,7 +169,7 @@ class Dashboard:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that nothing else can take the port before the server runs."""
+    """Return a listening socket, so that no other program can take the port before the server runs."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, port), family=family, backlog=128)
@@ -178,8 +178,8 @@ def _listening(host: str, port: int) -> socket.socket:
         raise DashboardError(
             f"port {port} of {host} cannot be used: {why}; choose another --port or --host"
         ) from error
-    # Accepted connections inherit this option. asyncio would set the option only on sockets with an explicit
-    # protocol number, which this socket lacks. Without the option, each answer's body would wait 40 ms until
-    # the client acknowledges the head.
+    # This option is set here, because accepted connections inherit it. asyncio sets it only for sockets with
+    # an explicit protocol number, which this socket lacks. Without the option, the body of each answer is
+    # delayed by 40 ms, until the client acknowledges the head.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

@@ -1,4 +1,4 @@
-"""Streams of changes as server-sent events: of an experiment, of all experiments, or of the sessions."""
+"""Streams of server-sent events on changes: of one experiment, the list of experiments, or sessions."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ from trainkit.tune.core.metrics import encode
 EVERY_S = 0.6
 """Seconds between two checks for changes."""
 QUIET_S = 10.0
-"""Seconds without changes after which a comment is sent, to show the listener that the stream is alive."""
+"""Seconds without changes after which a comment is sent, which shows the client that the stream is alive."""
 SHARE = 10
-"""Ratio of the pause after a check to the check's CPU time; the pause is at least the check's duration.
+"""Pause after a check, as a multiple of the check's CPU time; the pause is at least as long as the check.
 
-On a busy machine, a check mostly waits for a CPU. This wait is no reason for a longer pause.
+The CPU time is used, because on a busy machine, a check takes longer only by waiting for a CPU.
 """
 MAX_ROWS = 200
-"""Maximum number of changed trials in an event. With more changes, the page must reload its trials."""
+"""Maximum number of changed trials that an event contains. If more trials have changed, the page must request
+its trials again."""
 MAX_EVENTS = 200
 
 Change = dict[str, Any]
 
 
 class Watched(Protocol):
-    """The server's interface for streams."""
+    """Attributes of the server that this module uses."""
 
     board: Board
     threads: Threads
 
     @property
     def is_ending(self) -> bool:
-        """True once streams must end."""
+        """True if streams must end now."""
 
 
 class Since(NamedTuple):
-    """State that a listener already knows.
+    """State of an experiment or list that a client already knows.
 
     Attributes:
-        generation: generation of the trial table; None if the listener knows nothing.
-        seq: number of the last log entry.
-        shown: summary or list that was last sent, as JSON.
+        generation: generation of the table of trials that the client knows; None if it knows nothing yet.
+        seq: sequence number of the last log entry that was sent.
+        shown: summary or list that was sent last, as JSON.
     """
 
     generation: int | None = None
@@ -61,38 +62,38 @@ class Since(NamedTuple):
 
 
 class ExperimentWatch:
-    """Watch on one experiment, which finds the changes since a known state.
+    """Check for changes in one experiment since a known state.
 
     Args:
         board: all experiments.
-        folder: folder of this experiment.
+        folder: folder of the experiment to check.
     """
 
     def __init__(self, board: Board, folder: Path) -> None:
         self.name = f"experiment {folder.name}"
         self._board, self._folder = board, folder
-        # The table is kept even if a different watch does the checks, because a new table would restart the
-        # generations.
+        # The table is held here, because a new table would count its generations from 0 again.
         self._table = board.table(folder)
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
-        """Check the experiment; return the new state, and the changes or None.
+        """Return the new state, and what has changed since the state `since`; None if nothing has changed.
 
-        A listener that knows nothing gets the summary, and must then request the trials.
+        A client that knows nothing yet receives the summary, and must then request the trials.
 
         Raises:
-            StoreError: the experiment is gone, or its file is damaged.
+            StoreError: the experiment does not exist any more, or its file is damaged.
         """
         generation = self._table.refresh(EVERY_S / 2)
         newest = self._table.newest
         summary = self._board.summary(self._folder, at_leisure=True)
         if since.generation is None:
-            # The changes since the page was loaded are unknown, so the page must request the trials again.
+            # The trials may have changed since the page was loaded, so the page must request them again.
             rows, more = list[Row](), True
         else:
             rows, more = self._table.changed_since(since.generation, MAX_ROWS)
         events, seq = [], newest
-        # A log that has become shorter belongs to a different experiment with the same name.
+        # If the log has become shorter, a different experiment now has this name, so its entries are not
+        # sent.
         if since.generation is not None and newest > since.seq:
             with RowReader(self._folder) as reader:
                 events = reader.events_after(since.seq, MAX_EVENTS)
@@ -115,12 +116,12 @@ class ExperimentWatch:
 
 
 class ListWatch:
-    """Watch on a list that is always read completely.
+    """Check for changes in a list, which is read completely for each check.
 
     Args:
         name: name of the list in events.
         read: function that reads the list.
-        ignored: field of the list's entries that is not compared, because it always changes.
+        ignored: field of the list's entries that is not compared, because its value always changes.
     """
 
     def __init__(self, name: str, read: Callable[[], list[dict[str, Any]]], ignored: str = "") -> None:
@@ -129,7 +130,7 @@ class ListWatch:
         self._read = read
 
     def __call__(self, since: Since) -> tuple[Since, Change | None]:
-        """Check the list; return the new state, and the list if it has changed, else None."""
+        """Return the new state, and the list if it has changed since the state `since`; otherwise None."""
         found = self._read()
         now = Since(
             shown=encode([{name: each[name] for name in each if name != self._ignored} for each in found])
@@ -138,7 +139,7 @@ class ListWatch:
 
 
 async def stream(call: Call) -> Response:
-    """Return a stream of changes."""
+    """Return a response that sends changes until the client disconnects."""
     server: Watched = call.server
     name = call.query["experiment"]
     if call.query["sessions"]:
@@ -147,7 +148,7 @@ async def stream(call: Call) -> Response:
         watch = ExperimentWatch(server.board, await run_in_threadpool(server.board.folder_of, name))
     else:
         watch = ListWatch("experiments", server.board.summaries)
-    # The first look comes before the response starts, so that a failure becomes the response's status.
+    # The first check comes before the response starts, so that an error can set the response's status.
     first = await _look(server.threads, watch, Since())
     return StreamingResponse(_told(server, watch, first), media_type=STREAM)
 
@@ -156,9 +157,9 @@ class _Found(NamedTuple):
     """Result of a check.
 
     Attributes:
-        known: the listener's state after the check.
-        news: changes as JSON; None if nothing changed.
-        rest_s: pause after the check, in seconds.
+        known: state that the client knows after the check.
+        news: changes as a JSON text; None if nothing has changed.
+        rest_s: pause before the next check, in seconds.
     """
 
     known: Since
@@ -167,7 +168,7 @@ class _Found(NamedTuple):
 
 
 async def _look(threads: Threads, watch: ExperimentWatch | ListWatch, since: Since) -> _Found:
-    """Check once for all listeners with the same state."""
+    """Check for changes, once for all clients that know the same state."""
 
     def look() -> _Found:
         begun, busy = SYSTEM.monotonic(), busy_s()
@@ -193,7 +194,7 @@ async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Fou
             yield f"event: problem\ndata: {encode({'error': str(error)})}\n\n"
             return
         now, rest = SYSTEM.monotonic(), found.rest_s
-        # All streams sleep until the same time, so that one check serves all of them.
+        # All streams wake at the same times, so that one check serves all of them.
         await asyncio.sleep(rest + EVERY_S - (now + rest) % EVERY_S)
 
 
@@ -210,4 +211,4 @@ STREAMS = (
         is_async=True,
     ),
 )
-"""Endpoints whose responses continue until the client disconnects or the server ends."""
+"""Endpoints whose responses last until the client disconnects or the server ends."""

@@ -1,4 +1,4 @@
-"""Threads that answer requests: limits for concurrent requests, and shared answers to equal requests."""
+"""Threads that answer requests, with limits for concurrent requests; equal requests share an answer."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from weakref import WeakValueDictionary
 from starlette.concurrency import run_in_threadpool
 
 MAX_READERS = 8
-"""Maximum number of concurrent requests that read one experiment; all requests share 40 threads."""
+"""Maximum number of concurrent requests that read the same experiment; all such requests share 40 threads."""
 MAX_BESIDE = 8
-"""Maximum number of concurrent traces, and of concurrent commands; requests to sessions are separate."""
+"""Maximum number of concurrent traces, and of concurrent commands; requests to sessions are limited
+separately."""
 NICE = 10
-"""Nice value of background threads, so that running programs take precedence."""
+"""Nice value of the threads that check for changes, so that other programs have a higher priority."""
 
 T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """Too many requests of this kind are running; the client can retry later."""
+    """Error: too many requests of the same kind are running; the client can try again later."""
 
 
 class Threads:
-    """Threads of one server. Each kind of work has its own threads, so that no kind blocks another.
+    """Threads of one server. Different kinds of work use different threads, so that no kind blocks another
+    kind.
 
-    A session receives one request at a time. The next request waits for the previous answer, without
-    occupying a thread. Traces and commands may take long, so up to MAX_BESIDE of each run concurrently.
+    Each session receives only one request at a time. A request that waits for the answer to the previous one
+    does not occupy a thread. Traces and commands may take long, so up to MAX_BESIDE traces and as many
+    commands run concurrently.
     """
 
     def __init__(self) -> None:
@@ -43,46 +46,49 @@ class Threads:
         self._answers = WeakValueDictionary[Hashable, _SharedAnswer]()
 
     async def share(self, asked: Hashable, make: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `make`, or raise its error. Concurrent equal requests share one call.
+        """Return the result of `make()`, or raise its error. Concurrent equal requests share one call of
+        `make`.
 
         All pages notice a change at the same time, and then send equal requests. A request that arrives
-        during a call gets the result of the next call, because the running call may miss the newest change.
-        So a request waits for at most two calls.
+        during a call receives the result of the next call, because the running call may miss the newest
+        change. Therefore, a request waits for at most two calls.
         """
         shared = self._answers.setdefault(asked, _SharedAnswer())
         begun = shared.begun
         try:
             async with shared.lock:
                 if shared.begun == begun:
-                    await asyncio.sleep(0)  # the pause lets requests of the same moment arrive
+                    # This pause lets equal requests of the same moment join before the call begins.
+                    await asyncio.sleep(0)
                     shared.begun += 1
                     shared.made = asyncio.ensure_future(make())
                     shared.made.add_done_callback(_take_note)
-                # The call continues for the other requests if this request is cancelled.
+                # If this request is cancelled, the call continues, because other requests may wait for its
+                # result.
                 made: T = await asyncio.shield(shared.made)
                 return made
         finally:
-            del shared  # otherwise, the traceback of an error would keep the answer alive
+            del shared  # Otherwise, the traceback of an error would keep this object in memory.
 
     async def read(self, function: Callable[[], T], experiment: str | None) -> T:
-        """Run a function in a thread; `experiment` is the experiment that it reads, or None."""
+        """Run a function in a thread; `experiment` names the experiment that it reads, or is None."""
         if experiment is None:
             return await run_in_threadpool(function)
         async with self._limit(f"read {experiment}", MAX_READERS):
             return await run_in_threadpool(function)
 
     async def look(self, function: Callable[[], T], watched: str) -> T:
-        """Check for changes in a background thread, with one check at a time for each `watched`."""
+        """Run a check for changes in a background thread, at most one check at a time for each `watched`."""
         async with self._limit(f"look at {watched}", 1):
             return await asyncio.get_running_loop().run_in_executor(self._looking, function)
 
     async def ask(self, function: Callable[[], T], session: str) -> T:
-        """Run a function that sends a request to a session, after all earlier requests to the session."""
+        """Run a function that sends a request to a session, after all earlier requests to this session."""
         async with self._limit(f"ask {session}", 1):
             return await asyncio.get_running_loop().run_in_executor(self._waiting, function)
 
     async def wait(self, function: Callable[[], T], kind: str) -> T:
-        """Run a function that waits for another process, concurrently with others of its kind.
+        """Run a function that waits for another process; other functions may run at the same time.
 
         Args:
             function: function to run.
@@ -100,22 +106,22 @@ class Threads:
             self._beside[kind] -= 1
 
     def close(self) -> None:
-        """Wait for running functions; start no more."""
+        """Wait until running functions have ended, and cancel functions that have not begun."""
         self._waiting.shutdown(cancel_futures=True)
         self._looking.shutdown(cancel_futures=True)
 
     def _limit(self, work: str, at_once: int) -> asyncio.Semaphore:
-        """Return the semaphore that lets `at_once` requests do this work concurrently."""
+        """Return a semaphore that lets at most `at_once` requests do the work `work` at the same time."""
         return self._limits.setdefault(work, asyncio.Semaphore(at_once))
 
 
 class _SharedAnswer:
-    """Answer that is computed once for identical concurrent requests.
+    """Answer that concurrent equal requests share.
 
     Attributes:
-        lock: lock for making or reading the answer.
-        begun: number of calls that were begun.
-        made: answer of the latest call.
+        lock: held while the answer is computed or awaited.
+        begun: number of calls that have begun.
+        made: future of the latest call's result.
     """
 
     def __init__(self) -> None:
@@ -125,13 +131,13 @@ class _SharedAnswer:
 
 
 def _take_note(made: asyncio.Future[Any]) -> None:
-    """Read the error of an answer that no request waits for, so that asyncio does not print it."""
+    """Retrieve the error of a result that no request waits for; otherwise, asyncio would print the error."""
     if not made.cancelled():
         made.exception()
 
 
 def stand_back() -> None:
-    """Lower the priority of this thread, and of threads that it starts, below that of running programs."""
-    if sys.platform == "linux":  # other systems have priorities only for whole processes
+    """Lower the priority of this thread, and of threads that it will start, below other programs."""
+    if sys.platform == "linux":  # Only Linux has a separate priority for each thread.
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, max(NICE, os.getpriority(os.PRIO_PROCESS, thread)))

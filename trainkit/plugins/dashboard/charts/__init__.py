@@ -1,6 +1,6 @@
 """Charts of a running or finished experiment, drawn from data in the experiment's file.
 
-SQLite does the work that grows with the number of reports. `results.plot` draws the charts with Matplotlib.
+Work that grows with the number of reports is done by SQLite. `results.plot` draws the charts with Matplotlib.
 """
 
 from __future__ import annotations
@@ -50,43 +50,43 @@ KINDS = {
 """Description of each kind of chart."""
 
 UNJUDGED = ("slice", "timeline", "edf", "compare")
-"""Kinds of charts that do not rank trials."""
+"""Kinds of charts that do not depend on the mode of the metric."""
 
 MOST_CURVES = 200
-"""Maximum number of curves in a chart; the best trials are shown."""
+"""Maximum number of curves in a chart; if there are more, the best trials are shown."""
 MOST_TRIALS = 5_000
-"""Maximum number of trials in a chart of points; the latest are shown."""
+"""Maximum number of trials in a chart of points; if there are more, the latest trials are shown."""
 MOST_LINES = 1_000
-"""Maximum number of trials in parallel coordinates and for importances; the latest are used."""
+"""Maximum number of trials in parallel coordinates and for importances; else the latest are used."""
 
 MOST_PAIRED = 300
-"""Maximum number of trials in each scatter plot of a pair; the latest and the best are shown."""
+"""Maximum number of trials in the scatter plots of pairs; else the latest and the best are shown."""
 PAIRED = 4
-"""Number of hyperparameters to pair by default."""
+"""Number of hyperparameters in the matrix of scatter plots, if none are chosen."""
 MAX_PAIRED = 12
-"""Maximum number of hyperparameters and metrics to pair, because each pair is a plot."""
+"""Maximum number of hyperparameters and metrics in the matrix, because each pair of them is a plot."""
 
 FEWEST = 4
-"""Minimum number of trials for importances."""
+"""Minimum number of trials from which importances of hyperparameters are computed."""
 LOOKED_AT = 200
-"""Number of trials whose configurations are compared to find the hyperparameters that vary."""
+"""Number of trials that are read to find out which hyperparameters vary."""
 
 
 def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
     """Draw a chart of the experiment in `folder`, as a Plotly figure.
 
     Args:
-        folder: folder of the experiment, which another process may be running.
+        folder: folder of the experiment; another process may be running the experiment.
         kind: one of `KINDS`.
-        query: options as strings, see `Options`.
+        query: options of the chart as strings; see `Options`.
 
     Returns:
-        {"data": traces, "layout": ...}, with values that JSON supports.
+        {"data": traces, "layout": ...}, which contains only values that JSON supports.
 
     Raises:
-        ConfigError: the kind or an option does not exist, or there is no data for this kind.
+        ConfigError: the kind or an option is unknown, or the experiment has no data for this kind.
         MetricError: no trial has reported the metric.
-        MissingDependencyError: importances need a package that is not installed.
+        MissingDependencyError: the chart shows importances, and a package for them is not installed.
         StoreError: the experiment does not exist, or its file is damaged.
     """
     if kind not in DRAWN:
@@ -106,7 +106,7 @@ def _assumption(assumed: tuple[str, str]) -> str:
 
 
 def available(folder: Path) -> list[str]:
-    """Return the kinds of charts that an experiment has data for now, in the order of `KINDS`.
+    """Return the kinds of charts that can be drawn from the present data, in the order of `KINDS`.
 
     Raises:
         StoreError: the experiment does not exist, or its file is damaged.
@@ -285,13 +285,13 @@ def _rungs(source: Source) -> Figure:
 
 
 Way = dict[int, tuple[int, float]]
-"""Path of a trial, by iteration: number of reports in its weights' history, and the reported value."""
+"""Maps each iteration of a trial to the number of reports in its weights' history and the reported value."""
 
 
 def ways_of(
     grid: ResultGrid, metric: str, hyperparameter: str | None, exchanges: Sequence[Exchange], *, log_y: bool
 ) -> dict[str, Way]:
-    """Return the reports with a finite value, by trial and iteration."""
+    """Return the path of each trial, which consists of the reports with a finite value."""
     ways: dict[str, Way] = {}
     age = ages(exchanges)
     for result, history in grid.histories():
@@ -307,7 +307,7 @@ def ways_of(
 
 
 def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """Return the points of a path, cut at each takeover so that no line crosses it."""
+    """Return a path's points, divided at each copy of another trial's state, so that no line crosses it."""
     pieces: list[list[tuple[int, float]]] = [[]]
     left = sorted(cuts)
     for iteration in sorted(way):
@@ -319,7 +319,7 @@ def pieces_of(way: Way, cuts: Sequence[int]) -> list[list[tuple[int, float]]]:
 
 
 def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list[list[tuple[int, float]]]:
-    """Return a line for each exploit, from the donor's report to the first report with the donor's state."""
+    """Return a line for each copied state, from the donor's report to the copying trial's next report."""
     lines = []
     for each in exchanges:
         donor, member = ways.get(each.donor or "", {}), ways.get(each.trial_id, {})
@@ -330,7 +330,7 @@ def takeovers_of(ways: Mapping[str, Way], exchanges: Sequence[Exchange]) -> list
 
 
 def winner_of(ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> list[tuple[int, float]]:
-    """Return the points of the training that led to a trial's weights."""
+    """Return the points of the reports whose training led to a trial's final weights."""
     return [
         point
         for stretch in stretches
@@ -373,14 +373,14 @@ def _lineage(source: Source) -> Figure:
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
-    """Return a row for each span, so that spans in a row don't overlap; spans are in the order of starts.
+    """Return a row for each attempt, so that attempts in one row don't overlap; sort `spans` by start.
 
-    In a simulation a row is a worker. In a real experiment a row is one of the concurrent slots; when a trial
-    ends, the next trial takes its slot.
+    In a simulated experiment, each row is a worker. In a real experiment, a row is reused: when a trial ends,
+    the next trial that starts takes its row.
     """
     rows: list[int] = []
     free: list[int] = []
-    busy: list[tuple[float, int]] = []  # each pair has an end and a row
+    busy: list[tuple[float, int]] = []  # Each pair consists of the end time of an attempt and its row.
     for span in spans:
         if span.place[0] == SIMULATED:
             rows.append(span.place[1])

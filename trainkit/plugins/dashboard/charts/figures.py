@@ -1,8 +1,8 @@
-"""Charts of an experiment as Plotly figures, {"data": ..., "layout": ...}: pure functions of plain data.
+"""Charts as Plotly figures, {"data": ..., "layout": ...}, computed by pure functions from plain data.
 
-Every trace is drawn as SVG, so that a figure works under a content security policy without `unsafe-eval`. A
-figure sets no colours of background, text or grid, because the viewer's theme sets them. The `customdata` of
-a point is the id of its trial.
+Every trace is drawn as SVG, because Plotly's other traces need `unsafe-eval` in the content security policy.
+A figure sets no colours of background, text or grid, because the theme of the page sets these colours. The
+value `customdata` of a point is the id of the point's trial.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ OUTCOMES = {
     "cut": BEST[6],
     "running": BEST[1],
 }
-"""Colour of an attempt by its outcome, in the order of the legend."""
+"""Maps each outcome of an attempt to its colour, in the order of the legend."""
 MAX_POINTS = 300
-"""Maximum number of points of one curve; longer curves are thinned out."""
+"""Maximum number of points of one curve; some points of longer curves are left out."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scored:
-    """Trials with their values of a metric: ids, indices in the order suggested, and values, as lists."""
+    """Trials and their values of a metric, as lists: ids, numbers in the order of suggestion, and values."""
 
     trial_ids: Sequence[str]
     numbers: Sequence[int]
@@ -55,7 +55,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Bar:
-    """Attempt of a trial: its start and end in seconds since the first attempt, and its row in the chart."""
+    """One attempt of a trial: start and end in seconds since the first attempt, and the row in the chart."""
 
     trial_id: str
     attempt: int
@@ -66,7 +66,8 @@ class Bar:
 
 
 def text(name: object) -> str:
-    """Return a name that Plotly shows literally, without interpreting tags, entities, templates or formulas.
+    """Return `name` so that Plotly shows it literally, without interpreting tags, entities, templates or
+    formulas.
 
     Unprintable characters are escaped.
     """
@@ -79,8 +80,8 @@ def text(name: object) -> str:
 def thinned(points: Points, most: int = MAX_POINTS) -> Points:
     """Return at most `most` points of a curve, so that a long curve is still drawn quickly.
 
-    A longer curve is divided into intervals. Its first and last point and the minimum and maximum of each
-    interval are kept, so all peaks stay visible.
+    A longer curve is divided into intervals. The curve's first and last point and each interval's minimum and
+    maximum are kept, so all peaks stay visible.
     """
     if len(points) <= most:
         return points
@@ -95,10 +96,10 @@ def thinned(points: Points, most: int = MAX_POINTS) -> Points:
 
 
 def limit(values: Sequence[float], mode: str) -> tuple[float, float] | None:
-    """Return limits for an axis that outliers on the worse side would compress; None without outliers.
+    """Return limits for an axis, if outliers with bad values would compress the other values; otherwise None.
 
-    Values on the better side always stay inside. A value is an outlier if it lies more than five times the
-    interquartile range outside the middle half of the values.
+    All values on the better side are inside the limits. An outlier is worse than the nearer quartile by more
+    than five times the interquartile range.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     if len(finite) < 8:
@@ -131,12 +132,12 @@ def curves(
 
     Args:
         lines: curves, best first.
-        metric: name of the vertical axis.
+        metric: name of the metric, the title of the vertical axis.
         mode: "min" or "max".
-        x: name of the horizontal axis.
-        best: number of first curves that have colours and names; the other curves form one grey trace.
-        log_x: use a logarithmic horizontal axis.
-        log_y: use a logarithmic vertical axis.
+        x: name of the reported value on the horizontal axis.
+        best: number of curves that have a colour and a name; all other curves form one grey trace.
+        log_x: True: use a logarithmic horizontal axis.
+        log_y: True: use a logarithmic vertical axis.
     """
     traces: list[Figure] = []
     others = lines[best:]
@@ -173,21 +174,21 @@ def curves(
 def history(
     trials: Scored, *, metric: str, mode: str, before: float | None = None, log_y: bool = False
 ) -> Figure:
-    """Draw each trial's value in the order suggested, and the best value so far.
+    """Draw each trial's value in the order of suggestion, and the best value up to each trial.
 
     Args:
         trials: trials to show.
-        metric: name of the vertical axis.
+        metric: name of the metric, the title of the vertical axis.
         mode: "min" or "max".
-        before: best value of earlier trials that are not shown; None without such trials.
-        log_y: use a logarithmic axis.
+        before: best value of the earlier trials that are not shown; None if all trials are shown.
+        log_y: True: use a logarithmic vertical axis.
     """
     better = min if mode == "min" else max
     first = [] if before is None else [before]
     so_far = list(accumulate([*first, *trials.values], better))[len(first) :]
     across = axis_of("trial")
     if max(trials.numbers, default=0) < 10:
-        across["dtick"] = 1  # ticks between two trials would be meaningless
+        across["dtick"] = 1  # An axis tick between two trials would have no meaning.
     return figure_of(
         [
             dots_of(trials, trials.numbers, trials.values, name="trials", color=OTHERS, size=6),
@@ -208,15 +209,15 @@ def rungs(
     name: str = "",
     log_y: bool = False,
 ) -> Figure:
-    """Draw all trials' values at each rung, in order of arrival, with continued trials and the cutoff.
+    """Draw each rung's trials in order of arrival, mark the trials that continued, and draw the cutoff.
 
     Args:
-        levels: trials of each rung.
-        metric: name of the vertical axis.
+        levels: maps each rung to the trials that reached it.
+        metric: name of the metric, the title of the vertical axis.
         mode: "min" or "max".
         labels: legend.
-        name: name of the bracket, if there are several.
-        log_y: use a logarithmic axis.
+        name: name of the bracket; "" if only one bracket exists.
+        log_y: True: use a logarithmic vertical axis.
     """
     traces: list[Figure] = []
     at: dict[tuple[float, str], float] = {}
@@ -289,16 +290,17 @@ def lineage(
     exchanges: int = 0,
     log_y: bool = False,
 ) -> Figure:
-    """Draw the paths of a population's members, the copies of state between them, and the best path.
+    """Draw the curves of a population's members, the copies of state between them, and the best path.
 
     Args:
-        ways: paths of the members, cut at each copy of another member's state.
-        takeovers: lines from the donor's report to the first report with its state.
-        winner: path of the training that led to the best member's last report.
-        shown: name of the vertical axis.
-        mode: "min" or "max" if the axis shows the metric; outliers on its worse side are cut off.
+        ways: curves of the members, each divided where the member copies another member's state.
+        takeovers: lines for the copies, from the donor's report to the copying member's next report.
+        winner: points of the reports whose training led to the best member's last report.
+        shown: name of the metric or hyperparameter on the vertical axis.
+        mode: "min" or "max" if the axis shows the metric, so that outliers with bad values are cut off; else
+            None.
         exchanges: number of exploits.
-        log_y: use a logarithmic axis.
+        log_y: True: use a logarithmic vertical axis.
     """
     traces = [
         {
@@ -376,7 +378,7 @@ def pareto(
     log_x: bool = False,
     log_y: bool = False,
 ) -> Figure:
-    """Draw two objectives of all trials, and the Pareto front, whose trials no other trial beats in both."""
+    """Draw all trials by two objectives; the Pareto front has the trials that no other beats in both."""
     on_front = set(front)
     best = sorted((trial for trial in points if trial in on_front), key=points.__getitem__)
     others = [trial for trial in points if trial not in on_front]
@@ -400,7 +402,7 @@ def pareto(
 
 
 def edf(series: Mapping[str, Sequence[float]], *, metric: str) -> Figure:
-    """Draw, for each name, the share of its trials whose value is at most the value on the axis."""
+    """Draw for each name the cumulative distribution of its values: the share of values up to each value."""
     traces = []
     for place, (name, values) in enumerate(series.items()):
         steps = [(value, (n + 1) / len(values)) for n, value in enumerate(sorted(values))]
@@ -414,12 +416,12 @@ def edf(series: Mapping[str, Sequence[float]], *, metric: str) -> Figure:
 
 
 def figure_of(data: Sequence[Figure], title: str, **layout: Any) -> Figure:
-    """Return a figure. Its title appears only in pictures, because a page has its own headings."""
+    """Return a figure. The title appears only in saved pictures, because pages have their own headings."""
     return {"data": list(data), "layout": {"hovermode": "closest", "meta": {"title": text(title)}, **layout}}
 
 
 def say(figure: Figure, words: str) -> None:
-    """Add a remark above a figure, at the right."""
+    """Add a remark above a figure, at its right end."""
     place = {"xref": "paper", "yref": "paper", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"}
     remark = {**place, "text": text(words), "showarrow": False, "font": {"size": 11}}
     figure["layout"]["annotations"] = [*figure["layout"].get("annotations", ()), remark]
@@ -432,7 +434,7 @@ def axis_of(name: str, *, log: bool = False) -> Figure:
 
 
 def value_axis(name: str, values: Sequence[float], mode: str, *, log: bool) -> Figure:
-    """Return an axis of a metric that is not compressed by a few extreme values on the worse side."""
+    """Return an axis of a metric; a few extremely bad values do not compress the other values."""
     axis = axis_of(name, log=log)
     ends = None if log else limit(values, mode)
     return axis if ends is None else axis | {"range": list(ends)}
@@ -447,7 +449,7 @@ def path(
     *,
     hover: str = "x+y",
 ) -> Figure:
-    """Return a trace of one line, whose shape is "linear", or steps as "hv" or "hvh"."""
+    """Return a trace that is one line; its shape is "linear", or "hv" or "hvh" for steps."""
     places = list(points)
     return {
         "type": "scatter",
@@ -461,7 +463,7 @@ def path(
 
 
 def joined(lines: Sequence[tuple[str, Points]], hover: Sequence[str] | None = None) -> Figure:
-    """Return one trace of many lines, separated by gaps."""
+    """Return one trace that contains many lines, separated by gaps."""
     xs: list[float | None] = []
     ys: list[float | None] = []
     ids: list[str | None] = []

@@ -23,10 +23,11 @@ from trainkit.tune.display import notebook_display
 from trainkit.tune.results.result_grid import ResultGrid
 
 KINDS = [kind for kind in charts.KINDS if kind != "compare"]
-"""Kinds of charts for which no trials have to be chosen."""
+"""Kinds of charts that can be drawn without choosing trials."""
 PLOTLY = "application/vnd.plotly.v1+json"
 
-# These names hide the page's module loaders, because Plotly would otherwise register with the loaders.
+# These names hide a module loader on the page; otherwise, Plotly would register with the loader and not be
+# global.
 _HEAD = "const module = undefined, exports = undefined, define = undefined;\n"
 _DRAW = """
 const drawer = globalThis.Plotly;
@@ -52,9 +53,10 @@ export default {
 
 
 def widget_of(figure: Figure) -> Any:
-    """Return a widget that shows a Plotly figure; setting its `figure` shows a different one.
+    """Return a widget that shows a Plotly figure. To show a different figure, set the widget's attribute
+    `figure`.
 
-    The widget needs no network, because the package plotly contains the script.
+    The widget needs no network, because the package plotly contains Plotly's script.
 
     Raises:
         MissingDependencyError: anywidget or plotly is not installed.
@@ -72,16 +74,16 @@ class LiveChart(Callback):
 
         tune.Tuner(..., run_config=tune.RunConfig(callbacks=[LiveChart()])).fit()
 
-    When the experiment ends, a picture replaces the chart and stays in the saved notebook.
+    When the experiment ends, the chart is replaced by a picture, which remains in the saved notebook.
 
     Args:
         kind: kind of the chart, such as "curves", "parallel" or "importances"; see `results.plot`.
-        every_s: seconds between updates; more if a drawing takes more than a tenth of them.
+        every_s: seconds between updates; the time is longer if an update takes more than a tenth of it.
 
     Raises:
         ConfigError: the kind does not exist, or the program does not run in a notebook.
-        MissingDependencyError: anywidget, plotly or matplotlib is not installed, or, for importances,
-            neither scikit-learn nor optuna.
+        MissingDependencyError: anywidget, plotly or matplotlib is not installed, or the kind is "importances"
+            and neither scikit-learn nor optuna is installed.
     """
 
     def __init__(self, kind: str = "curves", *, every_s: float = 1.0) -> None:
@@ -116,7 +118,7 @@ class LiveChart(Callback):
         if info["time"] >= self._next:
             begun = SYSTEM.monotonic()
             self._widget.figure = self._figure()
-            # The tuner waits for a drawing, so drawings take at most a tenth of its time.
+            # The tuner waits while the chart is drawn, so drawing may take at most about a tenth of the time.
             self._next = info["time"] + max(self._every_s, 11 * (SYSTEM.monotonic() - begun))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
@@ -130,13 +132,13 @@ class LiveChart(Callback):
     def _figure(self) -> Figure:
         try:
             figure = charts.chart(self._folder, self._kind, {})
-        except (ConfigError, MetricError) as error:  # this chart has no data yet
+        except (ConfigError, MetricError) as error:  # The chart shows this error until data exists.
             figure = {"data": [], "layout": {"title": {"text": text(error)}}}
         plain: Figure = json.loads(encode(figure))
         return plain
 
     def _picture(self, figure: Figure) -> Mapping[str, Any]:
-        """Return the chart for a saved notebook: a picture, and a Plotly figure if programs support it."""
+        """Return the chart for the saved notebook: a picture, and a Plotly figure where it is supported."""
         results = ResultGrid.from_path(self._folder)
         shown: dict[str, Any] = {"text/plain": repr(results), "text/html": results._repr_html_()}
         if figure["data"]:

@@ -27,19 +27,19 @@ from trainkit.plugins.dashboard.charts.figures import (
 from trainkit.tune.display import count_words
 
 SHADES = 12
-"""Number of colour groups of trials in parallel coordinates; each group is one trace."""
+"""Number of groups into which parallel coordinates divide trials; each group has one colour and one trace."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """Values of a hyperparameter over trials.
+    """Values of one hyperparameter or metric, for each trial.
 
     Attributes:
-        name: flat name, such as "optimizer/lr".
-        values: one value per trial; None if the hyperparameter is inactive.
-        log: use a logarithmic axis.
-        whole: all values are whole numbers.
-        choices: the hyperparameter's values in order, if they are not numbers.
+        name: flat name of the hyperparameter, such as "optimizer/lr".
+        values: one value per trial; None if the trial's configuration lacks the hyperparameter.
+        log: True: use a logarithmic axis.
+        whole: True: all values are integers.
+        choices: possible values in order, if they are not numbers; None for numbers.
     """
 
     name: str
@@ -58,17 +58,18 @@ def parallel(
     best: int = 1,
     log_metric: bool = False,
 ) -> Figure:
-    """Draw the configuration of every trial as a line across axes, coloured by the rank of its metric.
+    """Draw the configuration of each trial as a line across several axes, coloured by the rank of its metric.
 
-    The metric is the last axis. If a trial lacks a hyperparameter, its line passes below the axis.
+    The metric is the last axis. If a trial's configuration lacks a hyperparameter, its line passes below that
+    hyperparameter's axis.
 
     Args:
-        parameters: hyperparameters, each with an axis.
-        trials: trials with their values of the metric.
+        parameters: hyperparameters to show, one axis for each.
+        trials: trials to show, with their values of the metric.
         metric: name of the metric.
         mode: "min" or "max".
-        best: number of best trials that are drawn on top and named.
-        log_metric: use a logarithmic axis for the metric.
+        best: number of best trials that are drawn on top, with their names.
+        log_metric: True: use a logarithmic axis for the metric.
     """
     every = [*parameters, Parameter(metric, trials.values, log=log_metric)]
     scales = [*map(_scale, parameters), _metric_scale(every[-1], mode)]
@@ -130,7 +131,7 @@ def parallel(
 
 
 def importances(shares: Mapping[str, float], *, metric: str, method: str) -> Figure:
-    """Draw the share of a metric's variation that each hyperparameter explains, the largest on top."""
+    """Draw the share of the metric's variation that each hyperparameter explains, largest on top."""
     order = sorted(shares, key=shares.__getitem__)
     bars = {
         "type": "bar",
@@ -155,7 +156,7 @@ def importances(shares: Mapping[str, float], *, metric: str, method: str) -> Fig
 def slices(
     parameters: Sequence[Parameter], trials: Scored, *, metric: str, log_y: bool = False, columns: int = 3
 ) -> Figure:
-    """Draw the metric over each hyperparameter, one plot for each; later trials are darker."""
+    """Draw one plot for each hyperparameter: its values and the metric, with later trials darker."""
     layout: Figure = {"showlegend": False}
     traces: list[Figure] = []
     rows = math.ceil(len(parameters) / columns)
@@ -213,11 +214,11 @@ def contour(across: Parameter, up: Parameter, trials: Scored, *, metric: str, mo
 
 
 def matrix(columns: Sequence[Parameter], trials: Scored, *, metric: str, mode: str) -> Figure:
-    """Draw each pair of columns against each other, one plot for each pair, coloured by the metric.
+    """Draw one plot for each pair of `columns`: a point for each trial, coloured by the metric.
 
     Args:
-        columns: hyperparameters and metrics, two or more.
-        trials: trials with their values of the metric.
+        columns: at least two hyperparameters or metrics.
+        trials: trials to show, with their values of the metric.
         metric: name of the metric.
         mode: "min" or "max".
     """
@@ -248,7 +249,7 @@ def matrix(columns: Sequence[Parameter], trials: Scored, *, metric: str, mode: s
 
 
 def _pair(across: Parameter, up: Parameter, trials: Scored) -> tuple[Scored, list[Any], list[Any]]:
-    """Return the trials that have both values, and these values in the form to draw."""
+    """Return the trials that have both values, and lists of these values in the form that Plotly draws."""
     count = len(trials.values)
     there = [n for n in range(count) if across.values[n] is not None and up.values[n] is not None]
     chosen = Scored(
@@ -265,7 +266,7 @@ def _plain(parameter: Parameter, value: Any) -> Any:
 
 
 def _shades(metric: str, mode: str) -> Figure:
-    """Return a scale of colours for a metric, on which the best is the brightest."""
+    """Return settings for a colour scale of the metric, on which the best value is the brightest."""
     scale = {"title": {"text": text(metric)}, "thickness": 12}
     return {"colorscale": "Viridis", "reversescale": mode == "min", "colorbar": scale}
 
@@ -291,7 +292,7 @@ def _shortened(name: str, most: int = 22) -> str:
 
 
 Scale = tuple[list[float], list[tuple[float, str]]]
-"""Heights of all trials on an axis from 0 to 1, and the ticks of the axis."""
+"""Heights of all trials on an axis, from 0 to 1; and the axis ticks, each a height and a text."""
 
 
 INACTIVE = -0.1
@@ -303,7 +304,7 @@ def _scale(parameter: Parameter) -> Scale:
 
 
 def _metric_scale(metric: Parameter, mode: str) -> Scale:
-    """Return the metric's axis; outliers on the worse side are moved to its end, to keep it readable."""
+    """Return the metric's heights; outliers with bad values are moved to the axis end for readability."""
     ends = None if metric.log else limit(metric.values, mode)
     if ends is None:
         return _places(metric)
@@ -330,7 +331,7 @@ def _places(parameter: Parameter) -> Scale:
 
 
 def share_between(value: float, low: float, high: float, *, log: bool) -> float:
-    """Return the position of `value` between `low` (0) and `high` (1), on a linear or logarithmic axis."""
+    """Return where `value` lies between `low` (0.0) and `high` (1.0), on a linear or logarithmic axis."""
     if low == high:
         return 0.5
     if log:
@@ -339,7 +340,7 @@ def share_between(value: float, low: float, high: float, *, log: bool) -> float:
 
 
 def _ticks(low: float, high: float, *, log: bool, whole: bool) -> list[tuple[float, str]]:
-    """Return ticks at round numbers; at both ends if fewer than two round numbers lie between them."""
+    """Return axis ticks at round numbers; at both ends if fewer than two round numbers lie between."""
     if low == high:
         return [(0.5, number(low))]
     marks = _powers(low, high) if log else _multiples(low, high, whole=whole)
@@ -361,7 +362,7 @@ def _multiples(low: float, high: float, *, whole: bool) -> list[float]:
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
     if whole:
         step = max(1, step)
-    # Rounded, because a tick such as 3 * 0.1 would lie beyond an end at 0.3.
+    # Rounding is needed, because a tick such as 3 * 0.1 would lie beyond an axis that ends at 0.3.
     return [
         float(f"{step * place:.12g}")
         for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)
@@ -378,7 +379,7 @@ def _words(parameters: Sequence[Parameter], place: int) -> str:
 
 
 def _groups(order: Sequence[int], count: int) -> list[Sequence[int]]:
-    """Return the order split into `count` groups, or into single items if there are fewer items."""
+    """Split `order` into `count` groups of about equal size; into single items if it has fewer items."""
     count = min(count, len(order))
     edges = [round(len(order) * place / max(1, count)) for place in range(count + 1)]
     return [order[low:high] for low, high in pairwise(edges)]
@@ -388,7 +389,7 @@ _VIRIDIS = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1
 
 
 def _viridis(share: float) -> str:
-    """Return the colour of a rank: yellow at 0, blue-violet at 1."""
+    """Return the colour for a rank from 0 (yellow) to 1 (blue-violet)."""
     at = 0.15 + 0.6 * share
     place = min(int(at * (len(_VIRIDIS) - 1)), len(_VIRIDIS) - 2)
     rest = at * (len(_VIRIDIS) - 1) - place
@@ -400,7 +401,7 @@ def _viridis(share: float) -> str:
 def _surface(
     across: Parameter, up: Parameter, xs: Sequence[float], ys: Sequence[float], values: Sequence[float]
 ) -> Figure:
-    """Return a grid of mean values at each place, weighted by inverse squared distance."""
+    """Return a grid with an interpolated value at each point, a mean weighted by inverse squared distance."""
     import numpy as np
 
     steps = np.linspace(0.0, 1.0, 32)

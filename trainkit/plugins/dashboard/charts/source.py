@@ -27,17 +27,19 @@ class Options:
     """Options of a chart, read from a URL's query.
 
     Attributes:
-        metric, mode: metric and mode; "" means the experiment's own.
-        x: horizontal axis of curves: "training_iteration", "time_total_s", or any reported number.
+        metric, mode: name of the metric, and its mode; "" means the metric or mode of the experiment.
+        x: value on the horizontal axis of curves: "training_iteration", "time_total_s", or any reported
+            number.
         log_x, log_y: True: use logarithmic axes.
-        best: number of named trials in `curves` and `parallel`.
-        most: maximum number of curves.
-        trials: ids of the trials in `compare`.
-        params: names of hyperparameters; empty means all that vary.
-        bracket: bracket in `rungs`; None means the bracket with the most trials.
-        method: method for `importances`: "forest" or "ped_anova"; "" means the first that is installed.
-        columns: number of plots in a row of `slice`.
-        more: further metrics in `matrix`.
+        best: number of trials that have a name in `curves` and `parallel`.
+        most: maximum number of curves in `curves`.
+        trials: ids of the trials to show in `compare`.
+        params: names of the hyperparameters to show; empty means all hyperparameters that vary.
+        bracket: number of the bracket to show in `rungs`; None means the bracket with the most trials.
+        method: method that computes `importances`: "forest" or "ped_anova"; "" means the first one that is
+            installed.
+        columns: number of plots side by side in `slice`.
+        more: names of additional metrics to show in `matrix`.
     """
 
     metric: str = ""
@@ -56,12 +58,12 @@ class Options:
 
     @property
     def metrics(self) -> list[str]:
-        """Names in `metric`, which contains several names for a Pareto front."""
+        """Names in `metric`, which are separated by commas; a Pareto front needs two."""
         return [name for name in self.metric.split(",") if name]
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Options:
-        """Return the options of a query.
+        """Parse the options in a URL's query.
 
         Raises:
             ConfigError: an option is unknown, or its value is invalid.
@@ -93,49 +95,49 @@ class Options:
 
 
 class ChartReader(Protocol):
-    """Reader of an experiment's data for charts."""
+    """Interface of a reader that provides an experiment's data for charts."""
 
     def last_values(self, metric: str) -> dict[str, float]:
-        """Return the metric of each trial whose last report has a finite value, in the order suggested."""
+        """Map trial ids to finite last values of the metric, in the order of suggestion."""
 
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
-        """Return the index of each trial in the order suggested, by id; unknown ids are left out."""
+        """Map each trial id to the trial's number in the order of suggestion; unknown ids are left out."""
 
     def first(self, count: int) -> list[str]:
-        """Return the ids of the first `count` suggested trials."""
+        """Return the ids of the `count` trials that were suggested first."""
 
     def configs(self, trial_ids: Sequence[str]) -> list[Any]:
-        """Return the configuration of each of these trials."""
+        """Return the configurations of these trials."""
 
     def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
-        """Return (x, metric) of each report of a trial in which both are finite numbers, in order."""
+        """Return the pair (x, metric) for each report of a trial that contains both as finite numbers."""
 
     def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], float]]:
-        """Return the decisions made at rungs, and the values of the reports behind them."""
+        """Return the scheduler's decisions at rungs, and the reported values that it judged."""
 
     def exchanges(self) -> list[Exchange]:
-        """Return all later changes of trials' configurations, in order."""
+        """Return all changes of trials' configurations during the experiment, in the order of time."""
 
     def spans(self) -> list[Span]:
-        """Return all attempts with their times and outcomes, in the order of their starts."""
+        """Return all attempts of trials with their times and outcomes, in the order of their starts."""
 
     def last_date(self) -> float:
-        """Return the time up to which a running attempt is drawn at least, in seconds since 1970."""
+        """Return the time, in seconds since 1970, up to which running attempts are drawn at least."""
 
     def nothing(self, *names: str) -> MetricError:
-        """Return the error that explains why the metrics `names` have no value to draw."""
+        """Return an error that says that no trial has a value of the metrics `names` to draw."""
 
 
 @dataclass
 class Source:
-    """Data for a chart: an open experiment, its settings, and the options of the chart.
+    """Data for a chart: the experiment's data and settings, and the options of the chart.
 
     Attributes:
         folder: folder of the experiment.
-        reader: open reader of the experiment.
-        facts: facts about the experiment.
+        reader: open reader of the experiment's data.
+        facts: stored settings of the experiment, by name.
         options: options of the chart.
-        is_whole: True: draw all trials, without a maximum number.
+        is_whole: True: draw all trials; False: draw at most a maximum number of trials.
     """
 
     folder: Path
@@ -144,11 +146,11 @@ class Source:
     options: Options
     is_whole: bool = False
     assumed: dict[str, str] = field(default_factory=dict)
-    """Modes that were assumed for metrics without a mode, by metric."""
+    """Maps metrics whose mode is unknown to the mode that was assumed."""
 
     @property
     def modes(self) -> dict[str, str]:
-        """Modes that the experiment defines, by metric."""
+        """Maps metrics to the modes that the experiment defines."""
         usual, mode = metric_and_mode(self.facts)
         known = {each.metric: each.mode for each in known_objectives(self.facts)}
         if usual is not None and mode is not None:
@@ -156,17 +158,17 @@ class Source:
         return known
 
     def mode_of(self, metric: str) -> str:
-        """Return the mode for a metric: the query's, the experiment's, or an assumed one."""
+        """Return the mode of a metric: from the options, from the experiment, or an assumed mode."""
         if (given := self.options.mode or self.modes.get(metric)) is None:
             given = self.assumed[metric] = metric_and_mode(self.facts)[1] or "min"
         return given
 
     @property
     def judged_by(self) -> tuple[str, str]:
-        """Metric of the query, or else of the experiment, and its mode.
+        """Metric that the options name, else the experiment's metric; and the metric's mode.
 
         Raises:
-            ConfigError: neither the query nor the experiment names a metric.
+            ConfigError: neither the options nor the experiment name a metric.
         """
         objectives = [each.metric for each in known_objectives(self.facts)]
         usual = metric_and_mode(self.facts)
@@ -177,7 +179,7 @@ class Source:
 
     @cached_property
     def values(self) -> list[tuple[str, float]]:
-        """Trials with the metric in their last report, and its value, in the order suggested.
+        """Id and value of each trial whose last report contains the metric, in the order of suggestion.
 
         Raises:
             MetricError: no trial has a value.
@@ -193,15 +195,15 @@ class Source:
         return values
 
     def latest(self, values: Sequence[Any], most: int) -> Sequence[Any]:
-        """Return the last `most` values, or all of them if all trials are drawn."""
+        """Return at most `most` values, the latest ones; return all values if `is_whole` is True."""
         return values if self.is_whole else values[-most:]
 
     def scored(self, most: int, *, with_best: bool = False) -> Scored:
-        """Return the latest trials whose last report has the metric, in the order suggested.
+        """Return the latest trials whose last report contains the metric, in the order of suggestion.
 
         Args:
             most: maximum number of trials.
-            with_best: include the best of all trials, even if it is an early one.
+            with_best: True: include the best trial of all, even if it is not among the latest.
 
         Raises:
             MetricError: no trial has the metric.
@@ -214,7 +216,7 @@ class Source:
         return Scored(trial_ids, [numbers[each] for each in trial_ids], [value for _, value in values])
 
     def best_of(self, values: Sequence[tuple[str, float]]) -> tuple[str, float]:
-        """Return the best trial, the first of equal ones, with its value."""
+        """Return the id and value of the best trial; the first one if several are equally good."""
         best = min if self.judged_by[1] == "min" else max
         return best(values, key=lambda each: each[1])
 
@@ -226,9 +228,9 @@ class Source:
 
     @property
     def objectives(self) -> Sequence[Objective]:
-        """Objectives of the query, or else of the experiment."""
+        """Objectives that the options name, else the objectives of the experiment."""
         if names := self.options.metrics:
-            # A metric's own mode takes precedence over the requested mode.
+            # The mode that the experiment defines for a metric takes precedence over the mode in the options.
             return [Objective(name, self.modes.get(name) or self.mode_of(name)) for name in names]
         return known_objectives(self.facts)
 
@@ -238,10 +240,10 @@ class Source:
         return [ids[place] for place in front_of([(signs[0] * x, signs[1] * y) for x, y in points.values()])]
 
     def hyperparameters(self, trials: Scored) -> list[Hyperparameter]:
-        """Return the requested hyperparameters, or all that vary.
+        """Return the hyperparameters that the options name; without names, all hyperparameters that vary.
 
         Raises:
-            ConfigError: a requested hyperparameter does not vary or exist, or none varies.
+            ConfigError: a named hyperparameter is unknown or does not vary, or no hyperparameter varies.
         """
         found = hyperparameters_of(self.reader.configs(trials.trial_ids), self.facts.get("space"))
         by_name = {each.name: each for each in found}
@@ -256,7 +258,7 @@ class Source:
         return [by_name[name] for name in self.options.params] if self.options.params else found
 
     def parameters(self, trials: Scored) -> list[Parameter]:
-        """Return the hyperparameters of `hyperparameters`, each with a value for every trial."""
+        """Return the chosen hyperparameters, each with a list of its values in all trials."""
         return [_parameter(each, len(trials.values)) for each in self.hyperparameters(trials)]
 
 

@@ -1,1 +1,1 @@
-"""Data of experiments for the dashboard: of one experiment, of the list of all, and of trials over time."""
+"""Data for the dashboard, read from experiments: single experiments, lists of experiments, and rungs."""

@@ -1,7 +1,7 @@
-"""Experiments of a folder for the dashboard, with in-memory tables of their trials.
+"""Experiments in a folder, and tables of their trials in memory, for the dashboard.
 
-Rows stay in memory once they are read, and SQL sorts, searches and pages them there. Only requested trials
-are read, and later only trials that have changed.
+Trials that have been read stay in an in-memory SQLite table, which sorts, searches and pages them. Only
+requested trials are read, and only changed trials are read again.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from trainkit.tune.results.overview import CUT_OFF, Overview
 from trainkit.tune.results.reading import metric_and_mode
 
 MAX_TABLES = 8
-"""Number of experiments whose trials are kept in memory; the least recently used is dropped first."""
+"""Maximum number of experiments whose tables are kept in memory; the least recently used table is dropped
+first."""
 MAX_BYTES = 96 * 1024 * 1024
-"""Maximum size of these tables together in bytes; beyond it, the least recently used table is dropped."""
+"""Maximum size of all kept tables together in bytes; above it, the least recently used tables are dropped."""
 FEW = 500
-"""Maximum number of trials that are read one by one; more trials are read in one pass over all trials."""
+"""Maximum number of trials that are read one at a time; more trials are read by queries over all trials."""
 
 COLUMNS = {
     "trial_id": "TEXT PRIMARY KEY",
@@ -50,8 +51,8 @@ COLUMNS = {
     "status": "TEXT",
     "state": "TEXT",
     "reason": "TEXT",
-    "config": "TEXT",  # the column contains flat JSON
-    "metrics": "TEXT",  # the column contains flat JSON of the last report
+    "config": "TEXT",  # The configuration is stored as a flat JSON object.
+    "metrics": "TEXT",  # The last report is stored as a flat JSON object.
     "reports": "INTEGER",
     "last": "REAL",
     "best": "REAL",
@@ -72,10 +73,10 @@ Row = dict[str, Any]
 
 
 class TrialTable:
-    """In-memory table of one experiment's trials, which provides pages of trials.
+    """Table of one experiment's trials in memory, which returns pages of trials.
 
     A trial is read when it is first requested, and again whenever it has changed. All trials are read for a
-    search, and for any order except the order of suggestion and the order of the last values.
+    search and for most orders; a page in the order of suggestion or of last values needs only its own trials.
 
     Args:
         folder: folder of the experiment.
@@ -106,13 +107,14 @@ class TrialTable:
     # --- reading ----------------------------------------------------------------------------------
 
     def refresh(self, old_s: float = 0.0) -> int:
-        """Read changes; return the number of the last change.
+        """Read what has changed in the experiment's file; return the table's generation, a number that grows
+        with changes.
 
         Args:
-            old_s: largest age of data, in seconds, with which nothing is read again.
+            old_s: if the last read was less than this many seconds ago, nothing is read.
 
         Raises:
-            StoreError: the experiment is gone, or its file is damaged.
+            StoreError: the experiment does not exist any more, or its file is damaged.
         """
         with self._lock:
             if self._state is not None and SYSTEM.monotonic() - self._looked < old_s:
@@ -126,7 +128,7 @@ class TrialTable:
 
     @contextlib.contextmanager
     def _reader(self, state: FileState | None = None) -> Iterator[RowReader]:
-        """Open the file, whose state is `state`, and yield its reader after reading all changes."""
+        """Open the experiment's file, read all changes into the table, and yield the open reader."""
         state = state or FileState.of(self.folder)
         with RowReader(self.folder, state) as reader:
             reader.stand_still()
@@ -143,17 +145,17 @@ class TrialTable:
                 if ids:
                     self._read_again(reader, ids, is_owned=is_owned)
             self._seq, self._last_index = newest, last_index
-            # A file that has just changed may change again within the same timestamp, so it is read once
-            # more.
+            # The file may change again without a new timestamp, so `refresh` reads a recently changed file
+            # once more.
             self._state, self._looked = state, SYSTEM.monotonic()
             yield reader
 
     def _read_again(self, reader: RowReader, ids: set[str], *, is_owned: bool) -> None:
-        """Read trials that may have changed, and new trials."""
+        """Read the trials `ids` again: trials that may have changed, and new trials."""
         known = self._known(ids)
         wanted: set[str] | None = ids
         if len(ids) > FEW:
-            # The other changed trials are not needed, because too many have changed to be sent to listeners.
+            # FEW of the unknown trials are enough, because listeners receive fewer changes than that.
             all_of_them = self._is_whole or len(known) > FEW
             wanted = None if all_of_them else known | set(islice(ids - known, FEW))
         if wanted is None:
@@ -178,7 +180,7 @@ class TrialTable:
             self.generation = generation
 
     def _read_new(self, reader: RowReader, ids: Iterable[str] | None) -> None:
-        """Read trials that are not in the table yet; `ids` limits them, None means all."""
+        """Read those of the trials `ids` that the table lacks; None means all trials."""
         lacking = None if ids is None else set(ids) - self._known(ids)
         if lacking is not None and not lacking:
             return
@@ -201,7 +203,7 @@ class TrialTable:
         self._size_bytes = pages * size
 
     def _follow(self, row: tuple[Any, ...]) -> None:
-        """Record that a trial is running, and the reports of its current attempt that have been read."""
+        """If a trial is running, remember which reports of its current attempt have been read."""
         trial_id, status, iteration, best, attempt, reported = (
             row[0],
             row[3],
@@ -238,15 +240,15 @@ class TrialTable:
         states: Sequence[str] = (),
         search: str = "",
     ) -> tuple[int, list[Row]]:
-        """Return the number of matching trials, and a page of them in their current state.
+        """Return the number of trials that meet the conditions, and one page of these trials.
 
         Args:
-            offset: number of trials before the page.
+            offset: number of matching trials before the page.
             limit: maximum number of trials in the page.
-            sort: a column in SORTABLE, or config/NAME, or metrics/NAME.
+            sort: name of a column in `SORTABLE`, or `config/NAME`, or `metrics/NAME`.
             descending: True: sort in descending order; trials without a value are last in either order.
-            states: only trials with one of these states or statuses.
-            search: only trials with this text in their name, status, reason, configuration, report or error.
+            states: states or statuses; only trials with one of them are returned. Empty means all trials.
+            search: text that a trial's name, status, reason, configuration, report or error must contain.
 
         Raises:
             NotFoundError: the column `sort` does not exist.
@@ -266,7 +268,7 @@ class TrialTable:
         with self._lock:
             if self._is_whole:
                 self.refresh()
-            # The table is incomplete again if a different experiment has just replaced this one.
+            # The refresh has emptied the table if a different experiment has just replaced this one.
             if not self._is_whole:
                 with self._reader() as reader:
                     metric = self._judged[0]
@@ -310,7 +312,7 @@ class TrialTable:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the rows in bytes, when last measured."""
+        """Size of the table in bytes, at the last measurement."""
         return self._size_bytes
 
     @property
@@ -319,7 +321,7 @@ class TrialTable:
         return self._seq
 
     def changed_since(self, generation: int, limit: int) -> tuple[list[Row], bool]:
-        """Return the trials that changed after a generation, latest first, and True if any are left out."""
+        """Return up to `limit` trials changed after a generation, latest first; True if some are missing."""
         with self._lock:
             rows = self._memory.execute(
                 "SELECT * FROM rows WHERE changed > ? ORDER BY changed DESC, trial_index DESC LIMIT ?",
@@ -330,9 +332,9 @@ class TrialTable:
 
 
 def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple[Any, ...]:
-    """Return a reader's row as a row of the table, without the last column."""
+    """Convert a row of `RowReader` to a row of the table, without the column `changed`."""
     trial_id, index, name, status, reason, config, metrics, *numbers, started, kind, message, _ = row
-    # Nobody owns the experiment, so the process was killed before it could record an end.
+    # No process runs the experiment, so the process was killed before it could store the trial's end.
     if status == TrialStatus.RUNNING and not is_owned:
         status, reason = str(TrialStatus.PENDING), CUT_OFF
     error = None if kind is None or status != TrialStatus.ERROR else short(f"{kind}: {message or ''}")
@@ -356,7 +358,7 @@ def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
     """Return the text of an ORDER BY clause, and the values of its parameters."""
     kind, slash, name = sort.partition("/")
     if slash and kind in ("config", "metrics"):
-        # SQLite ends a name at a null character, so the rest of the name is cut.
+        # SQLite's JSON functions end a name at a null character, so the requested name is cut there too.
         value, values = f"(SELECT value FROM json_each({kind}) WHERE key = ?)", [name.partition("\0")[0]]
     elif sort in SORTABLE:
         value, values = ("trial_index" if sort == "index" else sort), []
@@ -381,7 +383,7 @@ def _row(values: Sequence[Any]) -> Row:
 
 @dataclass(frozen=True)
 class Seen:
-    """Summary of an experiment, with the state of its file, the time of reading, and the CPU seconds used."""
+    """Summary of an experiment, with its file's state, the time of reading, and the CPU seconds used."""
 
     summary: dict[str, Any]
     state: FileState
@@ -393,7 +395,7 @@ class Board:
     """Experiments of one folder, for the dashboard.
 
     Args:
-        root: folder of experiments, or one experiment.
+        root: folder that contains experiments, or the folder of one experiment.
     """
 
     def __init__(self, root: Path) -> None:
@@ -404,7 +406,8 @@ class Board:
         self._seen: dict[Path, Seen] = {}
 
     def folder_of(self, name: str) -> Path:
-        """Return the folder of the experiment with this name; only listed experiments are opened.
+        """Return the folder of the experiment with this name; names outside the list of experiments are
+        refused.
 
         Raises:
             NotFoundError: the experiment does not exist.
@@ -415,9 +418,10 @@ class Board:
         raise NotFoundError(f"{self.root} has no experiment {name!r}")
 
     def table(self, folder: Path) -> TrialTable:
-        """Return the table of an experiment's trials, without reading anything yet."""
+        """Return the table of an experiment's trials; this does not read the trials."""
         with self._lock:
-            if folder not in self._tables:  # a watch may still hold a dropped table, which is then used again
+            # If a stream still uses a table that was dropped here, the same table is taken again.
+            if folder not in self._tables:
                 self._tables[folder] = self._alive.get(folder) or TrialTable(folder)
                 self._alive[folder] = self._tables[folder]
             self._tables.move_to_end(folder)
@@ -429,7 +433,7 @@ class Board:
             return self._tables[folder]
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Return the summaries of all experiments; for a damaged one, the summary describes the problem."""
+        """Return the summaries of all experiments; a damaged experiment's summary describes the problem."""
         found = []
         folders = list(experiments(self.root))
         for gone in set(self._seen.copy()).difference(folders):
@@ -446,7 +450,7 @@ class Board:
 
         Args:
             folder: folder of the experiment.
-            at_leisure: True: an older summary is good enough if a new one is expensive.
+            at_leisure: True: if making a summary is slow, an older summary may be returned.
 
         Raises:
             StoreError: the experiment's file is damaged.

@@ -1,6 +1,7 @@
 """Data of experiments for the dashboard, read while other processes write it.
 
-Files are opened only briefly, as an ending writer can't merge its log into a file that a reader has open.
+Each file is opened only briefly, because a writer that ends can't merge its write-ahead log while a reader
+has the file open.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
 
 SETTLED_S = 1.0
-"""Age in seconds of a file's last change, from which on any later write changes the file's date."""
+"""Age in seconds of a file's last change; after this time, every further write changes the file's
+timestamp."""
 
 MAX_SHARED = 4
-"""Number of pairs of experiment and metric whose last values are kept; the least recently used goes first."""
+"""Number of pairs of experiment and metric whose last values are kept; the least recently used is dropped."""
 
 MAX_POINTS = 500_000
-"""Number of curve points that are kept, at 16 bytes each; the least recently used curves go first."""
+"""Maximum number of points of curves that are kept, 16 bytes each; the least recently used curves are
+dropped."""
 
 MAX_TEXT = 1000
-"""Maximum number of characters of a text in a list; the page of a single trial shows the whole text."""
+"""Maximum number of characters of a text in a list; only the page of a single trial shows the whole text."""
 MAX_ROW = 100_000
-"""Maximum number of characters of a configuration or a last report in a row."""
+"""Maximum number of characters of a trial's configuration, or of its last report, in a list."""
 
 _ENDS = (TrialStatus.TERMINATED, TrialStatus.ERROR)
 
@@ -55,7 +58,7 @@ class NotFoundError(Exception):
 
 
 def experiments(root: Path) -> Iterator[Path]:
-    """Yield the folders of experiments in `root`, or `root` itself if it is one, latest first."""
+    """Yield the folders of the experiments in `root`, latest first; `root` itself if it is an experiment."""
     found = {}
     for folder in experiments_in(root):
         # The experiment may have been removed after it was listed.
@@ -66,12 +69,13 @@ def experiments(root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class FileState:
-    """State of an experiment's file according to the file system.
+    """State of an experiment's database file, as the file system reports it.
 
     Attributes:
-        parts: inode, date and size of the file and of its log.
-        owner: pid of the process that runs the experiment.
-        newest: the later of the two dates, in seconds since 1970.
+        parts: inode, timestamp and size of the database file and of its write-ahead log; None for a missing
+            file.
+        owner: pid of the process that runs the experiment; None if no process runs it.
+        newest: the later of the two files' timestamps, in seconds since 1970.
     """
 
     parts: tuple[tuple[int, int, int] | None, ...]
@@ -81,7 +85,7 @@ class FileState:
     @classmethod
     def of(cls, folder: Path) -> FileState:
         """Return the current state of the experiment in `folder`."""
-        # The owner is read first, so that the last writes of an ending owner are not missed.
+        # If the owner were read last, it could write and end in between, and its last writes would be missed.
         owner = owner_of(folder)
         parts: list[tuple[int, int, int] | None] = []
         for name in (FILENAME, f"{FILENAME}-wal"):
@@ -93,21 +97,21 @@ class FileState:
         return cls(tuple(parts), owner, max((part[1] / 1e9 for part in parts if part), default=0.0))
 
     def stays(self, now: float) -> bool:
-        """Return True if the last write was so long before `now` that any later write changes the date."""
+        """Return True if the last write is so old that any further write changes the timestamp."""
         return now - self.newest > SETTLED_S
 
     @property
     def inode(self) -> int | None:
-        """Inode of the file, or None if it does not exist."""
+        """Inode of the database file; None if the file does not exist."""
         return None if self.parts[0] is None else self.parts[0][0]
 
     def same_file(self, other: FileState | None) -> bool:
-        """Return True if `other` is a state of the same file, not of a file that was replaced."""
+        """Return True if both states belong to the same file; False if the file was replaced."""
         return self.inode is not None and other is not None and self.inode == other.inode
 
 
 class _LastValues:
-    """Last values of an experiment's trials, and the state of its file at the time of reading."""
+    """Last values of a metric in all trials, and the state of the experiment's file when they were read."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -116,10 +120,10 @@ class _LastValues:
 
 
 class _Curve:
-    """Points of a trial's curve, from the reports read so far.
+    """Points of a trial's curve, made from the reports that have been read.
 
     Args:
-        attempt: attempt of the last report that was read.
+        attempt: number of the attempt that made the last of these reports.
     """
 
     def __init__(self, attempt: int) -> None:
@@ -130,8 +134,8 @@ class _Curve:
         return len(self._xs)
 
     def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
-        """Add further reports (iteration, x, metric) whose x and metric are finite numbers."""
-        # list() reads all reports first, so that an error adds none of them.
+        """Add the points of further reports (iteration, x, metric), if x and metric are finite numbers."""
+        # All reports are read before the first is added, so that an error adds none of them.
         for self.iteration, at, value in list(reports):
             if is_finite(at) and is_finite(value):
                 self._xs.append(at)
@@ -143,7 +147,7 @@ class _Curve:
 
 
 class _Curves:
-    """Curves of an experiment over one pair of axes, by trial; the least recently used go first."""
+    """Curves of an experiment's trials for one metric and one x value, by trial id."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -151,7 +155,7 @@ class _Curves:
         self.of: OrderedDict[str, _Curve] = OrderedDict()
 
     def keep(self, trial_id: str, curve: _Curve) -> None:
-        """Keep the curve of a trial as the most recently used."""
+        """Store a curve as the most recently used; above MAX_POINTS points, drop the least recently used."""
         self.of[trial_id] = curve
         self.of.move_to_end(trial_id)
         while self.size > MAX_POINTS:
@@ -160,15 +164,16 @@ class _Curves:
 
 
 class RowReader(LogReader):
-    """Reader of trials for tables and charts, the only place of the dashboard with SQL of experiments.
+    """Reader of trials for tables and charts. Only this class contains the dashboard's SQL queries on
+    experiments.
 
-    The last values of an unchanged experiment are shared among readers. The first view of a large experiment
-    needs them several times at once: for its best trial, for a page of the table, and for each chart. Curves
-    are shared too.
+    Readers of an unchanged experiment share the last values of its trials. When a large experiment is first
+    shown, several requests need these values at the same time: for the best trial, a page of the table, and
+    each chart. Curves are shared too.
 
     Args:
         folder: folder of the experiment.
-        state: state of the experiment's file, if it was just read; by default, it is read here.
+        state: state of the experiment's file, if it has just been determined; None: determine it here.
     """
 
     _shared: ClassVar[OrderedDict[tuple[Path, str], _LastValues]] = OrderedDict()
@@ -176,13 +181,13 @@ class RowReader(LogReader):
     _drawn: ClassVar[OrderedDict[tuple[Hashable, ...], _Curves]] = OrderedDict()
 
     def __init__(self, folder: Path, state: FileState | None = None) -> None:
-        # The state is read before the file is opened, so that the data is at least as new as the state.
+        # The state is determined before the file is opened, so that the data is never older than the state.
         self._begun = SYSTEM.now()
         self._state = state or FileState.of(folder)
         super().__init__(folder)
 
     def last_values(self, metric: str) -> dict[str, float]:
-        """Return the metric of each trial's last report, in the order suggested; do not change the result."""
+        """Map trial ids to the metric's last values, in the order of suggestion; do not change the result."""
         if not self._state.stays(self._begun):
             return super().last_values(metric)
         key = self.folder, metric
@@ -191,20 +196,20 @@ class RowReader(LogReader):
             self._shared.move_to_end(key)
             while len(self._shared) > MAX_SHARED:
                 self._shared.popitem(last=False)
-        with shared.lock:  # each metric has its own lock, so that readers of other values do not wait
+        with shared.lock:  # Each metric has its own lock, so that readers of other metrics do not wait.
             if shared.state != self._state:
                 shared.values = super().last_values(metric)
                 shared.state = self._state
             return shared.values
 
     def _first(self, sql: str, *values: Any) -> Any:
-        """Return the first value of the first row; None without a row."""
+        """Return the value in the first row and column of a query's result; None if the result is empty."""
         return next((row[0] for row in self._rows(sql, *values)), None)
 
     # --- trials as rows of a table ----------------------------------------------------------------
 
     def newest(self) -> int:
-        """Return the sequence number of the last event or decision."""
+        """Return the sequence number of the last entry in the log of events and decisions."""
         place = self._first(
             "SELECT coalesce(max(seq), 0) FROM "
             "(SELECT max(seq) AS seq FROM events UNION ALL SELECT max(seq) FROM decisions)"
@@ -212,7 +217,7 @@ class RowReader(LogReader):
         return int(place)
 
     def ids_after(self, index: int, seq: int) -> set[str]:
-        """Return the ids of trials suggested after `index`, with a log entry after `seq`, or running."""
+        """Return ids of trials that run, were suggested after `index`, or have log entries after `seq`."""
         return {
             trial_id
             for (trial_id,) in self._rows(
@@ -227,10 +232,10 @@ class RowReader(LogReader):
         }
 
     def ends(self, after: int = -1, ids: Collection[str] | None = None) -> dict[str, float | None]:
-        """Return the end time of each trial; None for a trial that was resumed later.
+        """Return the time at which each trial ended; None for a trial that was resumed after its end.
 
         Args:
-            after: only log entries after this one count.
+            after: sequence number; only later log entries are read.
             ids: only these trials.
         """
         only = "" if ids is None else "AND trial_id IN (SELECT value FROM json_each(?)) "
@@ -249,17 +254,17 @@ class RowReader(LogReader):
         return int(self._first("SELECT count(*) FROM trials"))
 
     def last_index(self) -> int:
-        """Return the index of the trial that was suggested last; -1 without trials."""
+        """Return the number of the trial that was suggested last, counted from 0; -1 if no trial exists."""
         return int(self._first("SELECT coalesce(max(trial_index), -1) FROM trials"))
 
     def page(self, limit: int, offset: int, *, descending: bool, by_last: str | None) -> list[str]:
-        """Return the ids of a page of all trials.
+        """Return the ids of one page of all trials.
 
         Args:
-            limit: number of trials of the page.
+            limit: maximum number of trials in the page.
             offset: number of trials before the page.
             descending: reverse the order.
-            by_last: metric whose last values give the order; None means the order suggested.
+            by_last: metric by whose last values the trials are sorted; None means the order of suggestion.
         """
         way = "DESC" if descending else "ASC"
         in_order = f"SELECT trial_id FROM trials ORDER BY trial_index {way}"
@@ -274,7 +279,7 @@ class RowReader(LogReader):
         return ids[offset : offset + limit]
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Return the names in the configurations, and in the last reports, of up to a thousand trials."""
+        """Return the names of hyperparameters and of reported values, found in at most a thousand trials."""
         places = range(0, self.last_index() + 1, self.last_index() // 1000 + 1)
         found = list(
             self._rows(
@@ -284,7 +289,7 @@ class RowReader(LogReader):
                 json.dumps(list(places)),
             )
         )
-        # json_each() is avoided, because it ends a name at a null character.
+        # SQLite's json_each() ends a name at a null character, so the names are read in Python.
         configs = (json.loads(flat_config(config)) for config, _ in found)
         metrics = (json.loads(flat_metrics(metrics)) for _, metrics in found)
         return list(dict.fromkeys(chain.from_iterable(configs))), list(
@@ -298,16 +303,17 @@ class RowReader(LogReader):
         ids: Collection[str] | None,
         so_far: Mapping[str, SoFar | None] | None = None,
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield rows of trials, in the order of COLUMNS, without the columns `ended` and `changed`.
+        """Yield a row for each trial, in the order of COLUMNS, without `state`, `ended` and `changed`.
 
-        A row ends with the kind and the message of the error, and the attempt of the last report.
+        Instead of the column `error`, each row ends with the error's kind, its message, and the attempt of
+        the last report.
 
         Args:
-            metric: metric that ranks the trials; None for none.
+            metric: metric of the columns `last` and `best`; None if the experiment has no metric.
             mode: "min" or "max".
             ids: ids of the trials; None means all.
-            so_far: known reports of each trial's attempt. If the attempt continues, only later reports are
-                read.
+            so_far: for each trial, the summary of its reports that were read before. If the trial's attempt
+                is still the same, only later reports are read.
         """
         names = paths(metric) if metric is not None else ("$.x", "$.x")
         best = f"{'min' if mode == 'min' else 'max'}({FINITE})" if mode is not None else "max(NULL)"
@@ -317,9 +323,9 @@ class RowReader(LogReader):
     def _rows_of(
         self, one: str | None, names: tuple[str, str], best: str, known: SoFar | None
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield the row of one trial, or the rows of all, joined from the tables of the file."""
+        """Yield the row of the trial `one`, or of all trials if `one` is None, joined from several tables."""
         only, values = ("", []) if one is None else ("WHERE trial_id = ? ", [one])
-        # With max(), SQLite takes the other columns from the row that has the maximum.
+        # With max(), SQLite takes the other columns from the row that contains the maximum.
         last_of = _beside(
             self._rows(
                 f"SELECT trial_id, attempt, iteration, metrics, {VALUE} FROM "
@@ -375,14 +381,14 @@ class RowReader(LogReader):
             )
 
     def config(self, trial_id: str) -> tuple[int, str]:
-        """Return the index of a trial in the order suggested, and its last configuration as flat JSON."""
+        """Return a trial's number in the order of suggestion, and its latest configuration as flat JSON."""
         ((index, config),) = self._rows(
             f"SELECT trial_index, {_CONFIG} FROM trials t WHERE trial_id = ?", trial_id
         )
         return index, flat_config(config)
 
     def trial(self, trial_id: str) -> tuple[dict[str, Any], str, tuple[str, str, str] | None]:
-        """Return a trial's suggested configuration, its folder's name, and its error or None.
+        """Return a trial's suggested configuration, its folder's name, and its error (None without an error).
 
         Raises:
             NotFoundError: the trial does not exist.
@@ -400,7 +406,7 @@ class RowReader(LogReader):
         raise NotFoundError(f"experiment {self.folder.name} has no trial {trial_id!r}")
 
     def checkpoints(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the checkpoints of a trial that still exist."""
+        """Return the checkpoints of a trial that have not been deleted."""
         return [
             dict(zip(("number", "dirname", "iteration", "score"), row, strict=True))
             for row in self._rows(
@@ -411,7 +417,7 @@ class RowReader(LogReader):
         ]
 
     def events_after(self, seq: int, limit: int) -> list[dict[str, Any]]:
-        """Return log entries after `seq`, of the experiment and of all trials; long strings are cut."""
+        """Return log entries after `seq`, of the experiment and its trials; long strings are cut."""
         return [
             {**(each := event(*row)), "detail": _cut_detail(each["detail"])}
             for row in self._rows(
@@ -429,14 +435,14 @@ class RowReader(LogReader):
 
     @cached_property
     def _identity(self) -> tuple[Hashable, ...]:
-        """Identity of the experiment, because a new experiment in the folder may have the same inode."""
+        """Key of this experiment; a later experiment in the folder may have a file with the same inode."""
         created = self._first("SELECT value FROM experiment WHERE key = 'created'")
         return self.folder, self._state.inode, created
 
     def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
-        """Return (x, metric) of each report of a trial in which both are finite numbers, in order.
+        """Return the pair (x, metric) of each report of a trial; reports without finite numbers are left out.
 
-        Points are kept, so that a running trial's curve only needs its new reports.
+        The points are kept in memory, so that only new reports of a running trial are read.
         """
         across = "iteration" if x == "training_iteration" else VALUE
         names = (*(() if x == "training_iteration" else paths(x)), *paths(metric))
@@ -468,7 +474,7 @@ class RowReader(LogReader):
                         *(*names, trial_id, known.attempt, known.iteration),
                     )
                 )
-            else:  # a new attempt may replace reports of the previous attempt
+            else:  # A new attempt may replace reports of the previous attempt, so all reports are read again.
                 before = 0 if known is None else len(known)
                 known = _Curve(last[0])
                 known.add(
@@ -482,7 +488,7 @@ class RowReader(LogReader):
             return known.points()
 
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
-        """Return the index of each trial in the order suggested, by id; unknown ids are left out."""
+        """Map each trial id to the trial's number in the order of suggestion; unknown ids are left out."""
         return dict(
             self._rows(
                 "SELECT trial_id, trial_index FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
@@ -491,14 +497,14 @@ class RowReader(LogReader):
         )
 
     def first(self, count: int) -> list[str]:
-        """Return the ids of the first `count` suggested trials."""
+        """Return the ids of the `count` trials that were suggested first."""
         return [
             trial_id
             for (trial_id,) in self._rows("SELECT trial_id FROM trials ORDER BY trial_index LIMIT ?", count)
         ]
 
     def configs(self, trial_ids: Sequence[str]) -> list[Any]:
-        """Return the suggested configuration of each of these trials."""
+        """Return the configurations that were suggested for these trials."""
         wanted = json.dumps(list(trial_ids))
         found = dict(
             self._rows(
@@ -509,7 +515,7 @@ class RowReader(LogReader):
         return [decode_config(found[trial_id]) for trial_id in trial_ids]
 
     def nothing(self, *names: str) -> MetricError:
-        """Return the error for a chart without data: no trial has reported these metrics."""
+        """Return an error that says that no trial has reported values of these metrics."""
         called = " and ".join(map(repr, names))
         return MetricError(f"no trial has reported a finite value of {called} yet that this chart can show")
 
@@ -524,7 +530,7 @@ class RowReader(LogReader):
         return len(list(found)) == trials
 
     def has_judged(self) -> bool:
-        """Return True if any trial was judged at a rung."""
+        """Return True if a scheduler has judged any trial at a rung."""
         judged = "SELECT 1 FROM decisions WHERE json_extract(reason, '$.rule') = ? LIMIT 1"
         return self._first(judged, JUDGED) is not None
 
@@ -533,7 +539,7 @@ class RowReader(LogReader):
         return self._first("SELECT 1 FROM attempts LIMIT 1") is not None
 
     def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], float]]:
-        """Return the decisions made at rungs, and the values of the reports behind them."""
+        """Return the scheduler's decisions at rungs, and the reported values that it judged."""
         decisions: list[dict[str, Any]] = []
         values: dict[tuple[str, int], float] = {}
         for trial_id, iteration, verdict, reason, value in self._rows(
@@ -555,7 +561,7 @@ class RowReader(LogReader):
 
 
 class SoFar(NamedTuple):
-    """Reports of a trial's current attempt that were read: the last iteration, and the best value."""
+    """Summary of the reports of a trial's current attempt that were read: last iteration and best value."""
 
     attempt: int
     iteration: int
@@ -563,8 +569,9 @@ class SoFar(NamedTuple):
 
 
 def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] | None]:
-    """Return a function that maps a trial id to its row, or None; calls must have ids in sorted order."""
-    row: tuple[Any, ...] | None = ("",)  # the placeholder makes the first call read the first row
+    """Return a function that finds the row of a trial id; it must be called with ids in sorted order."""
+    # The empty id is smaller than all ids, so the first call reads the first row.
+    row: tuple[Any, ...] | None = ("",)
 
     def of(trial_id: str) -> tuple[Any, ...] | None:
         nonlocal row
@@ -576,14 +583,14 @@ def _beside(rows: Iterator[tuple[Any, ...]]) -> Callable[[str], tuple[Any, ...] 
 
 
 def short(text: str) -> str:
-    """Return a text; a long text is shortened and ends with an ellipsis."""
+    """Return `text`; a text above MAX_TEXT characters is cut and ends with an ellipsis."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
 def cut(values: str) -> str:
-    """Return a JSON object whose names and values have at most MAX_TEXT characters, and MAX_ROW in total.
+    """Shorten a JSON object: names and values to MAX_TEXT characters each, and the object to about MAX_ROW.
 
-    Longer strings are shortened, and values beyond the total are left out.
+    Longer names and values are cut. Values that exceed the total are left out.
     """
     if len(values) <= MAX_TEXT:
         return values
@@ -603,7 +610,7 @@ def _cut_value(value: Any) -> Any:
 
 
 def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -> dict[str, Any]:
-    """Return a log entry as a dictionary; for a command, it includes the sender."""
+    """Return a log entry as a dictionary; `by` is the sender if the entry is a command."""
     by = None
     if kind == "command":
         with contextlib.suppress(ValueError):
@@ -613,7 +620,7 @@ def event(seq: int, time: float, kind: str, trial_id: str | None, detail: str) -
 
 
 def _cut_detail(detail: str) -> str:
-    """Return a log entry's detail, shortened; in a JSON object, each value is, so that it stays valid."""
+    """Shorten a log entry's detail; in a JSON object, each value is shortened, so it remains valid JSON."""
     if len(detail) <= MAX_TEXT:
         return detail
     with contextlib.suppress(ValueError):
@@ -623,7 +630,7 @@ def _cut_detail(detail: str) -> str:
 
 
 def _is_flat(text: str) -> bool:
-    """Return True if a JSON object contains no other object, so that `flatten` would not change it."""
+    """Return True if a JSON object contains no nested object."""
     return "{" not in text[1:]
 
 
@@ -633,7 +640,7 @@ def flat_config(config: str) -> str:
 
 
 def flat_metrics(metrics: str | None) -> str:
-    """Return a stored report as flat JSON; "{}" for None."""
+    """Return a stored report as flat JSON; "{}" if the trial has no report."""
     if metrics is None:
         return "{}"
     return metrics if _is_flat(metrics) else encode(without_objects(flatten(decode(metrics))))

@@ -1,4 +1,4 @@
-"""Arrivals of trials at the rungs of a scheduler, for charts."""
+"""Trials that reached the rungs of a scheduler, for charts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import is_finite
 
 JUDGED, CAME = "rung", "milestone"
-"""Rules of decisions: a trial was judged at a rung; a trial reached a rung, and will be judged later."""
+"""Names of the scheduler's rules: "rung": a trial was judged; "milestone": a trial arrived and is judged
+later."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A trial at a rung; `cutoff` is NaN if the rung had no cutoff yet."""
+    """Arrival of a trial at a rung; `cutoff` is NaN if the rung has no cutoff yet."""
 
     trial_id: str
     value: float
@@ -27,7 +28,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class RungLabels:
-    """Legend of rungs: labels of trials that continued, of trials that did not, and of the cutoff."""
+    """Legend of the chart of rungs: labels of trials that continued, of other trials, and of the cutoff."""
 
     went_on: str = "continued"
     stayed: str = "stopped"
@@ -50,22 +51,23 @@ def judgements(decisions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def labels_of(decisions: Sequence[Mapping[str, Any]], rungs: Mapping[float, Sequence[Entry]]) -> RungLabels:
-    """Return the legend for a scheduler, derived from its decisions."""
-    # No rung waits for trials, so each trial is judged when it arrives.
+    """Return the legend that matches the scheduler's decisions."""
+    # No decision lets a trial wait at a rung, so each trial is judged when it arrives.
     if all(each["rule"] != CAME for each in decisions):
         if any(each["verdict"] == "PAUSE" for each in decisions):
             return RungLabels("promoted", "not promoted", "cutoff over time")
         return RungLabels(cutoff="cutoff over time")
-    # A rung has a cutoff only once its trials have been judged together, so NaN means that they still wait.
+    # A rung gets its cutoff when its trials are judged together, so NaN means that trials are waiting.
     waits = any(math.isnan(entry.cutoff) for entries in rungs.values() for entry in entries)
     return RungLabels(stayed="stopped or waiting") if waits else RungLabels()
 
 
 def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> tuple[int, int]:
-    """Return the bracket to draw, by default the one with the most trials, and the number of brackets.
+    """Return the number of the bracket to draw (default: the one with the most trials) and the number of
+    brackets.
 
     Raises:
-        ConfigError: no trial was judged in that bracket.
+        ConfigError: no trial was judged in the bracket `bracket`.
     """
     judged = (each for each in decisions if each["rule"] == JUDGED)
     counts = Counter(each.get("bracket", 0) for each in judged if each["verdict"] != "RESUME")
@@ -81,15 +83,15 @@ def bracket_of(decisions: Sequence[Mapping[str, Any]], bracket: int | None) -> t
 def rungs_of(
     decisions: Sequence[Mapping[str, Any]], values: Mapping[tuple[str, int], Any], *, log_y: bool = False
 ) -> dict[float, list[Entry]]:
-    """Return entries by rung level, in the order of arrival, without entries whose value is not finite.
+    """Return the arrivals at each rung in the order of time; arrivals whose value is not finite are left out.
 
-    A rung judges a trial at most once on arrival. A second decision may follow: when the trial resumes after
+    A rung decides about a trial when the trial arrives. It decides a second time when the trial resumes after
     a pause, or when the trials that it waited for have arrived.
 
     Args:
-        decisions: decisions of one bracket, made at rungs.
-        values: values of the metric, by trial and iteration.
-        log_y: True: leave out values that have no logarithm.
+        decisions: decisions of one bracket, made at its rungs.
+        values: values of the metric, by trial id and iteration.
+        log_y: True: leave out values of 0 and below, which have no logarithm.
     """
     rungs: dict[float, dict[str, Entry]] = {}
     came: set[str] = set()
@@ -98,7 +100,7 @@ def rungs_of(
         went_on = each["verdict"] in ("CONTINUE", "RESUME")
         if trial_id in rung:
             entry = replace(rung[trial_id], went_on=went_on)
-            if trial_id in came:  # the trial has waited, and is judged now
+            if trial_id in came:  # The trial waited for other trials, and the cutoff is known only now.
                 entry = replace(entry, cutoff=float(each.get("cutoff", math.nan)))
             rung[trial_id] = entry
             continue

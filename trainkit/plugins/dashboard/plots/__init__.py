@@ -1,7 +1,7 @@
-"""Plots of an experiment with matplotlib, which is imported for the first plot.
+"""Plots of an experiment with matplotlib, which is not imported before the first plot is made.
 
-Figures are made without pyplot, so no global state changes, no window opens, and no display is needed. The
-charts are the same as the dashboard's: `charts` computes them, and this package draws them.
+Figures are made without pyplot, so that no global state changes, no window opens, and no display is needed.
+The package `charts` computes the same charts as for the dashboard, and this package draws them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPTIONS = {
     "edf": (),
     "compare": ("trials", "x", "log_x", "log_y"),
 }
-"""Options of each kind. All kinds but the timeline also accept `metric` and `mode`."""
+"""Options of each kind. All kinds except "timeline" also have the options `metric` and `mode`."""
 _SPELLINGS = {
     "learning curves": "curves",
     "learning_curves": "curves",
@@ -50,14 +50,14 @@ _SPELLINGS = {
     "parallel_coordinates": "parallel",
 }
 BEST = 5
-"""Number of trials that are coloured and named by default."""
+"""Number of trials with a colour and a name, if the user does not choose it."""
 
 
 def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any) -> Figure:
-    """Draw `grid`; see `ResultGrid.plot`, and `OPTIONS` for the options of each kind.
+    """Draw a chart of `grid`; see `ResultGrid.plot`, and see `OPTIONS` for the options of each kind.
 
     Raises:
-        ConfigError: the kind or an option is unknown, or there is no data for this kind.
+        ConfigError: the kind or an option is unknown, or `grid` has no data for this kind.
         MetricError: no trial reported the metric.
         MissingDependencyError: matplotlib is not installed.
     """
@@ -78,12 +78,12 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
 
 
 class GridSource(Source):
-    """Data for a chart from results, which may be in memory or from an experiment of Ray Tune.
+    """Data for a chart, taken from results in memory or from an experiment of Ray Tune.
 
     Args:
         grid: results.
         kind: kind of the chart.
-        given: options from the user.
+        given: options of the chart that the user has chosen.
     """
 
     def __init__(self, grid: ResultGrid, kind: str, given: Mapping[str, Any]) -> None:
@@ -118,7 +118,7 @@ class GridSource(Source):
 
     @property
     def objectives(self) -> Sequence[Objective]:
-        """Given objectives, or else the experiment's."""
+        """Objectives that the user has chosen, else the objectives of the experiment."""
         return self.grid.objectives_or(*self._front)
 
     def front(self, points: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -127,7 +127,7 @@ class GridSource(Source):
 
 
 class GridReader:
-    """Reader of results, which may be in memory or from an experiment of Ray Tune.
+    """Reader of results in memory or of an experiment of Ray Tune.
 
     Args:
         grid: results.
@@ -145,30 +145,30 @@ class GridReader:
         return self._read
 
     def last_values(self, metric: str) -> dict[str, float]:
-        """Return the metric of each trial whose last report has a finite value, in the order suggested."""
+        """Map trial ids to finite last values of the metric, in the order of suggestion."""
         found = {trial_id: lookup(each.metrics or {}, metric) for trial_id, each in self._results.items()}
         return {trial_id: value for trial_id, value in found.items() if is_finite(value)}
 
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
-        """Return the index of each trial in the order suggested, by id; unknown ids are left out."""
+        """Map each trial id to the trial's number in the order of suggestion; unknown ids are left out."""
         order = {trial_id: place for place, trial_id in enumerate(self._results)}
         return {trial_id: order[trial_id] for trial_id in trial_ids if trial_id in order}
 
     def first(self, count: int) -> list[str]:
-        """Return the ids of the first `count` suggested trials."""
+        """Return the ids of the `count` trials that were suggested first."""
         return list(self._results)[:count]
 
     def configs(self, trial_ids: Sequence[str]) -> list[Any]:
-        """Return the configuration of each of these trials."""
+        """Return the configurations of these trials."""
         return [self._results[trial_id].config for trial_id in trial_ids]
 
     def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
-        """Return (x, metric) of each report of a trial in which both are finite numbers, in order."""
+        """Return the pair (x, metric) for each report of a trial that contains both as finite numbers."""
         pairs = [(lookup(report, x), lookup(report, metric)) for report in self._histories.get(trial_id, [])]
         return [(float(across), float(up)) for across, up in pairs if is_finite(across) and is_finite(up)]
 
     def judgements(self, metric: str) -> tuple[list[dict[str, Any]], dict[tuple[str, int], Any]]:
-        """Return the decisions made at rungs, and the values of all reports."""
+        """Return the scheduler's decisions at rungs, and all reported values by trial id and iteration."""
         decisions = [each for each in self.grid.decisions() if each.get("rule") in (JUDGED, CAME)]
         return decisions, {
             (trial_id, report["training_iteration"]): lookup(report, metric)
@@ -177,17 +177,17 @@ class GridReader:
         }
 
     def exchanges(self) -> list[Exchange]:
-        """Return all later changes of trials' configurations, in order."""
+        """Return all changes of trials' configurations during the experiment, in the order of time."""
         return self.grid.exchanges()
 
     def spans(self) -> list[Span]:
-        """Return all attempts with their times and outcomes, in the order of their starts."""
+        """Return all attempts of trials with their times and outcomes, in the order of their starts."""
         return self.grid.timeline
 
     def last_date(self) -> float:
-        """Return 0.0, so that a running attempt is drawn up to the last start or end."""
+        """Return 0.0, so that running attempts are drawn up to the last start or end of any attempt."""
         return 0.0
 
     def nothing(self, *names: str) -> MetricError:
-        """Return the error that explains why the metrics `names` have no value to draw."""
+        """Return an error that says that no trial has a value of the metrics `names` to draw."""
         return style.nothing_to_draw(self.grid, *names)

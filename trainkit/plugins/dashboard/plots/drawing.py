@@ -1,4 +1,4 @@
-"""Renderer of Plotly figures with Matplotlib; it supports the features that the charts use."""
+"""Renderer that draws Plotly figures with Matplotlib, as far as the charts of `charts` need it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Part = Mapping[str, Any]
-"""Trace, axis or layout of a chart."""
+"""Trace, axis, layout or other part of a Plotly figure."""
 
 _STEPS = {"hv": "steps-post", "hvh": "steps-mid"}
 _MOST_EDGES = 2000
-"""Maximum number of bars that get an edge; more bars would be indistinguishable."""
+"""Maximum number of bars that are drawn with an edge; among more bars, edges would hide the bars."""
 
 
 def draw(chart: Part, ax: Axes | None) -> Figure:
@@ -28,10 +28,10 @@ def draw(chart: Part, ax: Axes | None) -> Figure:
 
     Args:
         chart: Plotly figure.
-        ax: axes to draw into; None: a new figure.
+        ax: axes to draw into; None means new axes in a new figure.
 
     Raises:
-        ConfigError: `ax` is given, and the chart has several axes.
+        ConfigError: `ax` is given, but the chart needs several axes.
     """
     layout, traces = chart["layout"], dict[tuple[str, str], list[Part]]()
     for trace in chart["data"]:
@@ -61,12 +61,12 @@ def draw(chart: Part, ax: Axes | None) -> Figure:
 
 
 def _key(name: str) -> str:
-    """Return the name of an axis in the layout: "x2" -> "xaxis2", "x1" -> "xaxis"."""
+    """Convert a trace's name of an axis to the layout's name: "x2" -> "xaxis2", "x1" -> "xaxis"."""
     return f"{name[0]}axis{name[1:].removeprefix('1') if len(name) == 2 else name[1:]}"
 
 
 def _rectangle(across: Sequence[float], up: Sequence[float]) -> tuple[float, float, float, float]:
-    """Return left, bottom, width and height of axes within a figure, from their shares of the chart."""
+    """Convert a plot's shares of the chart's sides to its left, bottom, width and height in the figure."""
     low, high = (0.08 + 0.84 * end for end in across)
     bottom, top = (0.1 + 0.82 * end for end in up)
     return low, bottom, high - low, top - bottom
@@ -77,7 +77,7 @@ def _plain(text: str) -> str:
 
 
 def _fill(axes: Axes, traces: Sequence[Part], layout: Part, x: str, y: str) -> None:
-    """Draw the traces of one pair of axes, and the axes."""
+    """Draw one pair of axes and all traces that belong to the pair."""
     across, up = layout[x], layout[y]
     style.dress(
         axes,
@@ -113,12 +113,12 @@ def _title(axis: Part) -> str:
 
 
 def _stands_at(axis: Part, other: str) -> bool:
-    """Return True if an axis is drawn at the axis `other`, and not elsewhere in the same row or column."""
+    """Return True if `axis` is drawn at the axis `other`, not at a different plot in its row or column."""
     return "anchor" not in axis or _key(axis["anchor"]) == other
 
 
 def _choices(axis: Part, values: Sequence[Any]) -> list[str]:
-    """Return the categories of an axis in order; [] for an axis of numbers."""
+    """Return the categories of an axis in order; [] if the axis shows numbers."""
     if axis.get("type") != "category":
         return []
     return list(axis.get("categoryarray") or dict.fromkeys(values))
@@ -172,7 +172,7 @@ def _draw_scatter(axes: Axes, trace: Part, xs: Sequence[Any], ys: Sequence[Any],
         else:
             collections = load("matplotlib.collections", "plots", "tune")
             axes.add_collection(collections.LineCollection(runs, label=label, **looks))
-        label = "_"  # the dots of a line have no entry of their own in the legend
+        label = "_"  # The dots get no second entry in the legend, because the line already has one.
     if "markers" in trace["mode"]:
         marker = trace.get("marker", {"color": trace.get("line", {}).get("color"), "size": 5})
         _draw_dots(axes, marker, [point for run in runs for point in run], label, layout)
@@ -190,7 +190,7 @@ def _draw_dots(axes: Axes, marker: Part, points: Sequence[Any], label: str, layo
 
 
 def _runs(xs: Sequence[Any], ys: Sequence[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """Yield the points between gaps."""
+    """Yield the runs of points between gaps."""
     for is_gap, run in groupby(zip(xs, ys, strict=True), key=lambda point: point[1] is None):
         if not is_gap:
             yield list(run)
@@ -201,7 +201,7 @@ def _columns(points: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _colours(scale: Part) -> Any:
-    """Return the colour map of a colour scale."""
+    """Convert Plotly's colour scale to a colour map for Matplotlib."""
     found = scale["colorscale"]
     if isinstance(found, str):
         return found.lower() + ("_r" if scale.get("reversescale") else "")
@@ -229,7 +229,7 @@ _KINDS = {"scatter": _draw_scatter, "bar": _draw_bars, "contour": _draw_contour}
 
 
 def _add_scale(figure: Figure, places: Sequence[Axes], traces: Sequence[Part], layout: Part) -> None:
-    """Add a colour scale if colours represent values; all axes share one scale."""
+    """Add a colour scale if colours represent values; all axes of the figure share this scale."""
     parts = [layout.get("coloraxis", {}), *traces, *(trace.get("marker", {}) for trace in traces)]
     bars = [each.get("colorbar", {}) for each in parts if "colorbar" in each or "showscale" in each]
     if not bars:

@@ -1,4 +1,4 @@
-"""Common style of the plots: figures, colours, axes, and the metric that is drawn."""
+"""Style that all plots share: figures, colours and axes; and the choice of the metric to draw."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ FAINT = "#e4e8ec"
 
 
 def figure_of(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """Return figure and axes to draw into; a new figure has `size` inches."""
+    """Return the figure and axes to draw into; if a new figure is made, its size is `size` in inches."""
     if ax is not None:
         return cast("Figure", ax.get_figure(root=True)), ax
     figure = load("matplotlib.figure", "plots", "tune").Figure(figsize=size, layout="constrained")
-    # IPython shows a figure itself only if pyplot is imported, but it always calls this method.
+    # Without pyplot, IPython does not show a figure, but it calls the method `_repr_png_` of every result.
     figure._repr_png_ = functools.partial(as_png, figure)
     return figure, figure.add_subplot()
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return the figure as PNG, for a notebook."""
+    """Return the figure as PNG data."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", bbox_inches="tight")
     return stream.getvalue()
@@ -51,7 +51,7 @@ def dress(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """Remove distracting lines, name the axes, and scale them."""
+    """Remove unneeded lines, and set the axes' titles and their linear or logarithmic scales."""
     ax.set_xscale("log" if log_x else "linear")
     ax.set_yscale("log" if log_y else "linear")
     ax.spines[["top", "right"]].set_visible(False)
@@ -66,16 +66,16 @@ def dress(
 
 
 def legend(ax: Axes, *entries: Any, **options: Any) -> Legend:
-    """Add a legend beside the axes."""
+    """Add a legend to the right of the axes."""
     beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     return ax.legend(*entries, frameon=False, fontsize=9, labelcolor=TEXT, **beside, **options)
 
 
 def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[str, str]:
-    """Return the metric to draw and its mode.
+    """Return the name of the metric to draw, and its mode.
 
     Raises:
-        ConfigError: neither the arguments nor the experiment name one metric and its mode.
+        ConfigError: neither the arguments nor the experiment define a single metric and its mode.
     """
     modes = {each.metric: each.mode for each in grid.objectives}
     metric = metric or grid.metric
@@ -84,7 +84,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
             f"the experiment has several objectives, {list(modes)}: choose one to plot, "
             f"results.plot(..., metric={next(iter(modes))!r})"
         )
-    # Each objective has its own mode, and the experiment's mode belongs to the scheduler's metric.
+    # An objective's own mode comes first, because the experiment's mode belongs to the scheduler's metric.
     mode = mode or modes.get(metric or "") or grid.mode
     if metric is None or mode is None:
         raise ConfigError(
@@ -95,7 +95,7 @@ def metric_of(grid: ResultGrid, metric: str | None, mode: str | None) -> tuple[s
 
 
 def nothing_to_draw(grid: ResultGrid, *names: str) -> MetricError:
-    """Return the error that explains why the metrics `names` have no value to draw."""
+    """Return an error that says why the metrics `names` have no values to draw."""
     reports = [report for _, history in grid.histories() for report in history]
     for name in names:
         if all(lookup(report, name) is None for report in reports):
