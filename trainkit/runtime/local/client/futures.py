@@ -62,11 +62,11 @@ class _Owed:
 
 
 class Futures:
-    """Factory of futures of results, which the background thread settles.
+    """Factory of futures for results. The background thread completes the futures.
 
     Args:
-        background: background thread, which settles the futures.
-        waiter: object that has the answers read.
+        background: background thread, which completes the futures.
+        waiter: object that has the background thread read the answers.
     """
 
     def __init__(self, background: BackgroundThread, waiter: Waiter) -> None:
@@ -78,22 +78,23 @@ class Futures:
         self._is_asked = False
 
     def future(self, ref: LocalRef, into: Future[Any] | None = None) -> Future[Any]:
-        """Return a future of the value, which can't be cancelled, as others may wait for the value too.
+        """Return a future of the value. The future can't be cancelled, as others may wait for the same value.
 
         Args:
             ref: the reference to the value.
-            into: running future to settle instead of a new future; its callbacks must not block.
+            into: future, already marked as running, to complete instead of a new future; its callbacks must
+                not block.
         """
         return self._when_done(ref, value_of, into or _running(ref_future(self._background, self._callbacks)))
 
     def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
-        """Return an awaitable of the value."""
+        """Return an asyncio future of the value of `ref`."""
         import asyncio
 
         return asyncio.wrap_future(self._when_done(ref, value_of))
 
     def arrival(self, ref: LocalRef) -> asyncio.Future[None]:
-        """Return an awaitable that ends when `ref` is done."""
+        """Return an asyncio future that completes when the answer for `ref` has arrived."""
         import asyncio
 
         return asyncio.wrap_future(self._when_done(ref, lambda _: None))
@@ -103,8 +104,8 @@ class Futures:
     ) -> Future[Any]:
         """Return a future of `result(ref)`, which is called in the background thread once `ref` is done.
 
-        The thread that reads an answer must not call `result`, as it may hold a lock that `result` needs to
-            unpack the answer, or to ask the node why the answer is lost.
+        To unpack the answer, or to ask the node why the answer is lost, `result` may need locks. The thread
+        that reads the answer may hold these locks, so that thread does not call `result`.
         """
         if future is None:
             from concurrent.futures import Future
@@ -155,7 +156,7 @@ def _running(future: Future[Any]) -> Future[Any]:
 
 
 ENDED = -3
-"""Kind of the last item's reference after the end of the stream, when no further value follows."""
+"""Value of `kind` for the last reference of a stream that has ended, as no further value follows."""
 
 
 class StreamRef(LocalRef):
@@ -200,7 +201,9 @@ class StreamRef(LocalRef):
 
 
 class LocalStream(ObjectRefGenerator[Any]):
-    """Stream of the results of one call. When it is garbage-collected, the remote generator is stopped.
+    """Stream of the results of one call.
+
+    When the stream is garbage-collected, the remote generator is stopped.
 
     Args:
         call: reference of the streaming call itself.
@@ -251,7 +254,7 @@ class LocalStream(ObjectRefGenerator[Any]):
         return None if front.kind == ENDED else front
 
     def _take(self, front: LocalRef) -> bool:
-        """Take `front`; return False if another thread has taken it."""
+        """Remove the first item `front`; return False if another thread has removed the item."""
         with self._taking:
             if not self.call.items or self.call.items[0] is not front:
                 return False
@@ -280,7 +283,7 @@ class CallControl:
     Args:
         node: client of the node, which forwards cancellations to the processes that run the calls.
         background: background thread, which stops calls whose streams were garbage-collected.
-        ids: source of this process's ids.
+        ids: generator of the ids of this process's references and calls.
     """
 
     def __init__(self, node: NodeClient, background: BackgroundThread, ids: Ids) -> None:
@@ -337,9 +340,9 @@ class Results:
     """Factory of references to the results of this process's calls.
 
     Args:
-        ids: source of this process's ids.
+        ids: generator of the ids of this process's references and calls.
         waiter: object that waits for results.
-        futures: factory of futures of results.
+        futures: factory of futures for results.
         control: object that cancels calls.
 
     Attributes:
@@ -361,7 +364,10 @@ class Results:
             self._control.cancel(ref, False, True)
 
     def new(self, count: int, conn: CallConnection | None) -> list[LocalRef]:
-        """Return the references of a call with `num_returns=count`; `conn` is its connection, if known."""
+        """Return new references for the results of a call with `num_returns=count`.
+
+        The connection `conn` is None if it is not known yet.
+        """
         if count == 1 or count in (0, DYNAMIC):
             return [LocalRef(self.new_id(), conn)]
         if count == STREAMING:
@@ -371,7 +377,7 @@ class Results:
         return [LocalRef(number, conn) for number in self._ids.block(count)]
 
     def handed_out(self, refs: list[LocalRef], num_returns: int) -> list[Any]:
-        """Return the references, or the stream, that the caller gets for `refs`."""
+        """Return the list that the caller receives for `refs`: the references themselves, or a stream."""
         if self.started is not None:
             self.started.add(refs[0])
         if isinstance(refs[0], StreamRef):

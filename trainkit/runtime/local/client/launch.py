@@ -70,10 +70,10 @@ class NodeProcess:
 
 
 def end_leftovers(folder: Path) -> int:
-    """Kill the processes that outlive a session's node, remove its folder, and count the killed processes.
+    """Kill the processes of a session whose node has ended, remove its folder, and return the number killed.
 
-    Folders that a running driver has linked in the session's folder stay, as the driver may continue in
-    another session.
+    Folders that are linked in the session's folder stay if the driver still runs, as the driver may use the
+    folders in another session.
     """
     session = sessions.session_at(folder)
     spared = None
@@ -92,7 +92,7 @@ def end_leftovers(folder: Path) -> int:
 
 
 def start_node(spec: SessionSpec) -> NodeProcess:
-    """Start the node process and return before it is ready. Its socket accepts requests at once."""
+    """Start the node process and return before it is ready. The node's socket accepts requests at once."""
     _remove_abandoned(_usable(boot.home()))
     begun = boot.take()
     try:
@@ -124,7 +124,7 @@ def _program() -> str:
     """Return the name and the working folder of this program, such as 'train.py in /data'."""
     script = Path(str((sys.argv or [""])[0]))
     name = script.parent.name if script.name == "__main__.py" else script.name
-    # The link can be read even for a removed folder, for which os.getcwd() raises.
+    # /proc/self/cwd can be read even if the folder was removed, while os.getcwd() would raise an error.
     return f"{'python' if name in ('', '-c') else name} in {os.readlink('/proc/self/cwd')}"
 
 
@@ -146,7 +146,7 @@ def _usable(folder: Path) -> Path:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """End the remaining processes of sessions whose nodes were killed, and remove their folders."""
+    """End the remaining processes of sessions whose nodes were killed, and remove the sessions' folders."""
     for folder in sessions.folders(parent):
         session = sessions.session_at(folder)
         if session is None:  # the session is starting or ending, or was killed while doing so

@@ -19,7 +19,10 @@ from trainkit.runtime.restart_policy import RetriedKinds
 from trainkit.runtime.serialize import Packed
 
 AHEAD_S = 0.002
-"""Seconds of work sent ahead to a worker. The amount hides the round trip without making tasks wait long."""
+"""Amount of work in seconds that is sent to a worker ahead of time.
+
+This amount hides the time of a round trip, but does not make tasks wait long.
+"""
 
 _KNOWN = 64
 """Number of functions that a leased worker is assumed to remember."""
@@ -32,7 +35,7 @@ class LeaseOwner(Protocol):
         """Return the packed call of a task."""
 
     def cancel(self, task: Task, force: bool, recursive: bool) -> None:
-        """Complete a task as cancelled if it has not begun. Otherwise stop it in its worker."""
+        """Complete a task as cancelled if the task has not begun. Otherwise stop the task in its worker."""
 
     def stop(self, lease: WorkerLease, task: Task, force: bool, recursive: bool) -> None:
         """Stop `task` in the worker of `lease`, or kill the worker if `force` is True."""
@@ -47,10 +50,10 @@ class LeaseOwner(Protocol):
         """Retry a task that raised `error` if its options allow it. Return whether the task is retried."""
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
-        """Record the duration of runs of `function`."""
+        """Record how long a run of the function with the id `function` takes."""
 
     def progressed(self, lease: WorkerLease) -> None:
-        """Give a lease that has answered tasks more tasks, or keep it as idle, or return it to the node."""
+        """Send more tasks to a worker that has answered, keep its lease as idle, or return the lease."""
 
     def lost(self, lease: WorkerLease, tasks: Sequence[Task]) -> None:
         """Retry or fail the tasks of a lease whose worker has ended."""
@@ -58,14 +61,15 @@ class LeaseOwner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Call of a remote function that waits for a worker, or runs in a worker.
+    """Call of a remote function. The call waits for a worker, or runs in a worker.
 
     Attributes:
         pool: the pool that runs the task.
         definition: reference to the pickled function.
-        arguments: packed arguments of a small call, see `serialize.lasting`; None if `body` contains them.
+        arguments: packed arguments of a small call, see `serialize.lasting`; None if the arguments are only
+            in `body`.
         body: the packed call; None until it is needed.
-        retries_left: remaining retries; -1 for no limit.
+        retries_left: remaining retries of the task; -1 for no limit.
         retry_exceptions: exceptions after which the task is retried; True for any exception.
         max_calls: number of runs of the function after which its worker ends; 0 for no limit.
         alone: True if the task must run in a worker without other tasks, as it may have killed an earlier
@@ -106,11 +110,11 @@ class WorkerLease(CallConnection):
     """Connection to a leased worker, which runs its tasks in order.
 
     Attributes:
-        owing: sent tasks without an answer, in order, by the ids of their results.
+        owing: tasks that were sent and not answered, in the order sent, by the ids of their results.
         wanted_back: True if the lease is returned as soon as all its tasks are answered.
         returned: True once the lease was returned.
-        retiring: True if the lease is returned as soon as all its tasks are answered, and its worker then
-            ends, as a function has reached `max_calls`.
+        retiring: True if the lease will be returned after its last answer and its worker will then end,
+            because a function has reached `max_calls`.
         condemned: True if the worker is being killed because of one task, so that its other tasks are retried
             without using a retry.
         blocked: True if the running task waits for other tasks and needs no CPU now.
@@ -136,7 +140,7 @@ class WorkerLease(CallConnection):
         return task.arguments is not None and task.definition.id in self._known
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Send one task, or several tasks whose functions the worker knows.
+        """Send one task, or several tasks whose functions the worker has already.
 
         Several tasks are sent in one frame, so that the worker has all of them when it begins the first task.
         """
@@ -222,11 +226,11 @@ class WorkerLease(CallConnection):
         self.pool.progressed(self)
 
     def _is_dealt_with(self, frame: channel.Frame) -> bool:
-        """Return True if a failure needs no action yet, as results follow or a retry is being decided."""
+        """Return True if a failure needs no action yet, as more frames follow or a retry is being decided."""
         task = self.owing.get(frame.call_id)
         if task is None or not task.retry_exceptions:
             return False
-        *others, last = task.refs  # all results of a task fail together, so the last one decides
+        *others, last = task.refs  # all results of a task fail together, so only the last failure decides
         if frame.call_id != last.id:
             return True
         if task.retries_left and not task.cancelled and not any(ref.done() for ref in task.refs):
@@ -256,7 +260,7 @@ class WorkerLease(CallConnection):
         self.pool.progressed(self)
 
     def outstanding(self) -> list[Task]:
-        """Return the sent tasks without an answer, in order."""
+        """Return the tasks that were sent and not answered, in the order sent."""
         return list(dict.fromkeys(self.owing.values()))
 
     def on_close(self) -> None:

@@ -1,4 +1,4 @@
-"""Connection to the node, with its requests, notices, and the errors after the node's end."""
+"""Connection to the node: requests, notices, and the errors that callers get after the node has ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _MOST_RETURNS = 1 << 12
 
 
 class Ids:
-    """Source of ids that are unique in the session. By a random start, they differ from other sessions' ids.
+    """Source of ids that are unique in the session.
+
+    The ids start at a random number, so that they differ from the ids of other sessions.
 
     Args:
         serial: number of this process in the session.
@@ -49,7 +51,10 @@ class Ids:
         return range(first, first + count)
 
     def call_of(self, number: int) -> int:
-        """Return the id of the call that produces reference `number`, which is the id of its first result."""
+        """Return the id of the call that produces the reference `number`.
+
+        This is the id of the call's first result.
+        """
         beyond = number - self._first_block
         return number if beyond < 0 else number - beyond % _MOST_RETURNS
 
@@ -59,7 +64,7 @@ class NodeClient(CallConnection):
 
     Args:
         sock: socket that is connected to the node.
-        ids: source of this process's ids.
+        ids: generator of the ids of this process's references and calls.
         answer: function that waits for a reference and returns its value.
         in_background: function that runs a function in the background thread.
         node: the node process, in the driver; None in a worker.
@@ -111,12 +116,12 @@ class NodeClient(CallConnection):
 
     def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
         """Send a message that has no answer."""
-        with contextlib.suppress(OSError):  # the node has ended, which its closed connections report
+        with contextlib.suppress(OSError):  # the closed connections of the node report that it has ended
             self.send(NOTICE, 0, packed(message, handles, buffers))
 
     def close(self) -> None:
         super().close()
-        self._fail_pending()  # if this end closes first, threads would otherwise wait forever
+        self._fail_pending()  # otherwise threads that wait for answers would wait forever
 
     def on_close(self) -> None:
         if self._node is not None and not self.closing:
@@ -138,7 +143,7 @@ class NodeClient(CallConnection):
         return error
 
     def exit_of(self, peer: CallConnection) -> restart_policy.ExitRecord:
-        """Ask the node how the process at the other end of `peer` ended."""
+        """Return the node's record of how the process at the other end of `peer` ended."""
         if peer.worker_id is None:
             return restart_policy.ExitRecord(reason="its connection closed")
         exit_: restart_policy.ExitRecord = self._answer(self.ask(QueryExit(peer.worker_id)))

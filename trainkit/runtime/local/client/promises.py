@@ -1,8 +1,9 @@
-"""Promises, which represent pending references in other processes, and the results owed to these processes.
+"""Promises: pending references that were sent to other processes, and the results owed to these processes.
 
 A completed reference is sent together with its result. A pending reference is sent as a promise, which is a
-connection over which the reference's owner sends the result later. A process that passes a promise on
-requests a further connection from the owner, and may then end before the owner does.
+connection over which the reference's owner sends the result later. A process that passes a promise on to a
+third process asks the owner for a further connection. The process that passed the promise on may then end
+before the owner does.
 
     owner ──────promise──────▶ process ──the reference──▶ another process
       ▲ └──────────────────────────│────────promise───────────▲
@@ -38,11 +39,11 @@ class OwedResults:
     wake-up grows with the number of watched objects.
 
     Args:
-        waiter: object that has the answers read.
+        waiter: object that has the background thread read the answers.
         background: background thread, which sends the results.
 
     Attributes:
-        run_soon: function that runs a function in the background thread.
+        run_soon: function that runs its argument in the background thread.
         on_settled: function called when a result was sent or is not wanted any more, and when all calls
             passed to `outstanding` have ended.
     """
@@ -68,7 +69,7 @@ class OwedResults:
             self.on_settled()
 
     def stop_reading(self, owed: OwedResult) -> None:
-        """Stop reading requests from a connection."""
+        """Stop reading requests from the connection `owed`."""
         with contextlib.suppress(OSError, ValueError):  # the connection is unregistered or closed already
             self._poll.unregister(owed)
 
@@ -78,7 +79,7 @@ class OwedResults:
         return self._poll.fileno()
 
     def try_read(self) -> bool:
-        """Read the requests of the processes that wait for results, and notice which have ended."""
+        """Read the requests of the processes that wait for results, and notice processes that have ended."""
         for fd, _ in self._poll.poll(0):
             owed = self._owed.get(fd)
             if owed is not None:
@@ -132,8 +133,8 @@ class OwedResult(CallConnection):
         self._owed.promise(self._ref, self._is_due)
 
     def _is_due(self) -> None:
-        # The background thread sends the result. A lost result needs a request to the node, and the thread
-        # that reads the answer may be reading the node's connection.
+        # The background thread sends the result. For a lost result, `pay` asks the node for the reason and
+        # waits, which is not possible in a thread that reads the node's connection.
         self._owed.run_soon(self.pay)
 
     def on_frame(self, frame: channel.Frame) -> None:
@@ -163,14 +164,14 @@ class OwedResult(CallConnection):
             self.close_when_sent()
 
     def close(self) -> None:
-        if self._pid == os.getpid():  # a forked copy shares the poll object with its parent
+        if self._pid == os.getpid():  # a forked child must not change the poll object of its parent
             self._owed.settled(self)
         super().close()
         self._ref.forget(self._is_due)
 
 
 class Promise:
-    """Handle for a pending reference, which opens the connection over which the answer will be sent."""
+    """Handle that stands for a pending reference and opens a connection for the reference's answer."""
 
     kind = channel.PROMISE
 
@@ -179,7 +180,7 @@ class Promise:
 
     @property
     def answer(self) -> LocalRef:
-        """Pending reference of the promise."""
+        """Pending reference that the promise stands for."""
         return self._ref
 
     def open_fd(self) -> int:
@@ -189,7 +190,7 @@ class Promise:
 
 
 def outcome(ref: LocalRef) -> tuple[int, Packed]:
-    """Return the kind and the body of the frame that carries the answer of a done reference."""
+    """Return the kind and body of the frame with the answer of `ref`, which must be done."""
     if ref.kind == LOST:
         return channel.FAILURE, pack_failure(ref.body(), "trainkit")
     if ref.kind == ATOM:
@@ -253,7 +254,7 @@ channel.HANDLE_KINDS[channel.PROMISE] = lambda fd: PromiseReceiver(socket.socket
 
 
 def reduce_ref(pickler: Any, ref: LocalRef) -> Any:
-    """Return the pickle's content for a reference: its answer if completed, else a promise."""
+    """Return the content of a reference's pickle: the answer of a completed reference, or else a promise."""
     if not ref.done():
         peer = ref.peer
         if isinstance(peer, PromiseReceiver):

@@ -4,9 +4,9 @@
     node answers    ──▶ _resume(): sends the calls to be retried, then the calls made meanwhile
                     or ─▶ the actor has ended for good: both ends close, and every call fails
 
-The descriptor keeps its number, so threads that wait for an answer keep polling it. Until the node answers,
-this process also keeps the other end of the socket pair open. Otherwise the new connection would appear
-closed.
+The new connection gets the same descriptor number, so threads that wait for an answer keep polling it. Until
+the node answers, this process also keeps the other end of the socket pair open. Otherwise the new connection
+would appear closed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from trainkit.runtime.serialize import Packed, unpack
 from trainkit.runtime.specs import ActorSpec
 
 _AGAIN_S = 0.5
-"""Delay before a new connection is sent again to a node that had no descriptor left for it."""
+"""Delay in seconds before a new connection is sent again to a node that had no descriptor left for it."""
 
 
 class ReconnectingConnection(ActorConnection):
@@ -50,7 +50,7 @@ class ReconnectingConnection(ActorConnection):
 
     def __init__(self, sock: socket.socket, name: str = "actor", worker_id: int | None = None) -> None:
         super().__init__(sock, name, worker_id)
-        self._calls: dict[int, SentCall] = {}  # calls by the id of their last reference, in the order made
+        self._calls: dict[int, SentCall] = {}  # calls in the order made, by the id of their last reference
         self._parts: ClientParts | None = None
         self._owner = False
         self._let_go = False
@@ -169,7 +169,7 @@ class ReconnectingConnection(ActorConnection):
         if parts is None or self._gone is not None or parts.node.closing or parts.node.closed:
             super().on_end()
         elif self._let_go and not any(ref() is not None for ref in list(self.pending.values())):
-            super().on_end()  # the last handle is gone and no answer is pending
+            super().on_end()  # no handle is left and no answer is pending
         else:
             try:
                 ours, theirs = socket.socketpair()
@@ -275,8 +275,8 @@ class ReconnectingConnection(ActorConnection):
             if self._other_end is None:
                 return
             other_end, self._other_end = self._other_end, None
-            # An empty frame wakes the thread that reads this connection, as that thread may wait for a failed
-            # call. The frame is sent before any call, so that it arrives before any answer.
+            # An empty frame wakes the thread that reads this connection, as the call that the thread waits
+            # for may have failed. The frame is sent before any call, so that it arrives before any answer.
             waker = channel.Connection(other_end)
             waker.send(channel.VALUE, 0, Packed(b""))
             waker.close()
@@ -364,7 +364,7 @@ def endpoint_of(parts: ClientParts, spec: ActorSpec) -> tuple[ActorEndpoint, cha
 
 
 def constructor_call(spec: ActorSpec, body: Packed) -> tuple[ConstructorCall | None, Packed]:
-    """Return the constructor call, and its body with buffers and handles, which the node keeps for restarts.
+    """Return the constructor call and its packed body, which the node keeps for restarts of the actor.
 
     For an actor that is never restarted, return None and an empty body.
     """

@@ -85,7 +85,7 @@ class LocalRef(ObjectRef[Any]):
     Attributes:
         peer: connection over which the answer will arrive; None while the task waits for a worker, and after
             the answer has arrived.
-        kind: PENDING, VALUE, ATOM, FAILURE or LOST.
+        kind: state of the reference: PENDING, VALUE, ATOM, FAILURE or LOST.
         body: the answer, whose form depends on `kind`; while pending, the task or the name of the method.
     """
 
@@ -166,11 +166,11 @@ class CallConnection(channel.Connection):
     Args:
         sock: a connected socket, which this connection owns from now on.
         name: name of the process at the other end, for errors.
-        worker_id: id of that process at the node; None if the process is not a worker.
+        worker_id: the node's id of the process at the other end; None if that process is not a worker.
 
     Attributes:
         takes_small_calls: True if small calls may be sent in batches.
-        tells_failures: True if unhandled failures that arrive here are reported.
+        tells_failures: True if unhandled failures that arrive over this connection are reported.
     """
 
     takes_small_calls = True
@@ -182,7 +182,7 @@ class CallConnection(channel.Connection):
         self.worker_id = worker_id
         self.home: str | None = None
         """Folder of the other process's session; None for this process's own session."""
-        # Weak references let unused references be collected. A pending reference itself keeps its peer alive.
+        # Weak references let unused references be collected. A pending reference keeps its connection alive.
         self.pending: dict[int, weakref.ref[LocalRef]] = {}
         self._asked_for: set[int] = set()
 
@@ -240,7 +240,7 @@ class CallConnection(channel.Connection):
         ref = None if waiting is None else waiting()
         body = frame.body
         if frame.kind == channel.FAILURE and waiting is not None and frame.call_id not in self._asked_for:
-            # A failure whose reference is gone is dropped unread here, and so reported.
+            # A failure without a reference is garbage-collected unread, and is thereby reported.
             body = self.failure(frame)
         self._asked_for.discard(frame.call_id)
         if ref is not None and ref.kind == PENDING:  # some results of a retried call are complete already
@@ -258,10 +258,10 @@ class CallConnection(channel.Connection):
         self._asked_for.add(ref.id)
 
     def not_again(self, ref: LocalRef) -> None:
-        """Exclude a cancelled call from the retries after the death of the process at the other end."""
+        """Do not retry a cancelled call when the process at the other end dies."""
 
     def read_out(self) -> None:
-        """Process the data that has arrived, at the end of the session, if answers are pending."""
+        """Process the data that has arrived, if any answer is pending, before the session ends."""
         if not self.pending or not self.reading.acquire(blocking=False):
             return
         try:
@@ -321,8 +321,9 @@ Verdict = Callable[[TaskError], bool]
 def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made_again: Verdict) -> None:
     """Complete `refs` with their call's failure, unless `made_again` retries the call.
 
-    The decision is made in a separate thread. Unpickling the error runs user code, which may wait for other
-        calls, while the caller is reading `peer`. Until the decision, `refs` have no connection.
+    The decision is made in a separate thread. Unpickling the error runs user code. That code may wait for
+    other calls, so the thread that reads `peer` must not run it. Until the decision, `refs` have no
+    connection.
     """
     waiting = {ref.id: peer.pending.pop(ref.id) for ref in refs if ref.id in peer.pending}
     for ref in refs:

@@ -1,8 +1,8 @@
 """Task pools. A pool has a queue of tasks with the same placement, and workers leased to run them.
 
-A lease reserves its tasks' resources from the node's grant until the pool returns the lease. The pool keeps a
-lease while it has tasks to run. Afterwards it keeps the lease until a different process needs the resources,
-so that the next task with the same placement starts at once.
+Once the node grants a lease, the lease reserves its tasks' resources until the pool returns it. The pool
+keeps a lease while the pool has tasks to run. After the last task, the pool keeps the lease until a different
+process needs the resources, so that the next task with the same placement starts at once.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from trainkit.runtime.specs import Placement
 
 _is_blocked = operator.attrgetter("blocked")
 _FUNCTIONS = 256
-"""Number of functions whose duration is remembered."""
+"""Number of functions whose run time a pool remembers."""
 
 
 class TaskPool:
     """Pool that runs tasks with the same placement.
 
-    A worker gets one task at a time until the tasks are known to be short. Then it gets about 2 ms of work at
-    once. One lock guards all state, and is not held while tasks are sent. While tasks are queued, at least
-    one lease is requested or busy. Otherwise the whole queue fails, so that no task waits forever.
+    A worker gets one task at a time until the tasks are known to be short. A worker then gets about 2 ms of
+    work at once. One lock guards all state, and is not held while tasks are sent. While tasks are queued, at
+    least one lease is requested or busy. If no lease is requested or busy, all queued tasks fail, so that no
+    task waits forever.
 
     Args:
         placement: placement of the pool's tasks.
         most: number of tasks that could run at once if all resources were free.
-        parts: objects of this process's engine.
+        parts: objects that all client classes of this process share, such as its connection to the node.
     """
 
     def __init__(self, placement: Placement, most: int, parts: ClientParts) -> None:
@@ -146,7 +147,7 @@ class TaskPool:
         while self._idle:
             lease = self._idle.pop()
             if not task.retries_left:
-                lease.try_read()  # notices the end of an idle worker, which must not fail this task
+                lease.try_read()  # if the idle worker has ended, a task without retries would fail in it
             if not lease.closed:
                 return lease
         return None
@@ -287,7 +288,7 @@ class TaskPool:
                 del self._each_s[next(iter(self._each_s))]
 
     def progressed(self, lease: WorkerLease) -> None:
-        """Give a lease that has answered tasks more tasks, or keep it as idle, or return it to the node."""
+        """Send more tasks to a worker that has answered, keep its lease as idle, or return the lease."""
         while True:
             tasks: list[Task] = []
             with self._lock:
@@ -325,17 +326,17 @@ class TaskPool:
         return tasks
 
     def _room(self, lease: WorkerLease, task: Task) -> int:
-        """Return how many tasks like `task` may be sent to `lease` now."""
+        """Return the number of tasks like `task` that may be sent to `lease` now."""
         if lease.owing and next(iter(lease.owing.values())).is_solitary:
             return 0
         each_s = self._each_s.get(task.definition.id)
         depth = 1 if each_s is None else max(1, min(MOST, int(AHEAD_S / max(each_s, 1e-6))))
         room = depth - len(lease.owing)
         if lease.owing and 2 * room < depth:
-            return 0  # waiting for more room makes larger batches, which are cheaper
+            return 0  # waiting until more tasks fit makes larger batches, which are cheaper
         fair = -(-len(self._queue) // max(1, len(self._busy) + len(self._asked)))
         room = min(room, fair)
-        # A worker returns tasks that wait behind a long one only if they arrived in one batch.
+        # A worker can return tasks that wait behind a long task only if all of them arrived in one batch.
         return room if room > 1 or not lease.owing else 0
 
     def _give_back(self, lease: WorkerLease) -> None:
@@ -384,7 +385,7 @@ class TaskPool:
         """Return the tasks of this pool as rows of `list_tasks`.
 
         Args:
-            pids: pids of the leased workers, by their ids as the node lists them.
+            pids: process id of each leased worker, by the worker id that the node lists.
         """
         with self._lock:
             given = [(f"{lease.worker_id or 0:016x}", lease.outstanding()) for lease in self._busy]
@@ -457,15 +458,15 @@ class TaskPool:
             self.fail(LOST, lambda: why)
             return
         # Tasks are answered in order, so the first unanswered task was probably running and uses a retry. The
-        # later tasks use no retry. But they run alone from now on, as a later task may have killed the worker
-        # before earlier answers arrived.
+        # later tasks are queued again without using up a retry. But the later tasks run alone from now on, as
+        # one of them may have killed the worker before earlier answers arrived.
         first = tasks[0]
         again = []
         for task in tasks:
             if task.cancelled:
                 task.fail_cancelled("while it ran, and its process ended")
             elif lease.condemned or restart_policy.should_retry(exit_, task.retries_left):
-                if task is first and not lease.condemned:  # a kill for another task uses no retry
+                if task is first and not lease.condemned:  # a kill because of another task uses no retry
                     task.retries_left -= task.retries_left > 0
                 task.alone = True
                 again.append(task)

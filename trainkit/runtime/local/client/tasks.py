@@ -29,9 +29,9 @@ class TaskPools:
     """Tasks of this process, with one pool for each placement.
 
     Args:
-        parts: objects of this process's engine.
-        results: factory of references to results.
-        totals: all resources of the session.
+        parts: objects that all client classes of this process share, such as its connection to the node.
+        results: factory of the references that a call returns.
+        totals: total amounts of the session's resources, by name.
     """
 
     def __init__(self, parts: ClientParts, results: Results, totals: Bundle) -> None:
@@ -68,7 +68,8 @@ class TaskPools:
         for ref in refs:
             ref.body = task
         if body is not None and (waits_for := pending(spec.args, spec.kwargs)):
-            # A task sent to a worker would wait there, and block the tasks that it waits for.
+            # A task that waited for its arguments in a worker could block the tasks that produce the
+            # arguments.
             pool.expect(task)
             submit = functools.partial(pool.submit, task, watch=True)
             self._waiter.when_all(waits_for, lambda: self._background.run(submit))
@@ -91,7 +92,7 @@ class TaskPools:
             pool = self._pools.get(key)
             if pool is None:
                 pool = self._pools[key] = TaskPool(placement, self._most(placement), self._parts)
-                # Watching reads the node's requests to return leases.
+                # The background thread must read the node's requests to return leases.
                 self._background.watch(self._node, "leases")
             if len(self._pool_of) > _PLACEMENTS_KNOWN:
                 self._pool_of.clear()
@@ -99,7 +100,7 @@ class TaskPools:
             return pool
 
     def _most(self, placement: Placement) -> int:
-        """Return how many tasks with this placement could run at once if everything were free."""
+        """Return how many tasks with this placement could run at once if all resources were free."""
         fits = [
             self._totals.get(name, 0) * QUANTUM // round(amount * QUANTUM)
             for name, amount in placement.resources.items()
@@ -108,8 +109,8 @@ class TaskPools:
 
     def end_processes(self, placement: Placement) -> None:
         """End the workers that are kept for tasks with this placement; see `Engine.end_processes`."""
-        # Computed before taking the lock: a thread with a pool's lock may take this lock, but not the
-        # reverse.
+        # `is_over` takes a pool's lock, so it is called before `_lock` is taken. A thread with both locks
+        # always takes the pool's lock first.
         over = [pool for pool in self.pools() if pool.is_over]
         with self._lock:
             _, pool = self._pool_of.pop(id(placement), (None, None))
@@ -117,7 +118,7 @@ class TaskPools:
                 return
             self._pool_of = {key: known for key, known in self._pool_of.items() if known[1] is not pool}
             self._pools = {key: known for key, known in self._pools.items() if known not in [pool, *over]}
-            self._pools[pool] = pool  # no further task looks up this key, so the pool gets no tasks
+            self._pools[pool] = pool  # this key is never looked up, so the pool gets no further tasks
         pool.retire()
 
     def pools(self) -> list[TaskPool]:
@@ -125,7 +126,7 @@ class TaskPools:
         return list(self._pools.values())
 
     def asks(self) -> bool:
-        """Return whether a requested lease is not granted yet."""
+        """Return True if a requested lease is not granted yet."""
         return any(pool.asks for pool in self.pools())
 
     def reclaim(self) -> None:
@@ -139,7 +140,7 @@ class TaskPools:
         """Return the tasks of this process as rows of `list_tasks`.
 
         Args:
-            pids: pids of the leased workers, by their ids as the node lists them.
+            pids: process id of each leased worker, by the worker id that the node lists.
         """
         with self._lock:
             pools = self.pools()

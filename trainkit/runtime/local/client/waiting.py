@@ -50,7 +50,7 @@ class _Waker:
 
 
 def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: InterruptGuard) -> None:
-    """Wait until an answer to one of `refs` may have arrived, for at most `timeout_s`, or until Ctrl-C.
+    """Wait until an answer to one of `refs` may have arrived, `timeout_s` has passed, or Ctrl-C is pressed.
 
     The calling thread reads the connections that no other thread is reading. Threads that read the other
     connections wake the calling thread when they find an answer.
@@ -92,8 +92,8 @@ def await_any(refs: Sequence[LocalRef], timeout_s: float | None, guard: Interrup
 def are_many(refs: Sequence[LocalRef]) -> bool:
     """Return True if `refs` are too many to check all of them after each answer.
 
-    Return False if their answers arrive over many connections, as the background thread polls each
-    connection.
+    Return False if their answers arrive over many connections, as the background thread would have to poll
+    each connection.
     """
     return len(refs) >= _MANY and len({ref.peer for ref in refs}) <= _PEERS
 
@@ -105,7 +105,9 @@ def await_many(
     guard: InterruptGuard,
     background: BackgroundThread,
 ) -> None:
-    """Wait until `count` of `refs` are completed, `timeout_s` has passed, or Ctrl-C. Check each ref once.
+    """Wait until `count` of `refs` are completed, `timeout_s` has passed, or Ctrl-C is pressed.
+
+    Each reference is checked only once.
 
     Meanwhile the background thread reads the answers, including answers over connections that references are
     attached to later.
@@ -136,11 +138,14 @@ def await_many(
 
 _BRIEF_S = 0.01
 _BRIEF_WAITS = 4
-"""Number of brief waits of one call. Later waits lend the CPUs at once, as other calls may need them."""
+"""Number of waits of one call during which its process briefly keeps its CPUs.
+
+Later waits lend the CPUs at once, as other calls may need them.
+"""
 
 
 class Waiter:
-    """Waits for results in the threads of this process.
+    """Object by which the threads of this process wait for results.
 
     Args:
         node: client of the node, which is notified when this process lends its CPUs or takes them back.
@@ -166,7 +171,10 @@ class Waiter:
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
-        """References of the wait that lent the CPUs, by `id`. The end of that wait takes the CPUs back."""
+        """References that the thread waits for while the CPUs are lent, by the `id` of their list.
+
+        When that wait ends, the process takes its CPUs back.
+        """
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s
@@ -313,7 +321,10 @@ class Waiter:
             ref.when_done(functools.partial(self._background.unwatch, peer, ref))
 
     def when_all(self, refs: Sequence[LocalRef], then: Callable[[], None]) -> None:
-        """Run `then` in the thread that reads the last answer of `refs`, which must not be empty."""
+        """Run the function `then` in the thread that reads the last missing answer.
+
+        The list `refs` must not be empty.
+        """
         left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
         for ref in refs:
             ref.when_done(lambda: then() if next(left) == 0 else None)
@@ -321,7 +332,10 @@ class Waiter:
 
 
 def pending(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[LocalRef]:
-    """Return the arguments of a call that are pending references, without references inside containers."""
+    """Return the arguments of a call that are pending references.
+
+    References inside containers are ignored.
+    """
     return [each for each in (*args, *kwargs.values()) if isinstance(each, LocalRef) and not each.done()]
 
 
@@ -353,9 +367,9 @@ def _look(refs: Sequence[LocalRef]) -> None:
 
 
 def _lateness(ref: LocalRef) -> str:
-    """Return a message that says which call a pending reference waits for, if its name is known."""
+    """Return an error text that says which call has not ended, if the call's name is known."""
     body, peer = ref.body, ref.peer
-    what = getattr(body, "what", None)  # an actor's call that waits for its arguments has this attribute
+    what = getattr(body, "what", None)  # `CallAwaitingArguments` has this attribute
     if isinstance(body, Task):
         what = body.name
     elif peer is not None and peer.worker_id is not None:
@@ -364,7 +378,10 @@ def _lateness(ref: LocalRef) -> str:
 
 
 def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
-    """Suppress reports of failures of `refs`, whose caller got another failure or has cancelled them."""
+    """Suppress reports of unread failures of `refs`.
+
+    The caller got a different failure or cancelled the calls.
+    """
     for ref in refs:
         if isinstance(ref, LocalRef):
             mark_read(owed := ref.body)

@@ -4,11 +4,13 @@
               └─ full? ─▶ backlog ──flush(), by the background thread──▶ kernel's buffer
 
 A send never blocks, as data that the kernel doesn't accept waits in the backlog. One thread at a time may
-read, under the reading lock. It processes every frame that has arrived, including frames that other threads
-wait for. Descriptors are sent beside the bytes, and a frame's header contains the number of its descriptors.
+read, under the reading lock. This thread processes every frame that has arrived, including frames that other
+threads wait for. Descriptors are sent beside the bytes, and a frame's header contains the number of its
+descriptors.
 
-Small calls and answers are posted. A single posted entry is sent at once. Entries in a burst are collected
-until the batch is full, until a thread waits for an answer, or until the next tick of the background thread.
+Small calls and answers are posted, which means that they may be collected and sent in a batch. A single
+posted entry is sent at once. Entries in a burst are collected until the batch is full, until a thread waits
+for an answer, or until the next tick of the background thread.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.serialize import Handle, LostHandle, Packed
 from trainkit.runtime.signals import InterruptGuard
 
-# The fields are kind, True for a body in a memory segment, handle count, buffer count, call id, and body
-# size.
+# A header has the fields kind, True for a body in shared memory, handle count, buffer count, call id, and
+# body size.
 HEADER = struct.Struct("<B?HIQQ")
 
 INIT = 1  # the frame is an actor's first, with its class and its constructor's arguments
@@ -43,23 +45,26 @@ VALUE = 3  # the frame answers a call or a request
 FAILURE = 4  # the frame answers a call that raised, or a failed request
 CONNECT = 5  # the frame's only handle is a new connection to the receiving process
 REQUEST = 6  # the frame is a request to the node, which answers with VALUE or FAILURE
-NOTICE = 7  # the frame is a message to or from the node without an answer
+NOTICE = 7  # the frame is a message to or from the node that gets no answer
 CALLS = 8  # the frame contains several small calls
 ANSWERS = 9  # the frame contains several small values, and the run time of their calls
-RETURNED = 10  # the frame contains the ids of calls that the sender returns unrun, and the reason
-ITEM = 11  # the frame is a value of a streaming call, whose stream ends with VALUE or FAILURE
+RETURNED = 10  # the frame contains the ids of calls that the sender returns without running them, and why
+ITEM = 11  # the frame contains one value of a streaming call, which ends with VALUE or FAILURE
 CANCEL = 12  # the frame asks a promise's owner to stop the call, with the bytes `force` and `recursive`
 
-BLOCKED = "blocked"  # the running call waits for other calls
-SLOW = "slow"  # the running call takes long
-UNKNOWN = "unknown"  # this process does not know the function, or has forgotten it
+BLOCKED = "blocked"  # reason for RETURNED: the running call waits for other calls
+SLOW = "slow"  # reason for RETURNED: the running call takes long
+UNKNOWN = "unknown"  # reason for RETURNED: the worker does not know the function, or has forgotten it
 
 
 MOST = 256
-"""Maximum number of entries in a frame. Many entries amortize its cost, but too many delay the receiver."""
+"""Maximum number of small calls or answers in one frame.
+
+A large batch amortizes the cost of a frame, but delays the receiver.
+"""
 
 _ALONE_S = 30e-6
-"""Time after the last frame from which a posted entry no longer belongs to a burst."""
+"""Pause in seconds after a frame. A posted entry after a longer pause does not belong to a burst."""
 
 
 class Frame(NamedTuple):
@@ -82,27 +87,33 @@ def encoded(kind: int, call_id: int, body: Packed) -> bytes:
 
 
 PROMISE = 3
-"""Kind of handles of pending references."""
+"""Type code of handles that stand for pending references."""
 ACTOR = 2
-"""Kind of handles of actors that are never restarted."""
+"""Type code of handles to actors that are never restarted."""
 RECONNECTING_ACTOR = 9
-"""Kind of handles of restartable actors."""
-_FDS_PER_SEND = 250  # the kernel's SCM_MAX_FD is 253
+"""Type code of handles to restartable actors."""
+_FDS_PER_SEND = 250  # the kernel's limit SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
-"""Size up to which the kernel accepts a frame as a whole or not at all, as its buffer is far larger."""
+"""Size in bytes up to which the kernel accepts a whole frame or nothing, as its buffer is much larger."""
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-_CUT_OFF = int(socket.MSG_CTRUNC)  # this is a plain int, as enum operations are slow
+_CUT_OFF = int(socket.MSG_CTRUNC)  # a plain int is used, as enum operations are slow
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 SHORT_WAIT_S = 60e-6
-"""Longest busy wait, as sleeping and waking takes about as long. The CPU is yielded between polls."""
+"""Longest busy wait for an answer, in seconds.
+
+Sleeping and waking would take about as long. The CPU is yielded between polls.
+"""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
 _LOST = -1
 """Placeholder among received descriptors for descriptors that this process could not open."""
 
 
 class Descriptor:
-    """Handle that is a plain descriptor, which this object owns until the descriptor is taken or sent."""
+    """Handle for a plain file descriptor.
+
+    This object owns the descriptor until the descriptor is taken or sent.
+    """
 
     kind = 0
     __slots__ = ("_fd",)
@@ -138,7 +149,7 @@ class _Socket(socket.socket):
 
 
 def no_descriptor_left() -> ObjectLostError:
-    """Return the error for a missing file descriptor."""
+    """Return the error that this process has no file descriptor left."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ObjectLostError(
         f"this process (pid {os.getpid()}) had no file descriptor left: its limit is {limit}. Each handle, "
@@ -153,10 +164,10 @@ def explain(error: OSError) -> None:
 
 
 class Explained:
-    """Context manager that replaces an OSError of its block by a readable error.
+    """Context manager that replaces an OSError of its block with a readable error.
 
     Args:
-        explain: function that raises a readable error for an OSError, or returns.
+        explain: function that raises a readable error for a known OSError, and returns for any other.
     """
 
     def __init__(self, explain: Callable[[OSError], None]) -> None:
@@ -173,7 +184,7 @@ class Explained:
 
 
 descriptors_explained = Explained(explain)
-"""Context manager that explains errors of code that needs file descriptors."""
+"""Context manager for code that opens descriptors. It raises a readable error if no descriptor is left."""
 
 
 class Connection:
@@ -207,10 +218,10 @@ class Connection:
         self._fds: deque[int] = deque()
 
     def on_frame(self, frame: Frame) -> None:
-        """Process an arrived frame. The reading thread calls this."""
+        """Process an arrived frame. The reading thread calls this method."""
 
     def on_end(self) -> None:
-        """Handle that the other end has finished sending. The reading thread calls this once."""
+        """Handle that the other end has finished sending. The reading thread calls this method once."""
         self.closed = True
         with self._send_lock:
             self._drop_backlog()
@@ -220,7 +231,7 @@ class Connection:
         """Handle the end of the connection. This is called once."""
 
     def on_backlog(self) -> None:
-        """Arrange a call of `flush` when the socket becomes writable, as a send did not fit."""
+        """Arrange a call of `flush` when the socket becomes writable, as the kernel's buffer is full."""
         raise BlockingIOError(errno.EAGAIN, "the connection is full, and no thread flushes it")
 
     def make_batch(self, entries: list[Any]) -> tuple[int, bytes]:
@@ -228,10 +239,13 @@ class Connection:
         raise NotImplementedError("a connection that posts entries defines make_batch()")
 
     def tick(self) -> None:
-        """Arrange a call of `flush_posted` soon."""
+        """Arrange that the posted entries are sent soon."""
 
     def on_tick(self) -> bool:
-        """Do periodic work in the background thread while ticking. Return True to keep ticking."""
+        """Do periodic work in the background thread while `ticking` is True.
+
+        Return True to continue the periodic work.
+        """
         return False
 
     def fileno(self) -> int:
@@ -294,7 +308,7 @@ class Connection:
                 self.tick()
 
     def post_together(self, entries: list[Any]) -> None:
-        """Send at most `MOST` entries in one frame now; raise like `post`."""
+        """Send `entries`, at most `MOST`, in one frame now. Raise the same errors as `post`."""
         with self._send_lock:
             self._require_open()
             self._posted.extend(entries)
@@ -332,7 +346,10 @@ class Connection:
                 self.flush_posted()
 
     def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
-        """Write as much as the kernel accepts now. Return the rest, or None if all was written."""
+        """Write as much of `data` and `fds` as the kernel accepts now.
+
+        Return the rest, or None if all was written.
+        """
         try:
             while fds:
                 now, later = fds[:_FDS_PER_SEND], fds[_FDS_PER_SEND:]
@@ -353,7 +370,9 @@ class Connection:
         return None
 
     def open_further(self) -> int | None:
-        """Ask the other process to serve a new connection. Return this end of it, or None on failure.
+        """Ask the other process to serve a new connection.
+
+        Return one end of the connection, or None on failure.
 
         The connection has no other use, so a frame that does not fit at once can be dropped.
         """
@@ -366,9 +385,12 @@ class Connection:
         return None
 
     def open_fd(self) -> int:
-        """Return the descriptor of a new connection to the same process, to send it to a third process."""
+        """Return the descriptor of a new connection to the process at the other end.
+
+        A third process will receive the descriptor.
+        """
         ours, theirs = socket.socketpair()
-        # If that process is dead, the receiver finds the connection closed.
+        # If the process at the other end is dead, the receiver finds the connection closed.
         with contextlib.suppress(OSError):
             self.send(CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
         return theirs.detach()
@@ -484,8 +506,8 @@ class Connection:
         self._wake_followers()
 
     def _wake_followers(self) -> None:
-        # A waiting thread counts itself before it checks the reading lock. So the thread is counted here, or
-        # it finds the lock free.
+        # A waiting thread counts itself before it checks the reading lock. So this method sees the waiting
+        # thread, or the waiting thread finds the lock free.
         if self._followers:
             with self._changed:
                 self._changed.notify_all()
@@ -495,7 +517,7 @@ class Connection:
         self._receive()
 
     def read_all(self) -> None:
-        """Process all arrived frames. This takes repeated reads, as a read ends at each descriptor."""
+        """Process all arrived frames. One read is not enough, as a read ends at each descriptor."""
         with self.reading:
             while self._receive():
                 pass
@@ -511,7 +533,7 @@ class Connection:
         return True
 
     def _receive(self) -> bool:
-        """Read once and process the frames. Return True if data had arrived."""
+        """Read once and process the frames. Return True if data or the end of the connection had arrived."""
         if self.closed or self.ended:
             return False
         try:
@@ -604,7 +626,7 @@ class Connection:
 
 
 def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: str) -> None:
-    """Send an answer, or an error that names `where` the call ran if the answer can't be sent.
+    """Send an answer. If the answer can't be sent, send an error that names `where` the call ran.
 
     Raises:
         OSError: the other end has closed.

@@ -1,4 +1,7 @@
-"""Messages between clients, the node, template processes and workers, except calls."""
+"""Messages, other than calls, between clients, the node, workers, and template processes.
+
+A template process has imported packages already, and workers are forked from it.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,11 @@ def unpacked(body: Packed) -> Any:
 
 
 class WorkerEnvironment(NamedTuple):
-    """Environment that a worker inherits from the process that requested it, as of the request.
+    """Environment that a worker inherits from the process that requested it, as it was at the request.
 
     Attributes:
-        inherited: `os.environ`, `sys.path` and `sys.argv` of that process, as JSON. The JSON text is passed
-            on and compared for each worker, but most templates parse only one text.
+        inherited: `os.environ`, `sys.path` and `sys.argv` of that process, as JSON. The JSON text is compared
+            for each worker, and a template process parses it only if it has changed.
         preload: packages to import before the worker is forked; see `wanted` in runtime/session.py.
     """
 
@@ -61,7 +64,7 @@ class ActorConduct(NamedTuple):
         is_async: True if calls run on an event loop, as the class has `async def` methods.
         is_registered: True if the actor has a name, so that it asks the node before it ends for lack of
             handles.
-        max_task_retries: number of retries of a call, for processes that receive a handle of the actor.
+        max_task_retries: default number of retries of a call, which is sent with the actor's handles.
         is_restarted: True if the actor is restarted when its process dies.
     """
 
@@ -81,15 +84,17 @@ class ActorConduct(NamedTuple):
 
 
 class ConstructorCall(NamedTuple):
-    """Constructor call for restarts of an actor, which is the body of the actor's first frame.
+    """Constructor call that is repeated at each restart of an actor.
 
-    Its buffers are the buffers of the frame that contains it, and its handles are the last handles of that
-    frame.
+    The same call is the body of the actor's first frame.
+
+    The call's buffers are the buffers of the frame that contains this message, and its handles are the last
+    handles of that frame.
 
     Attributes:
         max_restarts: maximum number of restarts; -1 for no limit.
-        payload, stored: attributes of `Packed`.
-        actors: for each handle, the id of the actor that it belongs to; None for other handles.
+        payload, stored: the packed call, see `Packed`.
+        actors: for each handle of the call, the id of its actor; None for handles of other objects.
     """
 
     max_restarts: int
@@ -99,13 +104,14 @@ class ConstructorCall(NamedTuple):
 
 
 class StartActor(NamedTuple):
-    """Request for an actor's process. The frame's first handle is the actor's first connection.
+    """Request to start a process for an actor. The frame's first handle is the actor's first connection.
 
     Without a registration, the request has no answer. With a registration, the answer is None for a newly
     registered actor, or the `Found` actor that already has the name.
 
     Attributes:
-        constructor_call: constructor call for restarts; None for an actor that is never restarted.
+        constructor_call: constructor call that is repeated at restarts; None for an actor that is never
+            restarted.
         registration: the actor's name, and whether the actor outlives its owner.
         interface: methods of the actor, for processes that find the actor by name.
         ready: False while the constructor waits for an argument. The actor then gets resources only after
@@ -131,7 +137,7 @@ class ArgumentsThere(NamedTuple):
 
 
 class Reconnect(NamedTuple):
-    """Request to connect the frame's handle to the next process of an actor.
+    """Request to connect the frame's handle to the next process of a restarted actor.
 
     The answer is `Reconnected`, or an `ExitRecord` if the actor has ended for good, or None if the handle was
     lost because the node had no descriptor left.
@@ -145,16 +151,19 @@ class Reconnect(NamedTuple):
 
 
 class ReleaseActor(NamedTuple):
-    """Notice that an actor's owner has released the actor. Other processes may still have handles."""
+    """Notice that an actor's owner has released the actor.
+
+    Other processes may still have handles of the actor.
+    """
 
     worker_id: int
 
 
 class RequestLease(NamedTuple):
-    """Request to lease a worker for tasks, which is connected to the frame's handle.
+    """Request to lease a worker for tasks. The worker is connected to the frame's handle.
 
-    The answer is sent when the lease is granted. It is True if other requests wait for the lease already, so
-    that the lease must be returned as soon as it is idle.
+    The answer is sent when the lease is granted. The answer is True if other requests wait for the lease
+    already, so that the lease must be returned as soon as it is idle.
     """
 
     worker_id: int
@@ -188,7 +197,7 @@ class Kill(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Notice to stop a call of a worker, which the node forwards to that worker.
+    """Notice to stop a call. The node forwards the notice to the worker that runs the call.
 
     Attributes:
         recursive: True to also cancel the calls that this call has started.
@@ -200,7 +209,7 @@ class Cancel(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Request of an actor without handles, answered with True if the actor must end.
+    """Request of an actor to which no handles are left, answered with True if the actor must end.
 
     The answer is False if a process has found the actor by name meanwhile. The connection of that process
     arrives before the answer.
@@ -216,8 +225,8 @@ class Departing(NamedTuple):
     """Message that a worker ends cleanly by itself and must not be restarted.
 
     Attributes:
-        stays: True if the process stays until it has sent the results that others wait for. The actor counts
-            as ended at once, and the message is answered.
+        stays: True if the process stays until it has sent the results that others wait for. In this case, the
+            actor counts as ended at once, and the node answers the message.
         reason: reason for the end of an actor.
     """
 
@@ -226,7 +235,7 @@ class Departing(NamedTuple):
 
 
 class Imports(NamedTuple):
-    """Notice that a worker imports a slow package that its template has not imported."""
+    """Notice that a worker imports a slow package that its template process has not imported."""
 
     package: str
 
@@ -262,7 +271,7 @@ class Found(NamedTuple):
     Attributes:
         label: name of the actor in errors and logs.
         life: number of the actor's restarts; None for an actor that is never restarted.
-        max_task_retries: number of retries of calls that the actor's death interrupted.
+        max_task_retries: default number of retries of a call that the actor's death interrupts.
         in_order: True if the actor runs the calls of each caller in the order in which they were made.
     """
 
@@ -275,14 +284,16 @@ class Found(NamedTuple):
 
 
 class NotFound(NamedTuple):
-    """Answer to `FindActor` if the actor is missing, with the names that exist in the namespace."""
+    """Answer to `FindActor` if no such actor exists, with the names that exist in the namespace."""
 
     namespace: str
     names: Sequence[str]
 
 
 class Reserve(NamedTuple):
-    """Request for a placement group, answered when it is queued. `AwaitGroup` waits until it is reserved.
+    """Request for a placement group, answered when the group is queued.
+
+    `AwaitGroup` waits until the group is reserved.
 
     Attributes:
         name: name that is unique among living groups; "" for no name.
@@ -319,7 +330,7 @@ class Available(NamedTuple):
 
 
 class State(NamedTuple):
-    """Request for the state listing of a kind, answered with a list of mappings.
+    """Request for the state listing of a kind, such as `"actors"`. The answer is a list of mappings.
 
     For the kind `"calls"`, the node asks the driver. The answer is empty if the driver does not reply soon.
     """
@@ -328,7 +339,7 @@ class State(NamedTuple):
 
 
 class CallsCounted(NamedTuple):
-    """Notice of the driver's number of unanswered calls of each actor that it knows.
+    """Notice with the driver's number of unanswered calls for each actor that the driver knows.
 
     Attributes:
         calls: numbers of calls, by the id of the actor.
@@ -344,7 +355,7 @@ class Reclaimed(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Notice that a worker waits for other processes, so that its CPUs may be lent, or that it resumes."""
+    """Notice that a worker waits, so that other processes may use its CPUs, or that the worker resumes."""
 
     waiting: bool
 
@@ -352,8 +363,8 @@ class Blocked(NamedTuple):
 class Shutdown(NamedTuple):
     """Request to end the session. The connection closes when the session has ended.
 
-    If the driver sends the request while detached actors or groups exist, they stay. The request is then
-        answered when all other workers have ended.
+    If the driver sends the request while detached actors or groups exist, these actors and groups stay. The
+    request is then answered when all other workers have ended.
     """
 
 
@@ -376,7 +387,7 @@ class Reclaim(NamedTuple):
     """Notice to return idle leases now, and busy leases when they become idle, as a request waits.
 
     Attributes:
-        number: id of the count of free resources that waits for `Reclaimed`; 0 if no count waits.
+        number: id of a query of the free resources that waits for `Reclaimed`; 0 if no query waits.
     """
 
     number: int = 0
@@ -395,7 +406,7 @@ class ShownAs(NamedTuple):
 MARK = b"\x1dtrainkit:"
 MARK_END = b"\x1e"
 MARKED = re.compile(MARK + b"([^\x1e]*)" + MARK_END)
-"""Mark in a worker's output, with the name of the function that prints the following output."""
+"""Pattern of a mark in a worker's output. A mark names the function that prints the output after the mark."""
 
 
 def output_mark(name: str) -> bytes:
@@ -426,10 +437,10 @@ class Connect(NamedTuple):
 
 
 class EndWorker(NamedTuple):
-    """Notice to end as soon as all calls that were sent are done."""
+    """Notice to a worker to end as soon as all calls that were sent to it are done."""
 
 
-# The following messages go from the node to a template.
+# The following messages go from the node to a template process.
 
 
 class WorkerSpec(NamedTuple):
@@ -472,8 +483,8 @@ class WorkerSpec(NamedTuple):
 class ForkWorker(NamedTuple):
     """Request to fork a worker.
 
-    The frame's handles are the worker's control connection, first connection, stdout, stderr, and the account
-        of the object store.
+    The frame's handles are the worker's control connection, first connection, stdout, stderr, and the memory
+    file with the object store's budget.
     """
 
     spec: WorkerSpec
@@ -484,23 +495,29 @@ class Redirect(NamedTuple):
 
 
 class ForkTemplate(NamedTuple):
-    """Request to fork a template that also imports `preload`. The handle is its socket to the node."""
+    """Request to fork a template process that also imports the packages `preload`.
+
+    The frame's handle is the new process's socket to the node.
+    """
 
     preload: frozenset[str]
 
 
-# The following messages go from a template to the node.
+# The following messages go from a template process to the node.
 
 
 class Forked(NamedTuple):
-    """Notice that a template has forked a worker."""
+    """Notice that a template process has forked a worker."""
 
     serial: int
     pid: int
 
 
 class ForkFailed(NamedTuple):
-    """Notice that a fork failed. `refused` means that the machine has no resources for it at present."""
+    """Notice that a fork failed.
+
+    `refused` means that the machine has no resources for a new process at present.
+    """
 
     serial: int
     reason: str
@@ -508,7 +525,7 @@ class ForkFailed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """Notice that a process forked by the template has ended, with its `waitpid` status."""
+    """Notice that a process forked by the template process has ended, with its `waitpid` status."""
 
     pid: int
     status: int
@@ -516,10 +533,10 @@ class Exited(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Notice that a template has finished its imports."""
+    """Notice that a template process has finished its imports."""
 
 
 class Unusable(NamedTuple):
-    """Notice that a template cannot fork, as its imports started threads or failed."""
+    """Notice that a template process cannot fork, as its imports started threads or failed."""
 
     reason: str

@@ -1,7 +1,7 @@
 """Sessions of this user, with their folders and sockets, and a client for their nodes.
 
-The client makes one connection to a node's socket for a few requests. Its process need not belong to a
-session. The command line uses the client, and so do programs that call an actor of another session.
+The client makes one connection to a node's socket for a few requests. The client's process need not belong to
+a session. The command line uses the client, and so do programs that call an actor of another session.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from trainkit.settings import SESSION_MARK
 
 SOCKET = "node.sock"
 CARD = "node.json"
-"""File in a session's folder with facts about the session."""
+"""Name of the file in a session's folder that describes the session as JSON."""
 
 _ENDED_BY = "ended-by"
-"""File in a session's folder with the name of the sender that ended the session by `trainkit stop`."""
+"""Name of the file in a session's folder that says who ended the session by `trainkit stop`."""
 
 _PATIENCE_S = 10.0
 _CREDENTIALS = struct.Struct("3i")  # the fields are pid, uid and gid
@@ -43,12 +43,12 @@ class Session(NamedTuple):
     """Session of this user.
 
     Attributes:
-        folder: the session's folder. Its path is in the environment of all processes of the session.
+        folder: the session's folder. The folder's path is in the environment of all processes of the session.
         node: pid of the session's node.
         driver: pid of the program that started the session.
-        driver_gone: True once that program has ended, so that only detached actors and groups are left.
-        started: start time in seconds since the epoch.
-        program: name and folder of that program, such as 'train.py in /data'.
+        driver_gone: True once the driver has ended, so that only detached actors and groups are left.
+        started: start time of the session in seconds since the epoch.
+        program: name and folder of the program that started the session, such as `train.py in /data`.
     """
 
     folder: Path
@@ -69,7 +69,8 @@ class Session(NamedTuple):
         """True if the session's node is running."""
         if process.environment(self.node).get(SESSION_MARK) == str(self.folder):
             return True
-        # The pid differs in another container, but a node that accepts a connection is running.
+        # The node's pid differs in another container, so a node also counts as running if it accepts a
+        # connection.
         try:
             connect(self.folder).close()
         except NodeDiedError:
@@ -91,11 +92,11 @@ def folders(parent: Path) -> list[Path]:
 
 
 def session_at(folder: Path) -> Session | None:
-    """Return the session with that folder; None if its description is missing or incomplete."""
-    import json  # imported here, as most programs find no other session
+    """Return the session of a folder; None if the file that describes it is missing or incomplete."""
+    import json  # imported here, as most programs look for no other session
 
     try:
-        # Older versions do not write "program".
+        # Older versions of trainkit do not write the field "program".
         card = {"program": "", **json.loads((folder / CARD).read_text())}
         return Session(folder, *(card[name] for name in Session._fields[1:]))
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
@@ -103,18 +104,18 @@ def session_at(folder: Path) -> Session | None:
 
 
 def note_end(folder: Path, by: str) -> None:
-    """Write the sender of `trainkit stop` to a file, which the session's program reads.
+    """Record who ended the session by `trainkit stop`, in a file that the session's program reads.
 
     Args:
         folder: the session's folder.
-        by: name of the sender that ends the session.
+        by: name of the process that ends the session.
     """
     with contextlib.suppress(FileNotFoundError):  # the session has just ended
         (folder / _ENDED_BY).write_text(by)
 
 
 def ended_by(folder: Path) -> str:
-    """Return the sender that ended the session with that folder by `trainkit stop`; "" without a sender."""
+    """Return who ended the session of `folder` by `trainkit stop`; "" if the file is missing."""
     try:
         return (folder / _ENDED_BY).read_text()
     except OSError:
@@ -122,7 +123,9 @@ def ended_by(folder: Path) -> str:
 
 
 def socket_path(folder_fd: int) -> str:
-    """Return the path of the socket in an open folder, for bind() and connect().
+    """Return the path of the node's socket in a session's folder that is open as `folder_fd`.
+
+    The path is for bind() and connect().
 
     The path goes through /proc because a socket's path may have at most 107 bytes, and the path of a
     temporary folder can be longer.
@@ -145,7 +148,7 @@ def sessions(parent: Path) -> list[Session]:
 
 
 def connect(folder: Path) -> ControlClient:
-    """Connect to the node of the session with that folder.
+    """Connect to the node of the session in `folder`.
 
     Raises:
         NodeDiedError: the session's node has ended.
@@ -250,7 +253,7 @@ class ControlClient(Connection):
             left = None if deadline is None else deadline - SYSTEM.monotonic()
             with InterruptGuard() as guard:
                 self.wait_until(lambda: done() or self.closed, left, guard)
-            if not guard.noted:  # otherwise a handler of Ctrl-C has returned, and the wait continues
+            if not guard.noted:  # otherwise the handler of Ctrl-C has returned, and the wait continues
                 return
 
 
@@ -262,7 +265,7 @@ class SessionState:
     """State of one session.
 
     Attributes:
-        lists: rows of the state listing, by kind.
+        lists: rows of each state listing, by its kind, such as `"actors"`.
         problem: reason why the lists are empty; "" if the node answered.
     """
 
@@ -282,7 +285,7 @@ class SessionState:
         return None if session.driver_gone or not process.exists(session.driver) else session.driver
 
     def plain(self) -> dict[str, Any]:
-        """Return the state in a form for JSON."""
+        """Return the state as a mapping for JSON."""
         return {
             "session_id": self.session.id,
             "program": self.session.program,
@@ -295,7 +298,7 @@ class SessionState:
 
 
 def state_of(session: Session, kinds: Sequence[str] = KINDS) -> SessionState:
-    """Return a session's state, with the rows of these kinds from its node."""
+    """Return a session's state, with the listings of these `kinds` from the session's node."""
     lists: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     problem = ""
     try:
@@ -324,6 +327,9 @@ def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:
 
 
 def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
-    """Kill an actor of another session and wait until it is dead. With `restart`, it may be restarted."""
+    """Kill an actor of another session and wait until it is dead.
+
+    With `restart`, the actor may be restarted.
+    """
     with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # the actor died with its node
         node.ask(Kill(worker_id, reason, restart))
