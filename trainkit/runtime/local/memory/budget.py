@@ -2,16 +2,16 @@
 
     used, limit, session, driver, spilled, told, makers, folder   one small memory file that all processes map
 
-A process that makes a segment adds the segment's size to `used`, under a lock of all processes. A process
-that frees a segment subtracts the size. Segments that are kept warm for reuse stay counted. A segment also
-stays counted if other processes use it when its maker releases it, or if its maker dies. So `used` may be too
-high but never too low. This count adds only a microsecond to a new segment. If `used` would exceed the limit,
-the real use is read from the kernel, by the locks on all segments (see `locks`). The warm memory of all
-processes is then freed. For this purpose, `makers` lists each process that has made segments and may keep
-some of them warm.
+A process that makes a segment adds the segment's size to `used`, under a lock that all processes share. A
+process that frees a segment subtracts the size. Segments that a process keeps allocated for reuse (warm
+segments) stay counted. A segment also stays counted if other processes use it when the process that made it
+releases it or dies. So `used` may be too high but never too low. Counting takes only a microsecond for each
+new segment. If `used` would exceed the limit, the real use is read from the kernel's list of locks on
+segments (see `locks`). The warm segments of all processes are then freed. To find the warm segments, `makers`
+lists each process that has made segments and may keep some of them warm.
 
 Values that did not fit into memory are in files in `folder`, and do not count in `used`. `spilled` counts all
-such values since the start of the session.
+values that were written to disk since the start of the session.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class StoreBudget:
     """
 
     def __init__(self, fd: int) -> None:
-        # The file is opened again, as a lock on an inherited or received open file also belongs to its
-        # sender.
+        # The file is opened again, as a lock on an inherited or received open file would also belong to the
+        # process that sent the file.
         self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         self._memory = mmap.mmap(self.fd, _FILE_BYTES)
         self._cells = memoryview(self._memory).cast("Q")
@@ -76,7 +76,7 @@ class StoreBudget:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep all other processes from counting and making segments."""
+        """Keep all other processes from counting, making and freeing segments while the block runs."""
         with InterruptGuard():  # Ctrl-C must not leave the file locked, as all processes would wait forever
             # Nested calls are counted, as garbage collection in the block may free a segment and lock again.
             if self._depth == 0:
@@ -114,7 +114,7 @@ class StoreBudget:
                 self._cells[_USED] -= min(self._cells[_USED], size_bytes)
 
     def is_first_to_tell(self) -> bool:
-        """Return True in the first call in the session, for a single warning that values go to disk."""
+        """Return True only in the session's first call, so that one warning says that values go to disk."""
         with self.locked():
             told, self._cells[_TOLD] = self._cells[_TOLD], 1
             return not told
@@ -143,7 +143,10 @@ class StoreBudget:
             return fd
 
     def make_after_counting(self, size_bytes: int) -> int | None:
-        """Return a new segment after freeing all warm memory; None if the exact use exceeds the limit."""
+        """Return a new segment's descriptor after freeing all warm memory.
+
+        Return None if the segment does not fit into the limit.
+        """
         with self.locked():
             if self.in_use_bytes() + size_bytes > self.limit_bytes:
                 return None
@@ -151,13 +154,14 @@ class StoreBudget:
             return self.make(size_bytes)
 
     def in_use_bytes(self) -> int:
-        """Return the bytes of all segments in use according to the kernel, without warm segments."""
+        """Return the total size of all segments in use according to the kernel, without warm segments."""
         return sum(locks.sizes_in_use(self.session).values())
 
     def figures(self) -> dict[str, int]:
         """Return the memory limit, the current use of memory and disk, and the total of spilled values."""
         spilled_bytes, spilled_objects = self.spilled
-        # Other processes make and free segments meanwhile. Segments in both readings were in use in between.
+        # Other processes make and free segments meanwhile. A segment that is in both readings was certainly
+        # in use between them.
         before, after = locks.sizes_in_use(self.session), locks.sizes_in_use(self.session)
         return {
             "limit_bytes": self.limit_bytes,
@@ -182,7 +186,7 @@ class StoreBudget:
         return list(self._cells[_FIRST_MAKER : _FIRST_MAKER + self._cells[_MAKERS]])
 
     def close_segment(self, fd: int) -> None:
-        """Close a segment that only this process uses, and subtract its size from the account."""
+        """Close a segment that only this process uses, and subtract its size from `used`."""
         with self.locked():
             self._cells[_USED] -= min(self._cells[_USED], os.fstat(fd).st_size)
             os.close(fd)
@@ -200,9 +204,9 @@ class StoreBudget:
                 size = os.fstat(fd).st_size
                 if size == 0:
                     continue
-                # A warm segment is emptied. The process that keeps it checks its size before writing to it
-                # again. A segment whose use began, or which is being closed, since the locks were read is
-                # locked and counts.
+                # A warm segment has no lock and is emptied. The process that keeps the segment checks the
+                # segment's size before it writes to the segment again. A segment that was locked after the
+                # locks were read is in use or is being closed, and counts.
                 if locks.claim(fd, self.span(size)):
                     os.ftruncate(fd, 0)
                 else:
@@ -212,7 +216,7 @@ class StoreBudget:
         return sum(sizes.values())
 
     def close(self) -> None:
-        """Close this process's descriptor and mapping of the account."""
+        """Close this process's descriptor and mapping of the budget's memory file."""
         self._cells.release()
         self._memory.close()
         os.close(self.fd)

@@ -1,6 +1,6 @@
 """Locks on memory segments, by which the kernel shows which segments are in use.
 
-A process that uses a segment, maps it or has sent it has an open file of the segment with a shared lock. The
+Each process that uses, maps or has sent a segment has an open file of the segment with a shared lock. The
 lock belongs to the open file. So the lock is sent with the file through a socket, lasts as long as any
 mapping of the file, and ends when the process crashes. The locked range encodes the session and the segment's
 size:
@@ -8,8 +8,8 @@ size:
     first byte = session's number * 2**40        length = size of the segment
                  + 2**39 if it lies on disk
 
-The kernel's table of locks shows the range, even for a file that is in flight in a socket. A segment without
-a lock is warm memory, which may be freed.
+The kernel's table of locks shows the range, even for a file that is in a socket on its way to a process. A
+segment without a lock is only kept for reuse (warm) and may be freed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ SESSIONS = 1 << 22
 """Number of possible session numbers."""
 
 _SEQ_BYTES = 1 << 11
-"""Size below which the kernel returns its table in one read, as it fills a page up to the last record."""
+"""Size in bytes below which a lock table was read completely.
+
+The kernel returns as many lines per read as fit into a page.
+"""
 
 _MOST_READS = 5
 
-_FLOCK = struct.Struct("@hhqqi")  # this is the C library's struct flock: type, whence, start, length, pid
+_FLOCK = struct.Struct("@hhqqi")  # the fields of C's struct flock are type, whence, start, length and pid
 
 
 class Span:
@@ -60,7 +63,10 @@ class Span:
 
 
 def span_of(fd: int) -> Span:
-    """Return the span of the segment at `fd` from its name and size, or from its lock if it is on disk."""
+    """Return the lock range of the segment that is open at `fd`.
+
+    The range follows from the segment's name and size, or from the segment's lock if it is on disk.
+    """
     name = os.readlink(f"/proc/self/fd/{fd}")
     if name.startswith(MEMORY_LINK):
         return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
@@ -73,13 +79,16 @@ def span_of(fd: int) -> Span:
 
 
 def locked_span(line: str) -> Span | None:
-    """Return the span in a line of /proc/locks or of a descriptor's fdinfo; None without a segment's lock."""
+    """Return the lock range in a line of /proc/locks or of a descriptor's fdinfo.
+
+    Return None if the line does not show a segment's lock.
+    """
     found = _parsed(line)
     return None if found is None else Span(*found[1:])
 
 
 def _parsed(line: str) -> tuple[int, int, int, bool] | None:
-    """Return a segment's inode, session, size and True if it is on disk, from a lock on the segment.
+    """Return a segment's inode, session, size, and True if it is on disk, from a line about its lock.
 
     Args:
         line: a line such as "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455".
@@ -98,7 +107,10 @@ def share(fd: int, span: Span) -> None:
 
 
 def claim(fd: int, span: Span) -> bool:
-    """Take the exclusive lock on a segment. Return False without effect if another process uses it."""
+    """Take the exclusive lock on a segment.
+
+    Return False without effect if another process uses the segment.
+    """
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.claim)
     except BlockingIOError:
@@ -112,7 +124,7 @@ def release(fd: int, span: Span) -> None:
 
 
 def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[int, int]:
-    """Return the sizes in bytes of all segments in use, by inode, including segments in flight.
+    """Return the sizes in bytes of all segments in use, by inode, including segments in sockets.
 
     The kernel returns its table of locks page by page. If a lock is released in between, the kernel skips a
     different lock. So a table of several pages is read until a reading has no new locks, at most 5 times.

@@ -1,9 +1,10 @@
-"""Memory segments with large values. A value is written once, mapped by each reader, and freed by the kernel.
+"""Shared memory segments, each of which contains one large value.
 
-A segment is an anonymous memory file. It exists as long as a process has it open or mapped, so segments can't
-be left behind. The kernel also knows whether a segment is in use, as each process that uses it has a separate
-open file with a shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no other
-process uses the segment, and its warm (already allocated) pages are reused for the next value.
+A value is written once, mapped by each reader, and freed by the kernel. A segment is an anonymous memory
+file. A segment exists as long as a process has it open or mapped, so segments can't be left behind. The
+kernel also knows whether a segment is in use, as each process that uses it has a separate open file with a
+shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no other process uses the
+segment, and its warm (already allocated) pages are reused for the next value.
 
 A new segment is filled by `pwrite`, which is twice as fast as touching each page of a mapping for the first
 time. If the kernel has no memory, `pwrite` raises an error, while a mapping would end the process by SIGBUS.
@@ -45,19 +46,25 @@ LARGE_BYTES = 256 * 1024
 
 _ALIGN_BYTES = 64
 _KEEP_MOST = 16
-"""Maximum number of warm segments, as each needs two descriptors."""
+"""Maximum number of segments that a process keeps for reuse, as each needs two descriptors."""
 
 _KEEP_MOST_BYTES = 1 << 30
 _KEEP_SHARE = 10
-"""Each process keeps at most one tenth of the whole store warm."""
+"""Divisor of the store's size. Each process keeps at most one tenth of the whole store for reuse."""
 
 _PATIENCE_S = 0.25
-"""Longest wait for room in a full store, as processes with a new answer may soon release its arguments."""
+"""Longest wait in seconds for room in a full store.
+
+A process that has received an answer may soon release the call's arguments.
+"""
 
 _LOOK_AGAIN_S = 0.01
 
 _BATCH_SHARE = 10
-"""A full store moves up to one tenth of its size to disk at once."""
+"""Divisor of the store's size.
+
+A process moves up to one tenth of a full store to disk at once, or more for a larger value.
+"""
 
 _BATCH_MOST_BYTES = 100 << 20
 
@@ -117,7 +124,7 @@ class Segment(Uncopied):
         return fd
 
     def fill(self, parts: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
-        """Write each part to its range of the segment."""
+        """Write each part of a value to its range of the segment."""
         if self._memory is not None:
             with memoryview(self._memory) as target:
                 for part, (start, stop) in zip(parts, spans, strict=True):
@@ -137,7 +144,7 @@ class Segment(Uncopied):
 
         Args:
             account: budget of the session's shared memory.
-            lock: lock of this process's threads for the account.
+            lock: lock that a thread of this process takes before it uses the account.
 
         Raises:
             OutOfDiskError, ObjectStoreFullError: the file could not be written.
@@ -149,9 +156,9 @@ class Segment(Uncopied):
         file = spilling.make_file(account.folder, span)
         try:
             spilling.copy(self._fd, file, account.folder, span.size_bytes)
-            # The memory is freed and subtracted from the account under one lock. Otherwise a process that
-            # counts in between would subtract it too. The code does not wait for `_moving`, as the thread
-            # with that lock may run a garbage collection that needs `lock`.
+            # The memory is freed and subtracted from the account under one lock. Otherwise another process
+            # could count in between, and the memory would be subtracted twice. The code does not wait for
+            # `_moving`, as the thread with that lock may run a garbage collection that needs `lock`.
             with lock, account.locked():
                 if not _moving.acquire(blocking=False):
                     return False
@@ -225,7 +232,7 @@ HANDLE_KINDS[SEGMENT] = Segment.received
 
 
 class _Kept(NamedTuple):
-    """Warm segment without a value that this process uses."""
+    """Segment that this process keeps for reuse, as the process no longer uses the segment's value."""
 
     fd: int
     span: Span
@@ -242,8 +249,8 @@ class SegmentPool:
     def __init__(self, account: StoreBudget) -> None:
         self._account = account
         self._keep_bytes = min(_KEEP_MOST_BYTES, account.limit_bytes // _KEEP_SHARE)
-        # The oldest segment comes first. Other processes may still use some, such as the argument of a
-        # running call.
+        # The oldest segment comes first. Other processes may still use some of these segments, for example as
+        # an argument of a running call.
         self._kept: list[_Kept] = []
         self._lock = threading.RLock()  # the lock is reentrant, as garbage collection may recycle a segment
         self._spilling = threading.Lock()
@@ -303,13 +310,14 @@ class SegmentPool:
         return self._on_disk(size)
 
     def _warm(self, size: int) -> Segment | None:
-        """Return the smallest unused warm segment of `size` to `2 * size` bytes, or None."""
+        """Return the smallest unused warm segment of `size` to `2 * size` bytes, or None if none fits."""
         fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
         for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
             if not locks.claim(kept.fd, kept.span):
                 continue
             self._kept.remove(kept)
-            # The segment is smaller if another process with a full store has freed its memory.
+            # The segment is smaller if another process, which found the store full, has freed the segment's
+            # memory.
             if os.fstat(kept.fd).st_size < size:
                 self._account.close_segment(kept.fd)
                 continue
@@ -346,8 +354,9 @@ class SegmentPool:
         For a small value, more segments are moved than needed, so that the next values fit at once.
         """
         account = self._account
-        # The code does not wait for the lock. A garbage collection in here may also put a value, and its
-        # finalizer may wait for a lock of another thread. The caller then writes its value to disk directly.
+        # The code does not wait for the lock `_spilling`. Garbage collection may run a finalizer in here that
+        # writes a value itself, or that waits for a lock of another thread. If the lock is taken, the caller
+        # writes its value to disk directly.
         if not self._spilling.acquire(blocking=False):
             return False
         try:
@@ -414,7 +423,7 @@ class SegmentPool:
         )
 
     def recycle(self, kept: _Kept) -> None:
-        """Keep a segment warm that is no longer used in this process."""
+        """Keep a segment warm (for reuse) that is no longer used in this process."""
         if self._pid != os.getpid():  # this is a forked child, and only the parent reuses the memory
             os.close(kept.fd)
             return

@@ -18,7 +18,10 @@ from trainkit.runtime.local.memory.locks import PREFIX, Span, share
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "rootfs")
 _SPARED = 20
-"""Divisor of a disk's size. One twentieth of a disk is left free, as in Ray."""
+"""Divisor of a disk's size that gives the size to leave free.
+
+One twentieth of a disk is left free, as in Ray.
+"""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -92,7 +95,7 @@ def make_file(folder: str, span: Span) -> int:
 
 
 def copy(source: int, target: int, folder: str, size_bytes: int) -> None:
-    """Copy a segment in memory to a file in `folder`; raise like `make_file`."""
+    """Copy a segment in memory to a file in `folder`. Raise the same errors as `make_file`."""
     done = 0
     try:
         while done < size_bytes:

@@ -11,9 +11,9 @@ from trainkit.resources import describe_bytes
 from trainkit.runtime.local.memory import locks
 from trainkit.runtime.local.memory.locks import MEMORY_LINK
 
-_DELETED = " (deleted)"  # links to files without a name end like this
+_DELETED = " (deleted)"  # links to files without a name end with this text
 _NOBODY = 0
-_WORKER_PREFIX = "tk-"  # process names of workers begin like this
+_WORKER_PREFIX = "tk-"  # process names of workers begin with this text
 
 
 class OpenSegment(NamedTuple):
@@ -49,7 +49,7 @@ def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[O
 
 
 def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[int, int]]:
-    """Yield pid and inode of each of these processes' descriptors of unnamed disk files in `inodes`."""
+    """Yield (pid, inode) of each descriptor of these processes for an unnamed disk file in `inodes`."""
     for pid, number, target in _descriptors(pids):
         if target.endswith(_DELETED) and not target.startswith("/memfd:"):
             with contextlib.suppress(OSError):  # the process closed the descriptor meanwhile
@@ -59,7 +59,7 @@ def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[i
 
 
 def _descriptors(pids: Iterable[int]) -> Iterator[tuple[int, str, str]]:
-    """Yield pid, number and target of each descriptor of these processes."""
+    """Yield (pid, descriptor number, target path) for each descriptor of these processes."""
     for pid in pids:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
@@ -85,9 +85,9 @@ def mapped_by_readers(pid: int, inodes: Container[int]) -> set[int]:
 def holders(
     pids: Iterable[int], session: int | None = None, *, on_disk: bool = False
 ) -> dict[int, tuple[int, set[int]]]:
-    """Return the size of every segment in use, and the pids of the processes that use it, by inode.
+    """Return the size of every segment in use and the pids of the processes that use the segment, by inode.
 
-    A segment that is not used by any process is in flight between two processes.
+    A segment that is not used by any process is in a socket, on its way between two processes.
 
     Args:
         pids: pids of the processes to search.
@@ -109,7 +109,7 @@ def holders(
     for pid in pids:
         for inode in mapped_by_readers(pid, sizes):
             found.setdefault(inode, set()).add(pid)
-    if session is None:  # segments in flight could belong to any program and are left out
+    if session is None:  # segments in sockets could belong to any program and are left out
         return {inode: (size, found[inode]) for inode, size in sizes.items() if inode in found}
     return {inode: (size, found.get(inode, set())) for inode, size in sizes.items()}
 
@@ -133,7 +133,10 @@ def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def describe_holders(session: int, driver: int) -> str:
-    """Return a text that lists the users of a session's shared memory with their amounts, largest first."""
+    """Return a text that lists the processes that use a session's shared memory.
+
+    The text gives amounts, largest first.
+    """
     totals: dict[int, tuple[int, int]] = {}
     for size, pids in holders(all_pids(), session).values():
         for pid in pids or {_NOBODY}:

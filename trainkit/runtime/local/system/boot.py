@@ -1,4 +1,4 @@
-"""Early start of the node's process, whose Python loads modules while the program prepares the settings."""
+"""Early start of the node's process, which imports modules while the program prepares the settings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Boot:
             socket.send_fds(self.control, [b"\0"], [settings, account])
 
     def end(self) -> None:
-        """Kill the process, which has not received settings."""
+        """Kill the process, which must not have received settings."""
         self.child.kill()
         self.child.wait()
 
@@ -68,7 +68,10 @@ _begun: Boot | None = None
 
 
 def home() -> Path:
-    """Return the parent folder of all sessions, without symbolic links, so that all programs agree."""
+    """Return the parent folder of all sessions.
+
+    The path has no symbolic links, so that all programs use the same path.
+    """
     return runtime_dir().resolve()
 
 
@@ -88,7 +91,10 @@ def begun() -> Iterator[None]:
 
 
 def take() -> Boot:
-    """Return the waiting process or a new one. The caller must send its settings or end it."""
+    """Return the node process that `begun` keeps ready, or a new node process.
+
+    The caller must send settings to the process or end it.
+    """
     global _begun
     found, _begun = _begun, None
     environ = dict(os.environ)
@@ -103,7 +109,10 @@ def take() -> Boot:
 
 
 def received(control: socket.socket) -> tuple[int, int] | None:
-    """Receive the descriptors of settings and account. Return None if the program has ended."""
+    """Receive the descriptors of the settings file and of the memory file with the object store's budget.
+
+    Return None if the program has ended.
+    """
     fds = socket.recv_fds(control, 1, 2)[1]
     return (fds[0], fds[1]) if fds else None
 
@@ -116,13 +125,15 @@ def command(*arguments: int) -> list[str]:
 def _started(environ: Mapping[str, str]) -> Boot:
     _raise_descriptor_limit()
     mark = str(home() / f"{PREFIX}{secrets.token_hex(8)}")
-    # OpenBLAS gets one thread, as templates with threads could not fork. Workers set their own number later.
+    # OpenBLAS gets one thread, because template processes, from which workers are forked, must not have
+    # threads. Workers set their own number of threads later.
     own = {**environ, SESSION_MARK: mark, "OPENBLAS_NUM_THREADS": "1"}
     own[TERMINAL] = _terminal()
     # Heaps of huge pages make training 10% faster. The user's own settings take precedence.
     tunables = ("glibc.malloc.hugetlb=1", environ.get("GLIBC_TUNABLES"))
     own["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
-    # The background thread of pyarrow's allocator is off, as pandas would start it in a template.
+    # The background thread of pyarrow's allocator is off, as pandas would start this thread in a template
+    # process.
     arrow = (environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false")
     own["JE_ARROW_MALLOC_CONF"] = ",".join(filter(None, arrow))
     ours, theirs = socket.socketpair()

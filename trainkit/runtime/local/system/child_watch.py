@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 def ended_children() -> Iterator[tuple[int, int]]:
-    """Reap the ended children, and yield pid and status of each."""
+    """Reap the ended children, and yield the pid and the wait status of each child."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -38,7 +38,7 @@ class ChildWatch:
         yield from ended_children()
 
     def leave(self) -> None:
-        """Undo the watch in a newly forked child."""
+        """Stop the watch in a newly forked child process, which has inherited the watch."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._read_fd)

@@ -11,11 +11,14 @@ from typing import Any
 from trainkit.runtime.specs import WhereAmI
 
 calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0, ""))
-"""Id and name of the call that runs in this thread or coroutine, and optional items; id 0 for no call."""
+"""Id and name of the call that runs in this thread or coroutine, and optional items.
+
+The id 0 means no call.
+"""
 
 
 class GivenName(str):
-    """Name that the user gave to a method call. It is shown without the class name."""
+    """Name that the user gave to a method call. The name is shown without the class name."""
 
     __slots__ = ()
 

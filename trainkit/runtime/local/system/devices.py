@@ -41,7 +41,10 @@ def parse_memory(text: str) -> int | None:
 
 
 def parse_cpu(text: str) -> float | None:
-    """Return the CPUs of a quota and its period, such as "150000 100000"; None for "max", -1 or no text."""
+    """Return the CPUs that a text with quota and period, such as "150000 100000", allows.
+
+    Return None for "max", -1 or no text.
+    """
     numbers = text.split()
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers) or not int(numbers[1]):
         return None
@@ -82,7 +85,10 @@ def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
 
 
 def _group(membership: str, controller: str | None) -> str | None:
-    """Return the path of the process's cgroup for a version 1 controller; None means version 2."""
+    """Return the path of a process's cgroup for a version 1 `controller`.
+
+    If `controller` is None, return the path in version 2.
+    """
     for line in membership.splitlines():
         number, controllers, path = line.split(":", 2)
         if controller is None and number == "0" and not controllers:
@@ -129,7 +135,7 @@ def gpu_ids(names: Iterable[str]) -> list[int | str]:
 
 
 def gpu_name(index: int, visible: Sequence[str]) -> str:
-    """Return the name of a GPU in CUDA_VISIBLE_DEVICES; its index for a declared, missing GPU."""
+    """Return the name of the GPU `index` in CUDA_VISIBLE_DEVICES, or the index if no such GPU is visible."""
     return visible[index] if index < len(visible) else str(index)
 
 

@@ -57,14 +57,14 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent `parent` ends, or at once if that has ended."""
+    """Have the kernel kill this process when its parent ends, or at once if the parent has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_with_writer(pipe: int) -> None:
-    """Have the kernel kill this process when the last writer of a pipe ends, or at once if that has ended.
+    """Have the kernel kill this process when the last writer of a pipe ends, or at once if no writer is left.
 
     The function takes ownership of the pipe's reading end `pipe`.
     """
@@ -173,7 +173,7 @@ def descendants(of: int) -> list[int]:
 
 
 def families(pids: Iterable[int]) -> dict[int, list[int]]:
-    """Return each process's own pid and its descendants' pids, with parents before children, by pid."""
+    """Return, by pid, the pids of each process and of its descendants, with parents before children."""
     by_parent: dict[int, list[int]] = {}
     for pid, parent in _parents():
         by_parent.setdefault(parent, []).append(pid)
@@ -190,17 +190,20 @@ def own_pages_bytes(pid: int) -> int:
 
 
 def status_number(pid: int, name: bytes) -> int:
-    """Return a number from a process's status, such as b"Threads:"; 0 if the process has ended."""
+    """Return the number in a field of a process's status, such as b"Threads:"; 0 if the process has ended."""
     return _sum_of_numbers(f"/proc/{pid}/status", (name,))
 
 
 def status_bytes(pid: int, name: bytes) -> int:
-    """Return an amount of memory from a process's status, such as b"VmRSS:"; 0 if the process has ended."""
+    """Return the amount of memory in a field of a process's status, such as b"VmRSS:".
+
+    Return 0 if the process has ended.
+    """
     return 1024 * status_number(pid, name)
 
 
 def own_share_bytes(pid: int) -> int:
-    """Return a process's proportional set size, in which a page shared by n processes counts as one n-th."""
+    """Return a process's anonymous memory and swap; a page that n processes share counts as one n-th."""
     return 1024 * _sum_of_numbers(f"/proc/{pid}/smaps_rollup", (b"Pss_Anon:", b"SwapPss:"))
 
 
@@ -227,7 +230,10 @@ def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
 
 
 def pending_fd(number: int) -> int:
-    """Return a descriptor that is readable while a signal is pending. Polling does not consume the signal."""
+    """Return a descriptor that is readable while the signal `number` is pending.
+
+    Polling does not consume the signal.
+    """
     mask = (1 << number - 1).to_bytes(128, "little")  # these bytes are the C library's `sigset_t`
     if (fd := _libc.signalfd(-1, mask, os.O_CLOEXEC)) < 0:
         code = ctypes.get_errno()
@@ -250,7 +256,7 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the pids of the processes that belong to a session by their environment, except this process."""
+    """Return the pids of all processes whose environment names the session `mark`, except this process."""
     own = os.getpid()
     return [pid for pid, _ in _parents() if pid != own and environment(pid).get(SESSION_MARK) == mark]
 
@@ -262,7 +268,9 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def end(left: Callable[[], Sequence[int]], patience_s: float) -> Sequence[int]:
-    """Kill the processes that `left` returns until it returns no pids. Return the pids that stay.
+    """Kill the processes that `left` returns until it returns no pids.
+
+    Return the pids of the processes that did not end.
 
     A busy machine ends processes slowly. So the function gives up only when the number of processes has not
     decreased for `patience_s`.
@@ -299,7 +307,10 @@ def take_output(fd: int) -> None:
 
 
 def oom_kills() -> int:
-    """Return the number of processes that the kernel has killed for lack of memory; 0 if not reported."""
+    """Return the number of processes that the kernel has killed for lack of memory.
+
+    Return 0 if the kernel does not report the number.
+    """
     return int(_read("/proc/vmstat").partition(b"\noom_kill ")[2].partition(b"\n")[0] or 0)
 
 
@@ -366,7 +377,10 @@ def _run_threads_exitfuncs() -> None:
 
 
 def memory_files(pid: int, name: str) -> list[str]:
-    """Return paths of a process's memory files with this name; [] if it has ended or is not accessible."""
+    """Return paths of a process's memory files with this name.
+
+    Return [] if the process has ended or is not accessible.
+    """
     found = []
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):

@@ -64,7 +64,7 @@ A large batch amortizes the cost of a frame, but delays the receiver.
 """
 
 _ALONE_S = 30e-6
-"""Pause in seconds after a frame. A posted entry after a longer pause does not belong to a burst."""
+"""Pause in seconds after a frame. An entry that is posted after a longer pause is sent at once."""
 
 
 class Frame(NamedTuple):
@@ -374,7 +374,8 @@ class Connection:
 
         Return one end of the connection, or None on failure.
 
-        The connection has no other use, so a frame that does not fit at once can be dropped.
+        The connection to the other process must have no other use, as a frame that does not fit at once is
+        dropped.
         """
         ours, theirs = socket.socketpair()
         with theirs, self._send_lock, contextlib.suppress(OSError):
