@@ -1,4 +1,4 @@
-"""Base class of the searches: scikit-learn's search, with its candidates run as trials of the tuner."""
+"""Base class of the searches, which run the candidates of a scikit-learn search as trials of the tuner."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ from trainkit.tune.display import say
 from trainkit.tune.results.analysis import ExperimentAnalysis
 
 NO_FITS = "No fits were performed. Was the CV iterator empty? Were there no candidates?"
-"""scikit-learn's message if nothing was fitted."""
+"""Beginning of the error message if no fit was performed, as in scikit-learn."""
 
 
 def _refitted_with(method: str) -> Any:
     def check(search: Any) -> bool:
-        getattr(search.best_estimator_, method)  # The AttributeError names the missing method.
+        getattr(search.best_estimator_, method)  # an AttributeError names the method
         return True
 
     return check
 
 
 class _Ended(Exception):
-    """Raised to end a search early, between its rounds."""
+    """Exception that ends a search early, between two rounds."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class _Evaluated:
 
     Attributes:
         candidates: candidates of all rounds.
-        outcomes: outcomes of each fold of each candidate.
+        outcomes: outcomes of all folds, candidate by candidate.
         more_results: values that `_run_search` adds to `cv_results_`, one for each candidate.
         rounds: result of each round.
     """
@@ -92,14 +92,14 @@ class _Evaluated:
 
 
 class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
-    """Base of the searches, also of users' own searches, like scikit-learn's `BaseSearchCV`.
+    """Base class of the searches, and of users' own searches, like scikit-learn's `BaseSearchCV`.
 
     A subclass that overrides `_run_search(evaluate_candidates)` chooses the candidates itself, and may use
     the results of previous candidates. Each call of `evaluate_candidates` is a separate experiment.
     """
 
-    # Some subclasses have a constructor without these arguments, like scikit-learn's, so these are their
-    # defaults.
+    # These are the values for subclasses whose constructor lacks these arguments, such as the halving
+    # searches.
     early_stopping: Any = None
     local_dir: Any = None
     name: str | None = None
@@ -115,7 +115,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **BaseSearchCV._parameter_constraints,
-        "early_stopping": "no_validation",  # The tuner checks the value, with better messages.
+        "early_stopping": "no_validation",  # the tuner's own check has better messages
         "local_dir": "no_validation",
         "name": [str, None],
         "max_iters": [Integral],
@@ -129,14 +129,14 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         "mode": "no_validation",
         "pre_dispatch": [Integral, str, None],
     }
-    # These are arguments of `fit` itself, so an enclosing search must not route them.
+    # `fit` itself uses these arguments, so metadata routing in an enclosing search must not offer them.
     __metadata_request__fit: ClassVar[dict[str, str]] = {"groups": UNUSED, "tune_params": UNUSED}
 
     _space_argument: ClassVar[str] = "param_grid"
     """Name of the constructor's argument that gives the parameter space."""
 
     def _keep(self, arguments: Mapping[str, Any]) -> None:
-        """Set the constructor's arguments as attributes; scikit-learn allows no other work there."""
+        """Set the constructor's arguments as attributes; scikit-learn allows a constructor no other work."""
         self.__dict__.update({name: value for name, value in arguments.items() if name != "self"})
 
     def _search(self) -> CandidateSource | None:
@@ -159,22 +159,26 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         """Evaluate the candidates by cross-validation, and fit the best candidate on all data.
 
         Args:
-            X: (n_samples, n_features), or (n_samples, n_samples) if the estimator accepts such a matrix:
-                arrays, sparse matrices, frames, or lists of any objects that the estimator accepts.
-            y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without labels.
-            groups: (n_samples,), for splitters that keep groups together.
-            tune_params: further settings of the tuner.
-            params: passed to the estimator's `fit` and, with metadata routing enabled, to the scorer and the
-                splitter, like in scikit-learn's `GridSearchCV`. Parameters with a value for each sample, such
-                as `sample_weight`, are split with X.
+            X: samples of shape (n_samples, n_features), or (n_samples, n_samples) if the estimator accepts a
+                square matrix. X may be an array, a sparse matrix, a data frame, or a list of any objects that
+                the estimator accepts.
+            y: labels of shape (n_samples,) or (n_samples, n_outputs); None for estimators that learn without
+                labels.
+            groups: group of each sample, of shape (n_samples,), for splitters that keep groups together.
+            tune_params: further settings of the tuner, by name.
+            params: further arguments for the estimator's `fit` and, with metadata routing enabled, for the
+                scorer and the splitter, like in scikit-learn's `GridSearchCV`. Parameters with a value for
+                each sample, such as `sample_weight`, are split with X.
 
         Returns:
             This search, fitted.
 
         Raises:
-            InvalidParameterError: an argument of the constructor has the wrong type; a ValueError.
-            ConfigError: an argument is out of range, or contradicts another argument; a ValueError.
-            ValueError: all fits failed, or nothing had to be fitted.
+            InvalidParameterError: an argument of the constructor has the wrong type. The error is a
+                ValueError.
+            ConfigError: an argument is out of range, or contradicts another argument. The error is a
+                ValueError.
+            ValueError: all fits failed, or the search has no candidate or no fold.
             Exception: an error of the estimator or the scorer, if `error_score` is "raise"; any error of the
                 splitter or of the fit on all data.
         """
@@ -192,7 +196,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if hasattr(self, "_check_input_parameters"):
             self._check_input_parameters(X=X, y=y, split_params=routed.splitter.split)
         self.n_splits_ = self._checked_cv_orig.get_n_splits(X, y, **routed.splitter.split)
-        # The calls follow scikit-learn's order, because they may draw from the same generator.
+        # Candidates are drawn before folds, as in scikit-learn, because both may draw from the same random
+        # generator.
         search = None if self._has_own_rounds() else self._search()
         stopping = self._early_stopping(clone(self.estimator), tune_params, in_rounds=search is None)
         task = EvaluationTask(
@@ -230,7 +235,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         if self.refit:
             try:
                 self._refit(task, stopping, candidates[self.best_index_], tasks)
-            except BaseException:  # After this, a second `fit` repeats only this step.
+            except BaseException:  # a second `fit` will repeat only this step
                 self._unfinished = found.unfinished
                 raise
         for each in evaluated.rounds:
@@ -242,12 +247,13 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Train the best estimator further on more data, without a new search.
 
-        This method exists if `fit` has fitted an estimator with `partial_fit`.
+        This method exists only after `fit`, and only if the best estimator has a method `partial_fit`.
 
         Args:
-            X: (n_samples, n_features), as for `fit`.
-            y: (n_samples,) or (n_samples, n_outputs); None for estimators that learn without labels.
-            params: passed to the estimator's `partial_fit`.
+            X: samples of shape (n_samples, n_features), as for `fit`.
+            y: labels of shape (n_samples,) or (n_samples, n_outputs); None for estimators that learn without
+                labels.
+            params: further arguments for the estimator's `partial_fit`.
 
         Returns:
             This search.
@@ -258,7 +264,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     # --- parts of fit -----------------------------------------------------------------------------
 
     def _require_mode(self, scorers: Any, refit_metric: Any) -> None:
-        """Raise ConfigError if `mode` is unknown, or is "min" and no single scorer decides."""
+        """Raise ConfigError if `mode` is unknown, or is "min" and `refit` names none of several scorers."""
         if self.mode not in (None, "max", "min"):
             raise ConfigError(f"mode must be 'max', 'min', or None for 'max', not {self.mode!r}")
         if self.mode == "min" and isinstance(scorers, MultimetricScorer):
@@ -282,7 +288,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         tasks: FitCallbacks,
         tune_params: Mapping[str, Any] | None,
     ) -> _Evaluated:
-        """Evaluate the candidates of `_run_search`, round by round."""
+        """Evaluate the candidates that `_run_search` chooses, round by round."""
         all_ = _Evaluated()
         before = getattr(self, "_unfinished", None)
         started = SYSTEM.monotonic()
@@ -366,7 +372,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         return stopping
 
     def _is_watched(self, tune_params: Mapping[str, Any]) -> bool:
-        """Return True if anything besides the scheduler observes or ends candidates."""
+        """Return True if anything besides the scheduler reads the candidates' reports or ends candidates."""
         asked = {"stop", "callbacks", "progress_reporter", "time_budget_s", "default_loggers"}
         own = (self.stopper, self.time_budget_s, self.loggers)
         return any(each is not None for each in own) or not asked.isdisjoint(tune_params)
@@ -428,8 +434,8 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
         self._require_refit_metric(found.candidates)
         error = error_to_raise(found.candidates, self.error_score, by_portions=stopping is not None)
         if error is not None:
-            # The error's traceback references this frame. With `found`, the error would keep itself and X
-            # alive.
+            # The error's traceback references this frame, and `found` contains the error. Deleting both names
+            # lets Python free the error and X.
             del found
             try:
                 raise error
@@ -442,7 +448,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _keep_results(
         self, evaluated: _Evaluated, scorers: Any, refit_metric: Any, *, by_portions: bool
     ) -> None:
-        """Set all results except those of the fit on all data."""
+        """Set all result attributes except the attributes that the fit on all data sets."""
         outcomes = evaluated.outcomes
         self.multimetric_ = isinstance(outcomes[0]["test_scores"], dict)
         if callable(self.scoring) and self.multimetric_:
@@ -484,7 +490,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
                     return
 
     def _second_fit(self, stopping: EarlyStopping | None) -> str:
-        """Return a sentence that says what a second `fit` does after an early end."""
+        """Return a sentence that says what a second `fit` does after a search that ended early."""
         if stopping is not None:
             return "with early stopping, a second fit starts from the beginning"
         if getattr(self, "random_state", 0) is None:
@@ -508,7 +514,7 @@ class TuneBaseSearchCV(BaseSearchCV):  # type: ignore[misc]
     def _refit(
         self, task: EvaluationTask, stopping: EarlyStopping | None, best: CandidateResult, tasks: FitCallbacks
     ) -> None:
-        """Fit the best candidate on all data; the results are kept even if this fails."""
+        """Fit the best candidate on all data; if this fit fails, the search results stay set."""
         # The parameters may be estimators, so they are cloned too.
         fitted = clone(task.estimator).set_params(**clone(self.best_params_, safe=False))
         started = SYSTEM.monotonic()

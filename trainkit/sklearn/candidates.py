@@ -1,10 +1,11 @@
 """Candidates of a search: parameter spaces, and the sources that draw candidates from them.
 
-A space may have the forms of scikit-learn, tune-sklearn, scipy, hyperopt, Optuna and scikit-optimize.
+A space may be written in the form of scikit-learn, tune-sklearn, scipy, hyperopt, Optuna or scikit-optimize:
 
     {"kernel": ["rbf", "poly"], "C": loguniform(1e-3, 1e3), "degree": (2, 5), "gamma": tune.uniform(0, 1)}
 
-scikit-learn's `ParameterSampler` accepts lists and distributions; learning searchers accept domains.
+scikit-learn's `ParameterSampler` accepts lists and distributions. Searchers that learn from scores accept
+domains of the tuner.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ from trainkit.tune.space.tree import holds_leaf
 
 PRIORS = ("uniform", "log-uniform")
 MAX_LISTED = 10_000
-"""Largest number of a domain's values given to scikit-learn as a list, from which it draws no value twice."""
+"""Maximum number of values for which a domain becomes a list; from lists, scikit-learn repeats no
+candidate."""
 
 
 class DomainDistribution:
-    """Distribution in scikit-learn's form that draws values from a domain.
+    """Distribution with scikit-learn's method `rvs`, which draws values from a domain.
 
     Args:
-        domain: a domain of numbers.
+        domain: numeric domain to draw values from.
     """
 
     def __init__(self, domain: Domain) -> None:
@@ -58,7 +60,7 @@ class DomainDistribution:
 
 
 def dictionaries(distributions: Any) -> list[Mapping[str, Any]]:
-    """Return the dictionaries of a space as a list.
+    """Return the dictionaries of a parameter space as a list.
 
     Raises:
         SpaceError: the space is neither a dictionary nor a list of dictionaries.
@@ -86,7 +88,7 @@ def _is_structure(leaf: Any) -> bool:
 
 
 def for_sampler(distributions: Any) -> list[dict[str, Any]]:
-    """Return the space for `ParameterSampler`; forms that it accepts stay unchanged.
+    """Return the space in a form that scikit-learn's `ParameterSampler` accepts.
 
     Raises:
         SpaceError: a parameter has an unknown form.
@@ -113,14 +115,14 @@ def _for_sampler(name: str, given: Any) -> Any:
 
 
 def for_searcher(distributions: Any, *, hyperopt: bool = False) -> dict[str, Any]:
-    """Return the space as a tuner's `param_space`: domains by name.
+    """Return the space as a `param_space` for the tuner: a domain for each parameter name.
 
     Args:
         distributions: the space in the user's form.
         hyperopt: True keeps hyperopt's expressions unchanged.
 
     Raises:
-        SpaceError: a parameter has no exact translation, or the space has several dictionaries.
+        SpaceError: a parameter can't be translated exactly, or the space has several dictionaries.
     """
     found = dictionaries(distributions)
     if len(found) != 1:
@@ -172,15 +174,15 @@ def _expression_of(name: str, leaf: Any) -> Any:
 
 
 def domain_of(name: str, given: Any) -> Domain:
-    """Return the domain of a parameter, with exactly the same values and distribution.
+    """Return the domain that has exactly the values and the distribution of a user's parameter.
 
     Args:
-        name: name of the parameter, for errors.
-        given: a list of values, `(low, high)` or `(low, high, prior)`, a frozen scipy distribution, a domain,
-            an Optuna distribution, or a scikit-optimize dimension.
+        name: name of the parameter, for error messages.
+        given: the parameter in the user's form: a list of values, `(low, high)` or `(low, high, prior)`, a
+            frozen scipy distribution, a domain, an Optuna distribution, or a scikit-optimize dimension.
 
     Raises:
-        SpaceError: `given` has an unknown form, or no exact translation.
+        SpaceError: `given` has an unknown form, or can't be translated exactly.
     """
     if isinstance(given, Domain):
         return given
@@ -237,7 +239,7 @@ def _of_scipy(given: Any) -> Domain:
     from scipy import stats  # type: ignore[import-untyped]
 
     kind = type(getattr(given, "dist", None))
-    # Public methods return the bounds even if the distribution was created with a location, scale or shape.
+    # A scipy distribution's methods return its bounds even if it was created with a location, scale or shape.
     if kind is type(stats.uniform):
         low, high = map(float, given.support())
         return Float(low, high)
@@ -292,10 +294,10 @@ def _of_optuna(given: Any) -> Domain:
 
 
 class CandidateList(Searcher):
-    """Searcher that suggests given candidates in order, each once.
+    """Searcher that suggests each candidate of a list once, in order.
 
     Args:
-        candidates: parameters by name; values may be any objects, even estimators.
+        candidates: parameters of each candidate, by name; values may be any objects, even estimators.
     """
 
     def __init__(self, candidates: Sequence[Mapping[str, Any]]) -> None:
@@ -330,14 +332,14 @@ class CandidateList(Searcher):
 
 
 class CandidateSource(NamedTuple):
-    """Source of the candidates of a search, with their space.
+    """Source of the candidates of a search: a searcher and its parameter space.
 
     Attributes:
         searcher: the searcher that suggests candidates.
         space: `param_space` for the tuner; None if the searcher has its own space.
-        num_samples: number of suggestions; -1: as many as the searcher has.
-        learns: True if suggestions depend on the scores.
-        seed: seed of all random numbers; None draws a seed.
+        num_samples: number of candidates to request; -1: all candidates that the searcher suggests.
+        learns: True if suggestions depend on the scores of earlier candidates.
+        seed: seed of all random numbers; None: a random seed.
     """
 
     searcher: Searcher
@@ -353,7 +355,7 @@ class CandidateSource(NamedTuple):
 
     @property
     def known_beforehand(self) -> bool:
-        """True if the candidates are a list, which may contain duplicates."""
+        """True if all candidates are known in advance, as a list that may contain duplicates."""
         return isinstance(self.searcher, CandidateList)
 
 
@@ -365,7 +367,7 @@ LEARNING = {
     "hyperopt": "HyperOptSearch",
     "optuna": "OptunaSearch",
 }
-"""Learning searchers, by their names in tune-sklearn."""
+"""Class names of the searchers that learn from scores, by their names in tune-sklearn."""
 
 
 def search_of(
@@ -378,10 +380,11 @@ def search_of(
     """Return a source of `n_trials` candidates.
 
     Args:
-        optimization: a name in upper or lower case, or a searcher.
+        optimization: name of a searcher, in upper or lower case, or a searcher object.
         distributions: the space in the user's form.
         n_trials: number of candidates.
-        random_state: scikit-learn's argument; drawing advances a `RandomState`, so the next search differs.
+        random_state: scikit-learn's argument. Each search advances a `RandomState`, so that the next search
+            differs.
         arguments: arguments of the searcher's constructor.
 
     Raises:
@@ -440,13 +443,13 @@ def _random(distributions: Any, n_trials: int, random_state: Any) -> CandidateSo
         space = for_searcher(distributions)
         return CandidateSource(BasicVariantGenerator(), space, n_trials, False, seed_of(random_state))
     sampler = ParameterSampler(for_sampler(distributions), n_trials, random_state=random_state)
-    # The list draws the candidates now, which advances a generator exactly as in RandomizedSearchCV.
+    # `list` draws all candidates now, which advances the random generator exactly as RandomizedSearchCV does.
     seed = random_state if isinstance(random_state, numbers.Integral) else None
     return CandidateSource(CandidateList(list(sampler)), None, -1, False, None if seed is None else int(seed))
 
 
 def seed_of(random_state: Any) -> int:
-    """Return the seed of a search; for None, draw it from NumPy's global generator, like scikit-learn."""
+    """Return the seed of a search; for None, draw a seed from NumPy's global generator, like scikit-learn."""
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

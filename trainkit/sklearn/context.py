@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 from sklearn import config_context, get_config
 
 Filter = tuple[Any, "str | re.Pattern[str] | None", type[Warning], "str | re.Pattern[str] | None", int]
-"""Action, message, category, module and line, as in `warnings.filters`."""
+"""Warning filter: action, message, category, module and line, as in `warnings.filters`."""
 
 
 @dataclass(frozen=True)

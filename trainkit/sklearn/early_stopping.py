@@ -1,4 +1,4 @@
-"""Early stopping of candidates: the scheduler, and the portions of training after which it judges."""
+"""Early stopping of candidates: a scheduler, and the portions of training that candidates report to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainkit.tune.schedulers.halving import rung_levels
 from trainkit.tune.schedulers.pareto import ParetoScheduler
 
 REDUCTION = 4
-"""Candidates at a rung for each promoted candidate, with `early_stopping=True`; ASHA's default."""
+"""ASHA's reduction factor with `early_stopping=True`: one of 4 candidates at a rung is promoted."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +41,27 @@ class EarlyStopping:
         """Check, before anything runs, that the estimator can be trained in portions.
 
         Args:
-            estimator: the estimator with the parameters that no candidate changes.
+            estimator: the estimator with the parameters that all candidates share.
             searched: names of the parameters that candidates change.
 
         Raises:
-            ConfigError: the estimator can't be trained in portions, whatever the candidates' parameters.
+            ConfigError: the estimator can't be trained in portions, whatever parameters the candidates have.
         """
         mutated = getattr(self.scheduler.deciding, "hyperparam_mutations", None) or {}
         names = {*searched, *mutated}
         if self.portions.of_samples or _decides(estimator, names, last_step=self.portions.last_step):
-            return  # Each candidate checks its own estimator.
+            return  # each candidate's trial checks its own estimator
         self.portions.begin(clone(estimator), searched=names)
 
     def require_divisible(self, splits: Iterable[tuple[Any, Any]], classes: int) -> None:
-        """Check that folds have enough training samples, if portions consist of samples.
+        """Check that all folds have enough training samples, if each portion is a fit on more samples.
 
         Args:
             splits: training and test samples of each fold.
             classes: number of classes of a classifier; 1 for other estimators.
 
         Raises:
-            ConfigError: the first portion would have no sample, or lack a class.
+            ConfigError: the first portion would have no sample, or would lack a class.
         """
         fewest, most = min(len(train) for train, _ in splits), self.portions.reports[-1]
         if self.portions.of_samples and end_of(self.portions.reports[0], fewest, most) < classes:
@@ -79,13 +79,13 @@ class EarlyStopping:
         y: Any,
         params: Mapping[str, Any],
     ) -> Any:
-        """Return the estimator, trained on all data in the same portions as a candidate.
+        """Return a clone of the estimator, trained on all data in the same portions as a candidate.
 
-        If portions consist of samples, the estimator is fitted once, on all samples.
+        If each portion is a fit on more samples, the clone is fitted only once, on all samples.
 
         Args:
             estimator: the estimator to clone.
-            history: pairs, in order, of parameters and the number of portions trained with them.
+            history: pairs of parameters and the number of portions trained with these parameters, in order.
             X: samples for the estimator's `fit`.
             y: labels; None if the estimator learns without labels.
             params: further arguments of `fit`.
@@ -125,14 +125,14 @@ def early_stopping_of(
 
     Args:
         early_stopping: None or False: no early stopping. True: ASHA with promotion, which trains one
-            candidate to the end. Or a scheduler, or its name.
+            candidate to the end. A scheduler or its name: this scheduler.
         max_iters: number of portions of a complete training.
-        metric: metric to judge candidates by; None if it is unknown and not needed.
+        metric: metric that compares candidates; None if the metric is unknown and not needed.
         mode: "max" or "min".
         last_step: True if only the last step of a pipeline is trained in portions.
         searched: names of the parameters that differ between candidates.
-        watched: True if something reads the report of each portion. Otherwise, with early_stopping=True,
-            candidates report only where they are judged, and after the last portion.
+        watched: True if a stopper, a time budget or a callback needs a report of each portion. If False, and
+            with early_stopping=True, candidates report only at rungs and after the last portion.
         of_samples: True if each portion is a new fit on more samples.
 
     Raises:
@@ -190,7 +190,7 @@ def _scheduler_of(early_stopping: Any, max_iters: int, searched: Collection[str]
 
 
 def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
-    """Return advice for a scheduler that needs more than its name."""
+    """Return advice for a user who named a scheduler that needs further arguments."""
     parameter = min(searched, default="alpha")
     changes = {
         "PopulationBasedTraining": f"hyperparam_mutations={{{parameter!r}: tune.loguniform(1e-4, 1.0)}}",
@@ -207,7 +207,7 @@ def _instead(name: str, max_iters: int, searched: Collection[str]) -> str:
 
 
 def _require_agreement(scheduler: TrialScheduler, max_iters: int, metric: str | None, mode: str) -> None:
-    """Raise ConfigError if the scheduler never judges, or judges by a value that candidates don't report."""
+    """Raise ConfigError if the scheduler never decides, or needs a value that candidates don't report."""
     deciding, name = scheduler.deciding, type(scheduler.deciding).__name__
     require_goal(deciding, name, metric, mode)
     if isinstance(deciding, ParetoScheduler):
@@ -233,7 +233,7 @@ def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
     """Raise ConfigError if a scheduler or searcher has a different metric or mode than the search.
 
     Args:
-        part: a scheduler or searcher; None as its `metric` or `mode` means the search's.
+        part: scheduler or searcher; its `metric` and `mode` may be None, to accept the search's.
         name: class name of `part`.
         metric: metric of the search.
         mode: mode of the search.
@@ -249,7 +249,7 @@ def require_goal(part: Any, name: str, metric: str | None, mode: str) -> None:
 
 
 def _decides(estimator: Any, names: Collection[str], *, last_step: bool) -> bool:
-    """Return True if candidates change the estimator, or parameters that decide how it is trained."""
+    """Return True if candidates change the estimator itself, or parameters that decide how to train it."""
     decisive = set(DECISIVE)
     if isinstance(estimator, Pipeline) and last_step:
         last = estimator.steps[-1][0]

@@ -45,10 +45,10 @@ from trainkit.tune.sync.storage import new_place
 
 
 class FoldPriority(NamedTuple):
-    """Priority of a candidate's next fold; the lowest value is evaluated first.
+    """Priority of a candidate's next fold; the fold with the lowest priority is evaluated first.
 
     Attributes:
-        block: number of the candidate's block.
+        block: number of the block of candidates that contains the candidate.
         fold: number of the candidate's next fold.
         place: the candidate's position in the order of suggestion.
     """
@@ -77,8 +77,8 @@ class FoldScheduler(TrialScheduler):
 
         block 0:  a b c d on fold 0,  a b c d on fold 1, ...   block 1:  e f g h on fold 0, ...
 
-    No worker waits: a worker that finds no candidate for a fold starts the next fold. A candidate pauses
-    after each fold, unless it would be the next candidate to run.
+    Workers don't wait for each other: a worker that finds no candidate for a fold starts the next fold. A
+    candidate is paused after each fold, unless the same candidate would run next.
 
     Args:
         block: number of candidates in each block.
@@ -111,7 +111,7 @@ class FoldScheduler(TrialScheduler):
         return CONTINUE if result.get("done") else Decision(Verdict.PAUSE, {"folds": self._done[trial_id]})
 
     def decide(self, trial_id: str, time: float | None, score: float | None) -> Decision:
-        """Let every trial continue; `on_result` decides by the number of folds."""
+        """Let every trial continue, because `on_result` decides by the number of finished folds."""
         del trial_id, time, score
         return CONTINUE
 
@@ -137,7 +137,7 @@ class CandidateResult:
     Attributes:
         parameters: parameters of the candidate.
         outcomes: outcome of each fold; None for folds that were not evaluated.
-        iterations: number of reported iterations.
+        iterations: number of iterations up to the last report.
         error: error of the candidate's trial; None if the trial did not fail.
         result: result of the candidate's trial.
     """
@@ -150,9 +150,10 @@ class CandidateResult:
 
     @property
     def history(self) -> list[tuple[Mapping[str, Any], int]]:
-        """Pairs, in order, of parameters and the number of iterations that trained the model with them.
+        """Parameters with which the model was trained, in order, each with the number of iterations.
 
-        Several pairs exist if population based training has copied the model of a different candidate.
+        The list has several entries if population based training has copied the model of a different
+        candidate.
         """
         stretches = self.result.lineage()
         if len(stretches) == 1:
@@ -189,7 +190,7 @@ class SearchResult:
 
     @property
     def unfinished(self) -> PartialSearch | None:
-        """Outcomes for the next `fit` on the same data; None if none exist. Slow: it hashes the task."""
+        """Outcomes that the next `fit` on the same data can reuse, or None. Slow, as the task is hashed."""
         known = known_of((each.result.metrics or {} for each in self.candidates), len(self.task.splits))
         return PartialSearch(self.task.digest or self.task.digested(), known) if known else None
 
@@ -210,21 +211,22 @@ def evaluate(
     cpus: int | None = None,
     before: PartialSearch | None = None,
 ) -> SearchResult:
-    """Run all trials, in a new session if none is running.
+    """Evaluate all candidates as trials, in a new session if no session is running.
 
     Args:
-        trainable: a trainable with reports from `report_of`, bound to its resources and to a `task`.
+        trainable: trainable whose reports come from `report_of`, with its resources and its parameter `task`.
         space: search space; None if the searcher has its own space.
         tune: settings of the tuner.
         run: settings of the run; an experiment without a name or a path is kept in memory.
         folds: number of folds of a candidate.
-        resumes: True if trials start from the known outcomes of their candidate.
+        resumes: True if a trial reuses its candidate's outcomes from earlier searches.
         cpus: CPUs of a session that is started here; None: all CPUs of this machine.
-        before: outcomes of an earlier call, possibly on a different task.
+        before: outcomes of an earlier search, possibly on different data.
 
     Raises:
         InfeasibleError: the session has fewer resources than a trial needs.
-        StoreError: the data of an earlier search with this name can't be read, or no new folder can be made.
+        StoreError: the data of an earlier search with this name can't be read, or no new folder can be
+            created.
     """
     task: EvaluationTask = trainable.parameters["task"]
     with contextlib.ExitStack() as stack:
@@ -235,8 +237,8 @@ def evaluate(
         if first is not None:
             task = stack.enter_context(_with_first_folds(task, first, cpus, tune.max_concurrent_trials))
         if first is not None and not first.left:
-            # This folder is never created. Its random name differs from every folder of another program,
-            # which could contain commands.
+            # This folder is never created. Its random name makes sure that no other program has a folder of
+            # this name, which could contain commands.
             folder: Path | None = Path(tempfile.gettempdir(), f"trainkit-sklearn-{secrets.token_hex(8)}")
             bound = replace(with_parameters(trainable, task=task), here=True)
         else:
@@ -273,7 +275,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _with_own_name(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
-    """Yield settings with a name for this search only, and the folder and name shared by all searches."""
+    """Yield `run` with an unused name, and the parent folder and the name that repeated searches share."""
     if run.name is None:
         yield run, None
         return
@@ -285,14 +287,15 @@ def _with_own_name(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str]
 def _with_known_outcomes(
     task: EvaluationTask, before: PartialSearch | None, earlier: tuple[Path, str] | None
 ) -> EvaluationTask:
-    """Return the task with the outcomes known from earlier searches."""
+    """Return the task, with the outcomes of earlier searches as known outcomes."""
     if before is None and earlier is None:
         return task
     digest = task.digested()
     known = dict(before.known) if before is not None and before.task == digest else {}
     if earlier is None:
         return replace(task, known=known)
-    # Keys in folders start with the task's digest, so keys of other tasks never match.
+    # Candidate keys in stored experiments start with the digest of their task, so keys of a different task
+    # never match.
     return replace(task, known=known | outcomes_left_in(*earlier, len(task.splits)), digest=digest)
 
 
@@ -311,10 +314,10 @@ _sharing = 0
 
 @contextlib.contextmanager
 def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
-    """Use the current session, or start one, which stays ready for later searches after its last search.
+    """Use the current session, or start a session that stays ready for later searches.
 
     Args:
-        estimator: workers are forked with this estimator's packages already imported.
+        estimator: estimator whose packages are imported before workers are forked.
         cpus: CPUs of a new session; None: all CPUs of this machine.
     """
     global _sharing
@@ -324,7 +327,7 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
         if shared and not _sharing:
             api.init(num_cpus=cpus or os.cpu_count())
         _sharing += shared
-    end = api.shutdown  # After an interrupt, the session may be in an unknown state.
+    end = api.shutdown  # after an interrupt, the session may be in an unknown state
     try:
         yield
         end = session.park
@@ -342,7 +345,7 @@ def session_for(estimator: Any, cpus: int | None) -> Iterator[None]:
 def _first_folds(
     trainable: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
 ) -> FirstFolds | None:
-    """Return folds that this process evaluates first; None if the search is not suited for this."""
+    """Return the folds that this process itself evaluates first; None if the search does not allow this."""
     searcher, current = tune.search_alg, session.running()
     listed = searcher.candidates if isinstance(searcher, CandidateList) else ()
     asked = {name: amount for name, amount in trainable.request({}).required_resources.items() if amount}
@@ -363,7 +366,7 @@ def _first_folds(
 
 
 def _is_there() -> None:
-    """Do nothing; a result shows that a worker is running."""
+    """Do nothing; a result of this task shows that a worker is running."""
 
 
 @contextlib.contextmanager
@@ -381,30 +384,30 @@ def _with_first_folds(
             if not there:
                 begun = api.remote(_is_there).remote()
                 while first.left and not api.wait([begun], timeout=LOOK_S)[0]:
-                    # Folds are evaluated during this wait. If they finish first, the search need not wait for
-                    # the session.
+                    # A thread evaluates folds during this wait. If all folds finish first, the search need
+                    # not wait for workers.
                     continue
                 first.suffice(int(workers), there=True)
         if first.stop():
-            # Without this call, the stack closes `around` at the end, when the current fold has usually
-            # finished.
+            # The current fold has ended, so `around` can close now. Otherwise the stack closes `around` at
+            # the end of the search, when the fold has usually ended.
             around.close()
         yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 
 
 BLOCK_ROUNDS = 4
-"""Candidates in a block per concurrently running candidate, if all candidates are known in advance. With a
-larger block, workers stay at the same fold for longer, but an early end leaves more candidates incomplete.
-If an early end is requested, the factor is 1."""
+"""Number of candidates in a block, divided by the number of candidates that run at once. With a larger block,
+workers stay at the same fold for longer, but an early end leaves more candidates incomplete. If the number of
+candidates is unknown, or if the search may end early, the quotient is 1 instead."""
 
 
 @contextlib.contextmanager
 def _with_shared_copies(
     task: EvaluationTask, trainable: Bound, tune: TuneConfig, run: RunConfig
 ) -> Iterator[tuple[Bound, TuneConfig, RunConfig]]:
-    """Yield the task's trainable and settings; if the folds are large, workers share copies of them."""
+    """Yield the trainable with its task, and the settings; workers share copies of large folds."""
     by_folds = trainable.trainable is FoldTrial
-    here = session.engine().name == "local"  # Workers on other machines can't open files of this process.
+    here = session.engine().name == "local"  # other machines can't open files of this process
     parts = parts_to_copy(task.X, task.splits, views=by_folds) if here else []
     if not parts:
         bound = with_parameters(trainable, task=task)
@@ -425,17 +428,17 @@ def _with_shared_copies(
 
 
 AHEAD = 2
-"""Started candidates or folds per running one, so that a free process finds its next fold at once."""
+"""Started candidates or folds for each running one, so that a free process finds its next fold at once."""
 
 FEW = 20
-"""Candidates per additional process. With fewer candidates, several folds of a candidate run at once:
-processes are idle at the end of a search, and this share is larger, the fewer candidates the search has."""
+"""Minimum number of candidates for each process after the first. With fewer candidates, several folds of a
+candidate run at once, because processes would be idle for too large a share of the search."""
 
 
 def _in_tasks(
     bound: Bound, task: EvaluationTask, tune: TuneConfig, run: RunConfig
 ) -> tuple[Bound, TuneConfig]:
-    """Return the settings with folds as tasks, unless each candidate needs its own process.
+    """Return settings that run folds as tasks in any process, unless each candidate needs its own process.
 
     A candidate needs its own process for checkpoints, for a time limit, and for a GPU, because only one
     process at a time should use a GPU.
@@ -448,7 +451,7 @@ def _in_tasks(
         return replace(bound, ahead=1), tune
     fit, folds = _fit(bound), len(task.splits)
     limit = tune.max_concurrent_trials or fit
-    # Starting more candidates than can run helps only if resources, not the limit, restrict them.
+    # More candidates are started than can run only if resources, not the user's limit, restrict their number.
     if fit <= limit:
         parts = max(1, min(folds, AHEAD * fit, math.ceil(FEW * (fit - 1) / task.candidates)))
         return replace(bound, ahead=AHEAD, parts=parts), replace(tune, max_concurrent_trials=None)
@@ -469,7 +472,7 @@ def _at_once(bound: Bound, tune: TuneConfig) -> int:
 
 def _fit(bound: Bound) -> int:
     """Return the number of candidates that fit into the resources of the current session."""
-    # This process knows the resources, even if the node has just died.
+    # This process itself knows the session's resources, so this works even if the node has just died.
     there = session.engine().cluster_resources()
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
     return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())
@@ -481,7 +484,8 @@ def _temporary_folder(run: RunConfig) -> Iterator[Path | None]:
     if run.name or run.storage_path:
         yield None
         return
-    # Checkpoints of large models may not fit into the session's folder, so they get a different folder.
+    # Checkpoints of large models may not fit into the session's folder, so the trials' files get a different
+    # folder.
     made = tempfile.TemporaryDirectory(prefix="trainkit-sklearn-")
     with api.linked(Path(made.name)), made:
         yield Path(made.name, "search")
@@ -502,7 +506,7 @@ def comparable_candidates(
         task: the task on which the search evaluated the candidates.
         again: sentence about what a second `fit` does after an early end.
         by_portions: True if all folds are trained together, with a report for each portion.
-        may_be_none: True if earlier rounds have complete candidates.
+        may_be_none: True allows an empty result, because earlier rounds have complete candidates.
 
     Raises:
         KeyboardInterrupt: Ctrl-C ended the search, and no candidate is complete.
@@ -510,7 +514,7 @@ def comparable_candidates(
     """
     complete, cut_off = complete_candidates(found.candidates, task, by_portions=by_portions)
     if found.ended_by is not None and task.candidates is not None:
-        cut_off = max(cut_off, task.candidates - len(complete))  # Some candidates did not even start.
+        cut_off = max(cut_off, task.candidates - len(complete))  # some candidates did not even start
     if not complete and not may_be_none and found.interrupted:
         raise KeyboardInterrupt
     why = "" if found.ended_by is None else found.ended_by.why
@@ -536,7 +540,7 @@ def error_to_raise(
 
     Args:
         candidates: candidates in the order of suggestion.
-        error_score: if "raise", the death of a process is an error too.
+        error_score: `error_score` of the search; if "raise", the death of a process is an error too.
         by_portions: True if all folds are trained together, with a report for each portion.
     """
     for candidate in candidates:

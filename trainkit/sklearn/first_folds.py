@@ -1,4 +1,4 @@
-"""A search's first folds, evaluated in the program's own process until workers take over."""
+"""Evaluation of a search's first folds in the program's own process, until workers take over."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from trainkit.sklearn.trials import EvaluationTask, writable_copy
 from trainkit.tune.core.seeds import trial_seed
 
 MOST_CANDIDATES = 100
-"""Number of candidates above which this process does not evaluate first folds."""
+"""Maximum number of candidates of a search whose first folds this process itself evaluates."""
 
 MOST_S = 1.0
 """Seconds of remaining work above which running workers always take over."""
 
 START_AFTER_S = 0.5
-"""Seconds of work in this process, finished and remaining, up to which no session is started."""
+"""Maximum seconds of work, finished and remaining, that this process does without starting a session."""
 
 HAND_OVER_S = 0.1
 """Seconds that workers of a running session need for their first fold."""
 
 LOOK_S = 0.02
-"""Smallest number of seconds between two checks of the folds, because each check delays the folds."""
+"""Minimum seconds between two checks of the progress, because each check delays the evaluation."""
 
 LEAVE_S = 0.1
-"""Seconds to wait for an abandoned fold, which may take arbitrarily long."""
+"""Seconds to wait for the end of the current fold before the fold is abandoned."""
 
 
 def worth_starting(spent_s: float, first_s: float, folds_done: int, folds_left: int) -> bool:
     """Return True if this process should start workers while it evaluates folds itself.
 
-    The first fold is no measure of the remaining folds, because it also loads libraries. Workers that start
-    take a CPU for a second or two, and a fit on all CPUs is several times slower in that time.
+    The estimate leaves out the first fold, because the first fold also loads libraries. The start of workers
+    occupies a CPU for a second or two, and a fit on all CPUs is several times slower in that time.
 
     Args:
         spent_s: seconds for the finished folds and the current fold.
@@ -58,7 +58,7 @@ def worth_starting(spent_s: float, first_s: float, folds_done: int, folds_left: 
 
 
 def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
-    """Return True if running workers should take over: much work is left, or they are faster.
+    """Return True if running workers should take over, because much work is left or workers are faster.
 
     Args:
         fold_s: seconds for a fold.
@@ -71,7 +71,7 @@ def worth_handing_over(fold_s: float, folds_left: int, workers: int) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _libraries(modules: int) -> Any:
-    """Return the loaded native libraries; the search for them takes as long as a small fit.
+    """Return the loaded native libraries; cached, because finding libraries takes as long as a small fit.
 
     Args:
         modules: number of imported modules that could have loaded a library, used as the cache's key.
@@ -83,16 +83,16 @@ def _libraries(modules: int) -> Any:
 class FirstFolds:
     """Folds that this process itself evaluates, in order, in a thread that may be abandoned.
 
-    Only one search of a process does this at a time, because all threads share the global generators. A
-    second search evaluates no folds in the meantime.
+    Only one search of a process evaluates folds at a time, because all threads share the global random
+    generators. A second search leaves all of its folds to workers in the meantime.
 
-    Scores equal those of the workers: libraries use one thread, and the global generators are seeded equally.
-    The generators' states are restored afterwards.
+    Scores equal the workers' scores, because libraries use one thread, and the global random generators are
+    seeded equally. The generators' states are restored afterwards.
 
     An abandoned fold continues to its end while the workers run, because an error raised from outside could
-    leave a library's lock held. Workers evaluate this fold later than other folds, so the end of the search
-    seldom waits for the abandoned fold. After Ctrl-C nothing waits for it; until it ends, it may still draw
-    from the global generators.
+    leave a library's lock held. Workers evaluate the same fold later than other folds, so the end of the
+    search seldom waits for the abandoned fold. After Ctrl-C nothing waits for the abandoned fold, which may
+    draw from the global random generators until its end.
 
     Args:
         task: the task to evaluate.
@@ -126,7 +126,7 @@ class FirstFolds:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Evaluate folds inside the block; no fold starts after the block."""
+        """Evaluate folds in a thread while the block runs; start no fold after the block."""
         if not self.in_use.acquire(blocking=False):
             self._ended.set()
             yield
@@ -149,7 +149,7 @@ class FirstFolds:
         finally:
             self._put_back.set()
             if self._thread.ident is None:
-                # The thread never started. Otherwise it releases the lock after its last fold.
+                # The thread never started. A started thread releases the lock itself after its last fold.
                 self.in_use.release()
             elif self._ended.is_set():
                 self._thread.join()
@@ -160,16 +160,16 @@ class FirstFolds:
             self._ended.wait()
 
     def stop(self) -> bool:
-        """Start no further fold, and abandon the current fold; return True if it has already ended."""
+        """Start no further fold; return False if the current fold did not end soon, and is abandoned."""
         self._is_over = True
         return self._ended.wait(LEAVE_S)
 
     def leave(self) -> None:
-        """Do not wait for the current fold at the end of the block."""
+        """Do not wait for the current fold when the block of `running` ends."""
         self._waits = False
 
     def suffice(self, workers: int, *, there: bool) -> bool:
-        """Wait until all folds are done or workers should take over; return True if all are done.
+        """Wait until all folds are done or workers should take over; return True if all folds are done.
 
         Args:
             workers: number of workers that evaluate folds at once.
@@ -177,7 +177,7 @@ class FirstFolds:
         """
         spent_s = 0.0
         while self.left and not self._ended.wait(max(LOOK_S, spent_s)):
-            # The elapsed time is a lower bound for the current fold.
+            # The unfinished fold counts with its time so far, which is a lower bound.
             spent_s, done = self._spent_s(), max(1, self._done)
             if there and worth_handing_over(spent_s / done, self.left, workers):
                 break
@@ -186,8 +186,8 @@ class FirstFolds:
         return self.left == 0
 
     def _spent_s(self) -> float:
-        """Return the thread's CPU seconds, unaffected by load, but at least 1/20 of the elapsed time."""
-        with contextlib.suppress(OSError):  # The thread has just ended.
+        """Return the evaluating thread's CPU seconds, unaffected by load; at least 1/20 of elapsed time."""
+        with contextlib.suppress(OSError):  # the thread has just ended
             self._computed_s = self._clock()
         return max(self._computed_s, (SYSTEM.monotonic() - self._started) / 20)
 
@@ -202,7 +202,7 @@ class FirstFolds:
 
     def _evaluate(self) -> None:
         if len(self.known) < len(self._candidates) or "" in self.known:
-            return  # Some candidates share a key or have no key.
+            return  # outcomes are stored by key, and some candidates share a key or lack one
         task = replace(self._task, estimator=writable_copy(self._task.estimator))
         # The error is dropped here, because a worker raises it again and `fit` then reports where it
         # occurred.

@@ -20,13 +20,13 @@ _KNOWN_AT_THE_END = (
 
 
 class _Halving(TuneBaseSearchCV):
-    """Common code of both searches: the early end, which scikit-learn lacks."""
+    """Common code of both halving searches, which may end early, unlike the searches of scikit-learn."""
 
     def _in_rounds(self, *args: Any) -> Any:
-        for name in _KNOWN_AT_THE_END:  # The values belong to an earlier fit.
+        for name in _KNOWN_AT_THE_END:  # the values belong to an earlier fit
             self.__dict__.pop(name, None)
         found = super()._in_rounds(*args)
-        if not hasattr(self, "n_iterations_"):  # The search ended early.
+        if not hasattr(self, "n_iterations_"):  # the search ended early
             self.n_iterations_ = len(self.n_resources_)
         return found
 
@@ -40,33 +40,33 @@ class _Halving(TuneBaseSearchCV):
 class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[misc]
     """scikit-learn's `HalvingGridSearchCV`, with its candidates run as trials of the tuner.
 
-    All candidates are first evaluated with few resources, by default samples. The best third is then
-    evaluated with three times as many, and so on. scikit-learn's own code decides which candidates survive,
-    and computes their scores and `cv_results_`. Each round is a separate experiment; `analysis_` belongs to
-    the last round.
+    In the first round, all candidates are evaluated with few resources, by default few samples. The best
+    third is then evaluated with three times as many resources, and so on. scikit-learn's own code decides
+    which candidates survive, and computes their scores and `cv_results_`. Each round is a separate
+    experiment; `analysis_` belongs to the last round.
 
     Args:
         estimator, param_grid: see `TuneGridSearchCV`.
         factor: one of `factor` candidates enters the next round, with `factor` times the resources.
         resource: "n_samples", or an integer parameter of the estimator, such as "n_estimators".
-        max_resources: largest resources of a candidate in a round; "auto": all samples.
-        min_resources: resources of a candidate in the first round; "exhaust": chosen so that the last round
-            has `max_resources`; "smallest": scikit-learn's smallest sensible number.
+        max_resources: maximum amount of the resource for a candidate in a round; "auto": all samples.
+        min_resources: amount of the resource for each candidate in the first round; "exhaust": chosen so that
+            the last round has `max_resources`; "smallest": scikit-learn's smallest sensible number.
         aggressive_elimination: True repeats the first round until so few candidates are left that the last
             round has fewer than `factor` candidates.
-        cv: number of folds, or a splitter that returns equal folds each time.
+        cv: number of folds, or a splitter that returns the same folds at every call.
         scoring: a single scorer.
         refit, error_score, return_train_score, verbose: scikit-learn's arguments.
         random_state: seed for drawing samples.
         n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.
         local_dir, name, use_gpu, loggers, sk_n_jobs: see `TuneGridSearchCV`.
-        time_budget_s: seconds, or a timedelta, for all rounds together. Only candidates that are complete by
-            then count. The best candidate is the best of the last round that has a complete candidate.
+        time_budget_s: seconds, or a timedelta, for all rounds together. Candidates that are then incomplete
+            are left out. The best candidate comes from the last round that has a complete candidate.
 
     Attributes:
         cv_results_: a row for each candidate of each round, with `iter` and `n_resources`.
-        n_resources_, n_candidates_: a value for each round.
-        n_remaining_candidates_, n_iterations_, n_required_iterations_, n_possible_iterations_,
+        n_resources_, n_candidates_: resources of each candidate, and number of candidates, for each round.
+            n_remaining_candidates_, n_iterations_, n_required_iterations_, n_possible_iterations_,
             min_resources_, max_resources_: scikit-learn's attributes. If the budget or Ctrl-C ended the
             search early, n_iterations_ is the number of started rounds, and n_remaining_candidates_,
             n_required_iterations_ and n_possible_iterations_ are missing.
@@ -110,7 +110,8 @@ class TuneHalvingRandomSearchCV(HalvingRandomSearchCV, _Halving):  # type: ignor
 
     Args:
         estimator: the estimator to tune.
-        param_distributions: lists of values, or distributions with `rvs`, by name; or several such spaces.
+        param_distributions: lists of values, or distributions with `rvs`, by parameter name; or a list of
+            such dictionaries.
         n_candidates: number of candidates in the first round; "exhaust": chosen so that the last round has
             `max_resources`.
         factor, resource, max_resources, min_resources, aggressive_elimination, cv, scoring, refit,

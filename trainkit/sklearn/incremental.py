@@ -7,8 +7,8 @@ The methods are tried in tune-sklearn's order:
     warm_start with max_iter        each portion is a fit of some iterations, which continues the last fit
     warm_start with n_estimators    each portion adds members to the ensemble
 
-Except for `partial_fit`, a parameter of the estimator gives the size of a complete training, and `max_iters`
-divides it into portions: with n_estimators=100 and max_iters=10, reports come after 10, 20, ... 100 trees.
+Except for `partial_fit`, a parameter of the estimator gives the size of a complete training. `max_iters` is
+the number of portions: with n_estimators=100 and max_iters=10, reports come after 10, 20, ... 100 trees.
 
 With resource="n_samples" any estimator can be trained in portions: each portion is a new fit on more samples.
 
@@ -34,7 +34,7 @@ COUNTED_BY = "training_iteration"
 
 
 class MethodKind(StrEnum):
-    """Method that trains one portion."""
+    """Kind of method that trains a portion."""
 
     XGBOOST = "xgboost"
     LIGHTGBM = "lightgbm"
@@ -50,11 +50,12 @@ class IncrementalMethod:
 
     Attributes:
         kind: see `MethodKind`.
-        resource: parameter whose value is divided into portions; None if each portion is one call.
+        resource: parameter whose value is divided into portions; None if each portion is one call of
+            `partial_fit`.
         synonyms: further names of this parameter.
-        default: value used if the parameter is None or missing.
-        running_total: True if the resource counts from the start of training, not from the last call of
-            `fit`.
+        default: value of the resource if the parameter is None or missing.
+        running_total: True if the parameter's value counts from the start of training, not from the last call
+            of `fit`.
     """
 
     kind: MethodKind
@@ -64,7 +65,7 @@ class IncrementalMethod:
     running_total: bool = True
 
     def maximum(self, parameters: Mapping[str, Any], portions: int) -> int:
-        """Return the size of a complete training, such as the number of trees, from the parameters.
+        """Return the size of a complete training, such as the number of trees, for these parameters.
 
         Raises:
             ConfigError: the size is not a whole number, or is smaller than the number of portions.
@@ -82,7 +83,7 @@ class IncrementalMethod:
 
 
 def end_of(portion: int, maximum: int, portions: int) -> int:
-    """Return the resource used up to the end of a portion. Portions differ in size by at most 1.
+    """Return the size of the training up to the end of a portion. Portions differ in size by at most 1.
 
     Args:
         portion: number of the portion, from 1; 0 for the start.
@@ -93,7 +94,7 @@ def end_of(portion: int, maximum: int, portions: int) -> int:
 
 
 def to_report(reports: Sequence[int], done: int) -> int:
-    """Return the number of portions until the next report; 1 after the last report.
+    """Return the number of portions to train until the next report; 1 after the last listed report.
 
     Args:
         reports: numbers of the portions that end with a report, ascending.
@@ -104,26 +105,28 @@ def to_report(reports: Sequence[int], done: int) -> int:
 
 
 def portions_at(reports: Sequence[int], count: int) -> int:
-    """Return the number of portions trained by a candidate's report number `count`, from 1.
+    """Return the number of portions that a candidate has trained at its report number `count`.
 
     Args:
-        reports: numbers of the portions that end with a report, ascending; after the last, each portion does.
-        count: number of the report.
+        reports: numbers of the portions that end with a report, ascending. Each portion after the last number
+            ends with a report too.
+        count: number of the report, from 1.
     """
     return reports[count - 1] if count <= len(reports) else reports[-1] + count - len(reports)
 
 
 def growing_order(labels: np.ndarray | None, count: int, random: np.random.RandomState) -> np.ndarray:
-    """Return an order of samples in which every initial stretch represents the whole.
+    """Return an order of samples in which the first n samples, for every n, represent all samples.
 
     Args:
-        labels: (count,), class labels. Each initial stretch has the classes in about equal proportions to the
-            whole, and all classes if it is at least as long as their number. None: no classes.
+        labels: class labels, of shape (count,). The first n samples have about the same proportions of
+            classes as all samples, and contain all classes if n is at least the number of classes. None: no
+            classes.
         count: number of samples.
-        random: generator that draws the order.
+        random: random generator that draws the order.
 
     Returns:
-        (count,), the indices of the samples.
+        The indices of the samples in this order, of shape (count,).
     """
     order: np.ndarray = random.permutation(count)
     if labels is None:
@@ -148,10 +151,10 @@ DECISIVE = frozenset({"solver", "early_stopping", *_STOPS_ITSELF})
 
 
 def incremental_method(estimator: Any) -> IncrementalMethod:
-    """Return the method by which this estimator, with its parameters, is trained in portions.
+    """Return the method that trains this estimator, with its parameters, in portions.
 
     Raises:
-        ConfigError: no method exists, or a parameter contradicts the method.
+        ConfigError: the estimator can't be trained in portions, or a parameter contradicts the method.
     """
     parameters = estimator.get_params(deep=False)
     name = type(estimator).__name__
@@ -195,7 +198,7 @@ def trained_step(estimator: Any, *, last_step: bool) -> Any:
         return estimator
     if not last_step:
         if hasattr(estimator, "partial_fit") or "warm_start" in estimator.get_params(deep=False):
-            return estimator  # The estimator's class is a user's own class.
+            return estimator  # a user's own pipeline class
         raise ConfigError(
             "early_stopping: a whole Pipeline can't train in portions: set pipeline_auto_early_stop=True to "
             "train only its last step in portions, or early_stopping=None"
@@ -218,7 +221,7 @@ def require_free(way: IncrementalMethod, searched: Collection[str], prefix: str 
         prefix: prefix of the trained step's parameter names, such as "sgd__".
 
     Raises:
-        ConfigError: the resource or `warm_start` is searched.
+        ConfigError: the search varies the resource or `warm_start`.
     """
     if way.resource is None:
         return
@@ -284,7 +287,7 @@ def _refuse_cold_start(name: str, estimator: Any, parameters: Mapping[str, Any])
 
 
 def descends(estimator: Any, package: str, *names: str) -> bool:
-    """Return True if the object has one of these classes; does not import their package."""
+    """Return True if the estimator's class is, or extends, one of the classes; do not import the package."""
     return any(
         base.__name__ in names and base.__module__.partition(".")[0] == package
         for base in type(estimator).__mro__

@@ -33,10 +33,10 @@ def train_passes(estimator: Any, passes: int, *data: Any, **params: Any) -> None
     """Train an estimator for further passes over the data.
 
     scikit-learn's linear models with stochastic gradient descent run all passes of `fit` in one C loop, but
-    only one pass per `partial_fit`. For thousands of samples most time of such a pass is spent outside of the
-    loop. For these models this function therefore runs several passes at once, as their `fit` does. From an
-    unfitted estimator, the result equals `fit` with `max_iter=passes` and `tol=None`, bit for bit. For other
-    estimators the result equals calls of `partial_fit`.
+    only one pass per `partial_fit`. With thousands of samples, a call of `partial_fit` spends most of its
+    time outside of this loop. For these models, this function therefore runs several passes at once, as their
+    `fit` does. From an unfitted estimator, the result equals `fit` with `max_iter=passes` and `tol=None`, bit
+    for bit. For other estimators the result equals calls of `partial_fit`.
 
     Args:
         estimator: an estimator with `partial_fit`; trained in place.
@@ -60,9 +60,9 @@ def _loops(estimator: Any) -> bool:
 
 def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> None:
     usual = estimator.tol
-    estimator.tol = None  # A tolerance could end the loop early, unlike single passes.
-    # In all these classes, `fit` and `partial_fit` call this method and pass the number of passes as a
-    # keyword.
+    estimator.tol = None  # a tolerance could end the loop early
+    # In all these classes, `fit` and `partial_fit` call `_partial_fit` and pass the number of passes as a
+    # keyword argument.
     estimator._partial_fit = functools.partial(_with_passes, estimator._partial_fit, passes)
     try:
         estimator.partial_fit(*data, **params)
@@ -82,9 +82,9 @@ Data: TypeAlias = tuple[Any, Any, dict[str, Any]]
 
 
 class IncrementalFit:
-    """Incremental training, with the same results as scikit-learn's calls made by hand.
+    """Incremental training of an estimator, with the same results as calls of scikit-learn's methods.
 
-    Transformers of a pipeline are fitted once, with the first portion; the transformed data is kept.
+    The transformers of a pipeline are fitted once, for the first portion, and the transformed data is kept.
 
     Args:
         estimator: unfitted estimator with its parameters; trained in place.
@@ -134,7 +134,7 @@ class IncrementalFit:
         """Train further portions, in as few calls of the estimator as possible.
 
         Args:
-            load: function that returns the data for the whole estimator, equal each time; called if needed.
+            load: function that returns the training data, equal at every call; it is called only if needed.
             portions: number of portions, at most the number of remaining portions.
         """
         X, y, params = self._prepared(load)
@@ -158,7 +158,7 @@ class IncrementalFit:
                 )
         own = {name.removeprefix(self._prefix): value for name, value in parameters.items()}
         if self._prototype is not None:
-            self._prototype.set_params(**own)  # CatBoost refuses to change a fitted model.
+            self._prototype.set_params(**own)  # CatBoost can't change a fitted model
         else:
             self._trained.set_params(**own)
 
@@ -170,7 +170,7 @@ class IncrementalFit:
         if self._data is not None:
             return self._data
         data = self._transformed(*load())
-        if self.transforms:  # Without transformers, the data is not kept, because `load` returns it again.
+        if self.transforms:  # without transformers, `load` returns the data again
             self._data = data
         return data
 
@@ -260,10 +260,10 @@ class IncrementalFit:
         return {name: getattr(self, name) for name in names} | {"data": data}
 
     def resume(self, state: Mapping[str, Any], load: Callable[[], Data]) -> None:
-        """Continue from the state of another object with equal arguments.
+        """Continue from the state of a different `IncrementalFit` with equal arguments.
 
         Args:
-            state: the other object's state.
+            state: result of the other object's method `state`.
             load: see `advance`.
         """
         rest = dict(state)
@@ -274,7 +274,7 @@ class IncrementalFit:
         self._data = data
 
     def _can_transform_again(self, load: Callable[[], Data], transformed: Any) -> bool:
-        """Return True if the transformers reproduce the data of their fit, bit for bit."""
+        """Return True if the fitted transformers reproduce the transformed data, bit for bit."""
         if self._again is None:
             again = self.estimator[:-1].transform(load()[0])
             self._again = joblib.hash(again) == joblib.hash(transformed)
@@ -299,7 +299,7 @@ class RepeatedFit:
         """Train a clone on the samples that belong to the trained portions.
 
         Args:
-            load: function that returns the data; called once `done` includes these portions.
+            load: function that returns the training data; it is called after `done` was increased.
             portions: number of portions, at most the number of remaining portions.
         """
         self.done += portions
@@ -317,7 +317,7 @@ class RepeatedFit:
         return vars(self).copy()
 
     def resume(self, state: Mapping[str, Any], load: Callable[[], Data]) -> None:
-        """Continue from the state of a different object."""
+        """Continue from the state of a different `RepeatedFit`."""
         vars(self).update(state)
 
 
@@ -326,7 +326,8 @@ class Portions:
     """Portions into which a training is divided.
 
     Attributes:
-        reports: numbers of the portions that end with a report, ascending; the last completes the training.
+        reports: numbers of the portions that end with a report, ascending; the last number is the number of
+            all portions.
         last_step: train only the last step of a pipeline in portions.
         of_samples: True if each portion is a new fit on more samples.
     """
@@ -358,12 +359,12 @@ class _Catcher(BaseEstimator):  # type: ignore[misc]
         return self
 
     def get_metadata_routing(self) -> Any:
-        """Return the metadata routing of the step."""
+        """Return the metadata routing of the step that this object stands in for."""
         return get_routing_for_object(self.step)
 
 
 def _labels(y: Any) -> tuple[Any, ...]:
-    """Return the arguments after X in a call; empty if the estimator learns without labels."""
+    """Return `(y,)`, or `()` if the estimator learns without labels."""
     return () if y is None else (y,)
 
 

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 HAS_CALLBACKS = "callback_ctx" in inspect.signature(fit_and_score).parameters
-"""True from scikit-learn 1.9, where `fit` supports callbacks."""
+"""True since scikit-learn 1.9, whose `fit` supports callbacks."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ class FitCallbacks:
         """Call the callbacks around the evaluation of the candidates; yield the callbacks for the workers.
 
         Args:
-            evaluations: number of folds of all candidates; None if unknown.
+            evaluations: total number of folds of all candidates; None if unknown.
 
         Yields:
-            The callbacks; None without callbacks.
+            The callbacks for the workers; None if the search has no callbacks.
         """
         if self.root is None:
             yield None
@@ -121,7 +121,7 @@ class FitCallbacks:
         context.call_on_fit_task_end(estimator=self._search)
 
     def folds_within(self, context: Any) -> FoldCallbacks | None:
-        """Return the workers' callbacks for a round with this `context`; None without callbacks."""
+        """Return the workers' callbacks for a round with this `context`; None if there are no callbacks."""
         if context is None or not has_callbacks(self._search):
             return None
         return FoldCallbacks(self._search, context)

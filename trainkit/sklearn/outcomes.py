@@ -32,7 +32,7 @@ SINGLE = "score"
 """Name in `cv_results_` of a scorer without a name."""
 
 _BY_NAME = "scores_by_name"
-"""Reported flag of a fold whose scores are a dict with `SINGLE` as its only name."""
+"""Suffix of a metric that marks a fold whose scores are a dict with `SINGLE` as the only key."""
 
 
 def metric_name(scorer: str = SINGLE) -> str:
@@ -41,11 +41,11 @@ def metric_name(scorer: str = SINGLE) -> str:
 
 
 OBJECTIVE = "objective"
-"""tune-sklearn's name for the mean that compares candidates; every search reports it."""
+"""Name, from tune-sklearn, of the metric with the mean score that compares candidates."""
 
 
 def report_of(outcomes: Sequence[Outcome | None], decisive: str | None = None) -> dict[str, Any]:
-    """Return the metrics to report.
+    """Return the metrics that a trial reports about its candidate.
 
     Args:
         outcomes: outcomes of all folds; None for unfinished folds. The means are NaN until all folds are
@@ -140,7 +140,7 @@ KnownOutcomes = Mapping[str, Sequence[Outcome]]
 
 
 def digest(value: Any, what: str) -> str:
-    """Return a digest of the pickled value; arrays are read without a copy.
+    """Return a digest of the pickled `value`; arrays are read without a copy.
 
     Raises:
         SerializationError: `value` can't be pickled.
@@ -158,7 +158,7 @@ def digest(value: Any, what: str) -> str:
 
 
 def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
-    """Return the key of a candidate; '' if its parameters can't be pickled.
+    """Return a key that identifies a candidate; '' if the candidate's parameters can't be pickled.
 
     Args:
         parameters: parameters of the candidate.
@@ -166,7 +166,7 @@ def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
     """
     try:
         return task + digest(dict(parameters), "the parameters")
-    # The only consequence is that a later search does not recognize the candidate.
+    # Without a key, the candidate's outcomes are only not reused by a later search.
     except SerializationError:
         return ""
 
@@ -188,7 +188,7 @@ class PartialSearch:
 
 
 def known_of(reports: Iterable[Mapping[str, Any]], folds: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes in candidates' last reports, up to the first missing or failed fold.
+    """Return each candidate's reported outcomes before the first missing or failed fold, by candidate key.
 
     Failed fits are excluded, because they may succeed the next time.
     """
@@ -240,7 +240,7 @@ def _is_made(folder: Path) -> bool:
 
 
 MORE_TO_COME = "more_to_come"
-"""Name of the fact that the search continues after this experiment: with a round, or the fit on all data."""
+"""Name of the stored fact that a further round, or the fit on all data, must follow this experiment."""
 
 
 def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outcome]]:
@@ -250,7 +250,7 @@ def outcomes_left_in(parent: Path, name: str, folds: int) -> dict[str, list[Outc
         StoreError: an experiment's file is damaged, or was not written by trainkit.
     """
     made = itertools.takewhile(lambda folder: folder.exists(), (parent / each for each in _names(name)))
-    folders = [folder for folder in made if (folder / FILENAME).exists()]  # Other folders are empty.
+    folders = [folder for folder in made if (folder / FILENAME).exists()]  # other folders are empty
     reports: list[Mapping[str, Any]] = []
     for folder in reversed(folders):
         with ExperimentReader(folder) as reader:

@@ -17,71 +17,74 @@ from trainkit.tune.space.domains import GridSearch
 
 
 class TuneGridSearchCV(TuneBaseSearchCV):
-    """scikit-learn's `GridSearchCV`, with its candidates run as trials of the tuner and equal results.
+    """scikit-learn's `GridSearchCV`, with equal results, but with candidates run as trials of the tuner.
 
     A search is an estimator. Once fitted, it predicts with the best candidate, fitted on all data.
 
     Args:
         estimator: the estimator to tune; it is not changed, because `fit` works on clones.
         param_grid: lists of values by parameter name, such as {"C": [1, 10], "kernel": ["linear", "rbf"]}.
-            Every combination is a candidate. A list of such dictionaries gives their combinations one after
-            another. Values may be any objects, even estimators; {} is one candidate, the unchanged estimator.
-        early_stopping: True trains only leading candidates further, by ASHA. Or the name of a scheduler, such
-            as "MedianStoppingRule", or a scheduler of `trainkit.tune.schedulers`. The estimator must allow
-            training in portions: see `max_iters`. None: every candidate is fitted completely, like in
+            Every combination is a candidate. In a list of such dictionaries, each dictionary adds its
+            combinations. Values may be any objects, even estimators; {} is one candidate, the unchanged
+            estimator.
+        early_stopping: True trains only leading candidates further, by ASHA. Other values are a scheduler of
+            `trainkit.tune.schedulers`, or its name, such as "MedianStoppingRule". The estimator must allow
+            training in portions (see `max_iters`). None: every candidate is fitted completely, like in
             `GridSearchCV`.
-        scoring: how predictions are scored: a name, a scorer (estimator, X, y) -> number, or a scorer that
-            returns numbers by name. For several scores, a list of names, or scorers by name. None: the
-            estimator's own `score`.
+        scoring: scorer: a name, a function (estimator, X, y) -> number, or a function that returns a
+            dictionary of numbers. For several scores, give a list of names, or a dictionary of scorers. None:
+            the estimator's own `score`.
         n_jobs: number of processes that fit, in joblib's notation: -1 and None use all CPUs. In
             scikit-learn's own searches None means 1.
-        cv: number of folds, a splitter, or an iterable of (train, test) indices. None means 5. With a number,
-            folds for classifiers keep the share of each class.
-        refit: True fits the best candidate again on all data. With several scorers, the name of the scorer
-            that decides. A function (cv_results_) -> index selects the best candidate. False: no fit on all
-            data.
-        verbose: 1 prints the plan and the tuner's console; 2 also each finished fold; 3 also the fold's
-            scores; 10 also the fold's start.
+        cv: number of folds, a splitter, or an iterable of (train, test) indices. None means 5. If `cv` is a
+            number, the folds of a classifier keep the proportions of the classes.
+        refit: True fits the best candidate again on all data. With several scorers, `refit` is the name of
+            the scorer that selects the best candidate. A function (cv_results_) -> index selects the best
+            candidate. False: no fit on all data.
+        verbose: 1 prints the number of fits and the tuner's console. 2 prints each finished fold instead of
+            the console, 3 also the fold's scores, and 10 also the fold's start. With `early_stopping`, 2 and
+            3 print more lines of the console.
         error_score: score of a fold that could not be fitted; "raise": `fit` raises the estimator's error.
         return_train_score: True adds the scores on the training samples to `cv_results_`, which takes time.
-        local_dir: folder of the experiment, or an address like in `RunConfig.storage_path`. None: the
-            experiment is kept in memory only, or in $TRAINKIT_RESULTS_DIR if `name` is given.
+        local_dir: parent folder of the experiment's folder, or an address as in `RunConfig.storage_path`.
+            None: the experiment is kept in memory only, or in $TRAINKIT_RESULTS_DIR if `name` is given.
         name: name of the experiment's folder. The next search with this name on the same data reuses the
             evaluations of this search.
-        max_iters: with `early_stopping`, largest number of portions of a candidate's training. A scheduler
-            may end the training after each portion; True may end it after the first, the 4th, the 16th ... A
-            candidate trains for more portions only if population based training gives it the model of a
-            candidate that had trained less.
+        max_iters: with `early_stopping`, maximum number of portions of a candidate's training. A scheduler
+            may end the training after each portion; early_stopping=True may end the training after portion 1,
+            4, 16 ... A candidate trains for more portions only if population based training gives it the
+            model of a candidate that had trained less.
         use_gpu: True gives each candidate a GPU.
-        loggers: receivers of every result: a list of "tensorboard", "csv", "mlflow", "json", "wandb",
+        loggers: list of loggers that receive every result: "tensorboard", "csv", "mlflow", "json", "wandb",
             callbacks or callback classes.
-        pipeline_auto_early_stop: True: with `early_stopping` of a pipeline, only its last step is trained in
-            portions, and the previous steps are fitted once.
+        pipeline_auto_early_stop: True trains only the last step of a pipeline in portions, with
+            `early_stopping`, and fits the previous steps once.
         stopper: a `tune.Stopper`, or another rule of `RunConfig.stop`, that ends candidates or the search.
-        time_budget_s: seconds, or a timedelta, for all candidates together. Candidates that are then
-            incomplete are left out of `cv_results_`, and a warning gives their number.
+        time_budget_s: seconds, or a timedelta, for all candidates together. When the time is over, incomplete
+            candidates are left out of `cv_results_`, and a warning gives their number.
         sk_n_jobs: CPUs of one candidate, for estimators with their own `n_jobs`; -1: all.
-        mode: "min" if lower scores are better. It reverses the ranks of the deciding scorer, the choice of
+        mode: "min" if lower scores are better. "min" reverses the ranks of the deciding scorer, the choice of
             the best candidate, and early stopping. None means "max".
         pre_dispatch: argument of `GridSearchCV` without effect, because all workers share X and y, and a fit
             is only sent to a free worker.
-        resource: "n_samples": with `early_stopping`, for any estimator, each portion is a new fit on more of
-            each fold's training samples, in which the classes keep their shares. None: each portion continues
-            the training.
+        resource: "n_samples" allows `early_stopping` for any estimator: each portion is a new fit on more of
+            a fold's training samples, in which the classes keep their proportions. None: each portion
+            continues the training.
 
     Attributes:
-        cv_results_: columns with a value for each candidate: its parameters as `param_<name>`, masked arrays,
-            and `params`, dictionaries; `split<k>_test_<scorer>`, `mean_...`, `std_...` and `rank_...`; and
-            the seconds of fitting and scoring. Keys, order and types are scikit-learn's, where a scorer
-            without a name is called "score". With `early_stopping` also `training_iteration`, the number of
-            portions that trained the candidate; `max_iters` explains larger numbers.
+        cv_results_: dictionary of columns with a value for each candidate. `param_<name>` (masked arrays) and
+            `params` (dictionaries) contain the parameters. `split<k>_test_<scorer>`, `mean_...`, `std_...`
+            and `rank_...` contain the scores. Further columns contain the seconds of fitting and scoring.
+            Keys, order and types are the same as in scikit-learn, which calls a scorer without a name
+            "score". With `early_stopping`, `training_iteration` is the number of portions that trained the
+            candidate, which is larger than `max_iters` only in the case described there.
         best_index_: row of the best candidate; of equal candidates, the first row.
         best_params_: parameters of the best candidate.
         best_score_: mean score of the best candidate; missing if `refit` is a function.
         best_estimator_: the best candidate, fitted on all data; missing without `refit`.
         refit_time_: seconds of the fit on all data.
         scorer_: the scorer, or scorers by name.
-        multimetric_: True if several scorers exist, by name.
+        multimetric_: True if the scorers have names.
         n_splits_: number of folds.
         classes_, n_features_in_, feature_names_in_: attributes of `best_estimator_`, if it has them.
 
@@ -153,37 +156,38 @@ class TuneSearchCV(TuneBaseSearchCV):
     """scikit-learn's `RandomizedSearchCV`, with its candidates run as trials of the tuner.
 
     With search_optimization="random" and an equal `random_state`, the candidates equal those of
-    `RandomizedSearchCV`. Names, order and defaults of the arguments are tune-sklearn 0.5's.
+    `RandomizedSearchCV`. Names, order and defaults of the arguments are the same as in tune-sklearn 0.5.
 
     Args:
         estimator: the estimator to tune.
         param_distributions: possible values by parameter name. Values may be a list of any objects; a range
-            `(low, high)` or `(low, high, "log-uniform")`, which for two whole numbers means whole numbers
-            including both ends; a frozen distribution of scipy.stats; a domain such as
-            `tune.loguniform(1e-4, 1)`, inside `tune.when` if it depends on other parameters; or a
-            distribution of Optuna. The random search also accepts a list of such dictionaries, and any object
-            with `rvs`. The hyperopt search also accepts hyperopt's expressions.
+            `(low, high)` or `(low, high, "log-uniform")`; a frozen distribution of scipy.stats; a domain such
+            as `tune.loguniform(1e-4, 1)`, inside `tune.when` if it depends on other parameters; or a
+            distribution of Optuna. A range between two whole numbers has only whole numbers, including both
+            ends. The random search also accepts a list of such dictionaries, and any object with `rvs`. The
+            hyperopt search also accepts hyperopt's expressions.
         early_stopping: True, the name of a scheduler, or a scheduler: candidates are trained in portions, and
-            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, True means
-            HyperBand for BOHB; None means the same if `max_iters` is not 1.
+            bad candidates are stopped. None: all candidates are fitted completely. With BOHB, both True, and
+            None with `max_iters` other than 1, mean HyperBand for BOHB.
         n_trials: number of candidates; fewer if the space or the searcher has no more.
         scoring, refit, cv, error_score, return_train_score: scikit-learn's arguments.
         n_jobs: number of processes that fit, in joblib's notation; None: all CPUs.
-        verbose: 0: silent; 1: the lines of `RandomizedSearchCV`, and a table; 2 and 3: more.
-        random_state: seed of candidates, searcher and trials: a number, or a `RandomState`, which advances.
-            None: NumPy's global `RandomState`.
-        local_dir: folder of the experiment; None: memory, unless `name` or `loggers` is given.
-        name: name of the experiment's folder; if it exists already, name_2, name_3 ...
-        max_iters: with early stopping, largest number of reports of a candidate. A candidate reports more
+        verbose: 0 prints nothing; for higher numbers see `TuneGridSearchCV`.
+        random_state: seed of candidates, searcher and trials: a number, or a `RandomState`, which each search
+            advances. None: NumPy's global `RandomState`.
+        local_dir: parent folder of the experiment's folder; None: the experiment is kept in memory, unless
+            `name` or `loggers` is given.
+        name: name of the experiment's folder. If the folder exists, the name is name_2, name_3 ...
+        max_iters: with early stopping, maximum number of reports of a candidate. A candidate reports more
             often only if population based training gives it the model of a candidate that had trained less.
         search_optimization: "random", "bayesian", "bohb", "hyperopt", "optuna", or a searcher.
         use_gpu: True gives each candidate a GPU.
         loggers: a list of "tensorboard", "csv", "mlflow", "json", "wandb", callbacks or callback classes. An
             experiment in a folder always has CSV and JSON files.
         pipeline_auto_early_stop: True: only the last step of a pipeline is trained in portions.
-        stopper: a stopper of `trainkit.tune`, or another value of RunConfig(stop=...); it receives only
-            reports in which all folds have a score.
-        time_budget_s: seconds, or a timedelta; candidates that are then incomplete are left out.
+        stopper: a stopper of `trainkit.tune`, or a different value of RunConfig(stop=...). The stopper
+            receives only reports in which all folds have a score.
+        time_budget_s: seconds, or a timedelta. When the time is over, incomplete candidates are left out.
         sk_n_jobs: CPUs and threads of a candidate; None: 1.
         mode: "min" if lower scores are better; None: "max".
         search_kwargs: further arguments of the searcher that `search_optimization` names.

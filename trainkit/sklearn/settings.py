@@ -38,7 +38,7 @@ class AfterAllFolds(Stopper):
         self._facts: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AfterAllFolds:
-        return AfterAllFolds(self._rule, self._folds)  # The rules are copied too.
+        return AfterAllFolds(self._rule, self._folds)  # this also copies the rules
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         if self._last_fold not in result:
@@ -66,7 +66,7 @@ class AfterAllFolds(Stopper):
 
 
 def _own_facts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about a stop, with the rule's name under the key `stopper`."""
+    """Return the reason for a stop as a dictionary in which `stopper` is the rule's name."""
     facts = dict(found)
     words = facts.pop("stop")
     if "stopper" in facts:
@@ -101,7 +101,7 @@ def names_of_settings(space: str, refit: object, tune_params: Mapping[str, Any] 
 
 
 FILES_BESIDE = ("json", "csv")
-"""Loggers of every experiment in a folder, as in tune-sklearn."""
+"""Loggers of every experiment that has a folder, as in tune-sklearn."""
 
 _DECIDED = {
     "config": "the parameter space",
@@ -118,7 +118,7 @@ _DECIDED = {
     "scheduler": "early_stopping",
     "search_alg": "search_optimization",
 }
-"""Settings that the search determines, and the arguments of the search that give them."""
+"""Settings that `tune_params` can't contain, with the arguments of the search that determine them."""
 
 _OF_TUNE = {each.name for each in fields(TuneConfig)} - {*_DECIDED, "strict_metric_checking"}
 _OF_RUN = {each.name for each in fields(RunConfig)} - {*_DECIDED}
@@ -156,13 +156,13 @@ def settings_of(
     """Return the settings for one `fit`.
 
     Args:
-        search: the estimator with its constructor's arguments.
+        search: the search object, with its constructor's arguments.
         suggesting: source of the candidates.
         metric: metric for searcher and scheduler; None: no metric.
         scheduler: scheduler that stops candidates early; None: no early stopping.
         folds: number of folds.
         machine_cpus: CPUs of this machine.
-        results_dir: folder for stored experiments that name no folder.
+        results_dir: default folder for stored experiments.
         tune_params: `tune_params` of `fit`; they override the constructor's arguments.
 
     Raises:
@@ -208,8 +208,8 @@ def settings_of(
         default_loggers=tuple(dict.fromkeys((*FILES_BESIDE, *files))) if kept else (),
         callbacks=callbacks,
         stop=search.stopper,
-        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),  # Nothing reads the last checkpoint.
-        chdir_to_trial_dir=False,  # Fits run in the program's directory, like scikit-learn's.
+        checkpoint_config=CheckpointConfig(checkpoint_at_end=False),  # nothing reads the last checkpoint
+        chdir_to_trial_dir=False,  # fits run in the program's directory
         failure_config=FailureConfig(
             max_failures=given.get("max_failures", 0),
             fail_fast=search.error_score == "raise",
@@ -227,7 +227,8 @@ def settings_of(
 
 
 LEAST_BUDGET_S = 1e-3
-"""Seconds for a round that starts after the budget is spent, so that the round ends at once."""
+"""Time budget in seconds of a round that starts after the search's budget is spent, so that it ends at
+once."""
 
 
 def with_budget_left(tune: TuneConfig, spent_s: float) -> TuneConfig:
@@ -277,7 +278,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
         needed_by: argument that needs a metric, for the message; None if no metric is needed.
 
     Returns:
-        None if several scorers exist or may exist, and `refit` names none of the scorers.
+        The metric's name; None if several scorers exist or may exist, and `refit` names none of the scorers.
 
     Raises:
         ConfigError: a metric is needed, and the scorer is unknown.
@@ -302,7 +303,7 @@ def metric_of(scoring: Any, refit: Any, *, needed_by: str | None) -> str | None:
 
 
 def trials_at_once(n_jobs: int | None, cpus: int) -> int | None:
-    """Return the number of concurrent trials for `n_jobs` in joblib's notation; None: as many as fit.
+    """Return the number of concurrent trials for `n_jobs` in joblib's notation; None: no limit.
 
     Raises:
         ConfigError: `n_jobs` is 0.

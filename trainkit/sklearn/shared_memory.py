@@ -1,24 +1,25 @@
 """Samples of folds in shared memory: views of contiguous rows, and copies that workers share.
 
 Contiguous rows of X, for example from `TimeSeriesSplit` or a hold-out, become a view. The worker's mapping is
-copy-on-write, so an estimator may write to the view. Its changes are dropped after the fold, and no other
-process sees them.
+copy-on-write, so an estimator may write to the view. The estimator's changes are dropped after the fold, and
+no other process sees the changes.
 
-For the training or test samples of a fold that are not contiguous, the driver has an anonymous file,
-initially empty, for one copy that all workers use:
+If a fold's training or test samples are not contiguous, the driver opens an anonymous file, initially empty,
+for one copy that all workers use:
 
     empty -- a worker that needs the copy locks the file exclusively and writes the copy --> full
     full  -- each user of the copy has a shared lock and its own copy-on-write mapping --> full
     full  -- no process has a lock, and a different copy must be written --> empty
 
-The lock belongs to the worker's own open file, which its mapping keeps open. The lock lasts as long as any
-array of this mapping, even an array that an estimator has kept, and ends when the process is killed. A full
-file is one byte longer than the samples, so a file whose writer was killed does not count as full.
+The shared lock belongs to the worker's own open file, which the worker's mapping keeps open. The lock lasts
+as long as any array uses this mapping, even an array that an estimator has kept, and ends when the process is
+killed. A full file is one byte longer than the samples, so a file whose writer was killed does not count as
+full.
 
 A process that finds the file empty waits for a separate writer's lock, and then checks the file again. So no
-process waits for the users of a copy, which may use it for any time. Shared copies never need more memory
-than separate copies in each worker, and far less if workers use the same fold. A worker that can't open the
-driver's files makes its own copies.
+process waits until other processes stop using a copy, which may take arbitrarily long. Shared copies never
+need more memory than separate copies in each worker, and far less if workers use the same fold. A worker that
+can't open the driver's files makes its own copies.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 RowProvider: TypeAlias = Callable[[np.ndarray, Any, Callable[[], None]], Any]
-"""Function of X, row indices, and a function to call after each piece of X; returns the rows or None."""
+"""Function (X, row indices, function to call after each piece of X was read) -> the rows, or None."""
 
 
 def contiguous_slice(indices: Any) -> slice | None:
@@ -60,7 +61,7 @@ def view_slices(train: Any, test: Any) -> tuple[slice | None, slice | None]:
 
     Args:
         train: indices of the fold's training rows.
-        test: indices of its test rows.
+        test: indices of the fold's test rows.
     """
     ours, others = contiguous_slice(train), contiguous_slice(test)
     # If the slices shared a row, a write to one view would be visible in the other.
@@ -96,9 +97,9 @@ def fold_array(
     Args:
         X: samples of any type; only arrays that the runtime has mapped become a FoldArray.
         train: indices of the fold's training rows.
-        test: indices of its test rows.
-        views: return contiguous rows as views, which must not be used after the block.
-        shared: function that returns other rows, which may be used after the block.
+        test: indices of the fold's test rows.
+        views: True returns contiguous rows as views, which must not be used after the block.
+        shared: function that returns copies of other rows, which may be used after the block.
     """
     mapping = _mapping_of(X)
     if mapping is None:
@@ -143,14 +144,14 @@ LEAST_BYTES = 16 * 2**20
 """Number of bytes below which a worker's own copy is faster than a shared copy."""
 
 MOST_FILES = 128
-"""Largest number of files; each needs a descriptor of the driver, which may have only a thousand."""
+"""Maximum number of files; each file needs a descriptor of the driver, which may have only a thousand."""
 
 CHUNK_BYTES = 4 * 2**20
 
-_MADV_POPULATE_READ = 22  # Linux has this flag since 5.14, but the mmap module lacks its name.
+_MADV_POPULATE_READ = 22  # in Linux since 5.14; the mmap module lacks the name
 
 Part: TypeAlias = tuple[int, int]
-"""Number of a fold, followed by 0 for its training samples or 1 for its test samples."""
+"""Part of a fold: the fold's number, and 0 for the training samples or 1 for the test samples."""
 
 Split: TypeAlias = tuple[Any, Any]
 
@@ -162,7 +163,7 @@ class SharedCopies:
     Attributes:
         pid: process id of the driver.
         token: unique text in the names of the files.
-        files: the driver's descriptors.
+        files: the driver's file descriptors, by part of a fold.
     """
 
     pid: int
@@ -193,24 +194,24 @@ class SharedCopies:
                     self._fill(fd, size, X, part, rows, read)
             return np.ndarray((len(rows), *X.shape[1:]), X.dtype, buffer=_mapped(fd, size))
         finally:
-            os.close(fd)  # The mapping has its own descriptor of the open file.
+            os.close(fd)  # the mapping has its own descriptor
 
     def _fill(
         self, fd: int, size: int, X: np.ndarray, part: Part, rows: np.ndarray, read: Callable[[], None]
     ) -> None:
-        """Write the copy unless an earlier writer has; on return this process has a shared lock."""
+        """Write the copy unless another process has written it; return with a shared lock on the file."""
         while True:
             fcntl.flock(fd, fcntl.LOCK_SH)
             if _is_full(fd, size):
                 return
-            # A process keeps a lock only on full files. The loop checks again, because another process may
-            # empty the file between the two locks.
+            # This wait is short, because a process keeps a lock only on a full file. The loop checks the file
+            # again, because another process may empty the file before this process has a shared lock.
             fcntl.flock(fd, fcntl.LOCK_EX)
             self._empty_unused(part)
             _write(fd, X, rows, read)
 
     def _empty_unused(self, but: Part) -> None:
-        """Free the memory of all copies that no process uses."""
+        """Free the memory of all copies that no process uses, except the copy of the part `but`."""
         for part in self.files:
             fd = None if part == but else self._opened(part)
             if fd is None:
@@ -219,19 +220,19 @@ class SharedCopies:
                 if os.fstat(fd).st_size:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.ftruncate(fd, 0)
-            except BlockingIOError:  # Another process is using the copy.
+            except BlockingIOError:  # another process is using the copy
                 continue
             finally:
                 os.close(fd)
 
     def _opened(self, part: Part) -> int | None:
-        """Open the file again, because locks belong to one open file; return None if this process can't."""
+        """Open the driver's file separately, because a lock belongs to an open file; None if impossible."""
         try:
             fd = os.open(f"/proc/{self.pid}/fd/{self.files[part]}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # The driver is on another machine or has ended.
+        except OSError:  # the driver is on another machine or has ended
             return None
         if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{_name(self.token, part)} (deleted)":
-            os.close(fd)  # The id belongs to a different process on this machine.
+            os.close(fd)  # a different process has the driver's id
             return None
         return fd
 
@@ -258,20 +259,20 @@ def parts_to_copy(X: Any, splits: Sequence[Split], *, views: bool) -> list[Part]
 def _is_worth(X: np.ndarray, rows: Any) -> bool:
     if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu" or rows.ndim != 1:
         return False
-    # If NumPy would not lay out the copy row by row, NumPy makes it instead.
+    # NumPy itself makes a copy that it would not lay out row by row.
     return X[:1].nbytes * len(rows) >= LEAST_BYTES and bool(X[rows[:2], ...].flags.c_contiguous)
 
 
 @contextlib.contextmanager
 def open_copies(parts: Sequence[Part]) -> Iterator[SharedCopies]:
-    """Keep a file open for each part until the block ends; no files if descriptors run out."""
+    """Keep a file open for each part of a fold until the block ends; no files if descriptors run out."""
     token = secrets.token_hex(8)
     files: dict[Part, int] = {}
     try:
         try:
             for part in parts:
                 files[part] = os.memfd_create(_name(token, part), os.MFD_CLOEXEC)
-        except OSError:  # Descriptors have run out, so each worker makes its own copies.
+        except OSError:  # no descriptors are left, so each worker makes its own copies
             while files:
                 os.close(files.popitem()[1])
         yield SharedCopies(os.getpid(), token, files)
@@ -287,7 +288,7 @@ def _name(token: str, part: Part) -> str:
 
 @contextlib.contextmanager
 def _turn_to_write(fd: int) -> Iterator[None]:
-    """Hold the writer's lock of the file, which is independent of the locks of `flock`."""
+    """Hold the file's lock for writers, which is independent of the locks of `flock`."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _whole_file(fcntl.F_WRLCK))
     try:
         yield
@@ -311,7 +312,7 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
         if error.errno == errno.ENOMEM:
             raise MemoryError(f"a copy of {size} bytes cannot be mapped into memory: {error}") from error
         raise
-    with contextlib.suppress(OSError):  # An older kernel lacks the call and loads the pages one by one.
+    with contextlib.suppress(OSError):  # an older kernel loads the pages one by one
         mapping.madvise(_MADV_POPULATE_READ)
     return mapping
 
@@ -319,8 +320,8 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
 def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -> None:
     """Write the samples, followed by one byte.
 
-    The function uses write calls instead of a mapping. Without memory, a call raises, but a mapping kills the
-    process.
+    The function does not write to a mapping, because a lack of memory would then kill the process. A write
+    call raises an error instead.
     """
     at_once = max(1, CHUNK_BYTES // max(1, X[:1].nbytes))
     offset = 0
@@ -331,7 +332,7 @@ def _write(fd: int, X: np.ndarray, rows: np.ndarray, read: Callable[[], None]) -
             read()
         _written(fd, memoryview(b"\0"), offset)
     except (OSError, MemoryError) as error:
-        os.ftruncate(fd, 0)  # An incomplete copy is useless.
+        os.ftruncate(fd, 0)  # an incomplete copy is useless
         raise MemoryError(f"a copy of {len(rows)} samples failed after {offset} bytes: {error}") from error
 
 
@@ -344,12 +345,12 @@ def _written(fd: int, piece: memoryview, offset: int) -> int:
 
 @dataclass(frozen=True)
 class FoldCopies:
-    """Shared copies of one fold, by the indices of its samples.
+    """Function that returns the shared copies of one fold's samples.
 
     Args:
         copies: copies of all folds.
         fold: number of the fold.
-        split: indices of its training and test samples.
+        split: indices of the fold's training and test samples.
     """
 
     copies: SharedCopies

@@ -1,4 +1,4 @@
-"""Trials that evaluate a candidate in the workers."""
+"""Trials that evaluate candidates in worker processes."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from trainkit.tune.trial.steps import SerializedTrainable
 from trainkit.tune.trial.trainable import Trainable
 
 REPORT_EVERY_S = 0.1
-"""Seconds during which short folds are collected into one report, because each report is a round trip."""
+"""Seconds during which short folds are collected into one report, as each report costs a round trip."""
 
 session.register("trainkit.sklearn.trials")
 
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """Task of evaluating all candidates; sent to each worker once, with arrays in shared memory.
+    """Data and settings for evaluating all candidates; sent to each worker once, with arrays shared.
 
     Attributes:
         estimator: unfitted estimator to clone.
-        X, y: arguments of `fit`, indexable; y may be None.
+        X, y: arguments of the search's `fit`, which can be indexed by sample; y may be None.
         splits: indices of the training and test samples of each fold.
         scorer: one scorer, several scorers as scikit-learn's multimetric scorer, or the user's callable.
         fit_params, score_params: parameters routed to the estimator and to the scorer.
@@ -78,16 +78,16 @@ class EvaluationTask:
     decisive: str | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The estimator's arrays must be writable, because clones share a frozen estimator. X and y stay
-        # shared and read-only.
+        # The estimator's arrays must be writable, because all clones share the arrays of a `FrozenEstimator`.
+        # X and y stay shared and read-only.
         self.__dict__.update(state, estimator=writable_copy(state["estimator"]))
 
     def known_outcomes(self, key: str) -> Sequence[Outcome]:
-        """Return the known outcomes of a candidate's first folds, from an earlier search."""
+        """Return the outcomes of a candidate's first folds that are known from an earlier search."""
         return self.known.get(key, ())
 
     def in_context(self) -> AbstractContextManager[None]:
-        """Apply the context in which `fit` was called."""
+        """Return a context manager that applies the context in which `fit` was called."""
         return self.context.applied()
 
     def digested(self) -> str:
@@ -112,7 +112,7 @@ class EvaluationTask:
         return dict.fromkeys(kinds, score)
 
     def outcome(self, parameters: Mapping[str, Any], split: int, candidate: int) -> Outcome:
-        """Fit a clone with `parameters` on the training samples of a fold; score it on its test samples.
+        """Fit a clone with `parameters` on a fold's training samples; score the clone on the test samples.
 
         Args:
             parameters: parameters of the candidate; copied, because they may be estimators.
@@ -120,7 +120,8 @@ class EvaluationTask:
             candidate: number of the candidate, from 0.
 
         Raises:
-            Exception: the estimator's error, if `error_score` is "raise"; else the outcome has the error.
+            Exception: the estimator's error, if `error_score` is "raise"; otherwise the outcome contains the
+                error.
         """
         with self.context.applied(), self.fold_array(split) as X:
             return self._scored(X, parameters, split, candidate)
@@ -165,7 +166,7 @@ _HEEDLESS = {
     "lightgbm": ("LGBMModel", ("n_jobs", "num_threads", "num_thread", "nthread", "nthreads")),
     "catboost": ("CatBoost", ("thread_count",)),
 }
-"""Packages that use all cores despite `OMP_NUM_THREADS`: base class, and names of the thread argument."""
+"""Packages that ignore `OMP_NUM_THREADS`, with a base class and the names of the argument for threads."""
 
 
 def with_own_threads(value: Any) -> Any:
@@ -202,7 +203,7 @@ def writable_copy(value: Any) -> Any:
 
 
 def writable_parameters(config: Mapping[str, Any], driver_pid: int) -> Mapping[str, Any]:
-    """Return parameters that this process may change; the driver gets the given objects themselves."""
+    """Return a copy of `config` that this process may change; in the driver, return `config` itself."""
     if os.getpid() == driver_pid:
         return config
     return {name: writable_copy(value) for name, value in config.items()}
@@ -249,7 +250,7 @@ class FoldTrial(SerializedTrainable):
         candidate = int(self.trial_id.rsplit("_", 1)[1])
         seed = self._trial_spec.seed
         if seed is not None and os.getpid() != self._trial_spec.driver_pid:
-            # Each fold has its own seed, so its draws are equal in every process and order.
+            # Each fold has its own seed, so that it draws the same random numbers in every process and order.
             seed_generators(trial_seed(seed, split))
         self._outcomes[split] = self._task.outcome(self._parameters, split, candidate)
 
@@ -261,7 +262,7 @@ class FoldTrial(SerializedTrainable):
     def joined(
         cls, reports: Sequence[dict[str, Any]], *, task: EvaluationTask
     ) -> tuple[dict[str, Any], list[Outcome | None] | None]:
-        """Merge the reports of a step's parts, which have different folds; also return the trial's state."""
+        """Merge reports of parallel tasks, which evaluated different folds; also return the trial's state."""
         whole = {name: value for report in reports for name, value in report.items()}
         outcomes = outcomes_of(whole, len(task.splits))
         return whole | report_of(outcomes, task.decisive), outcomes if None in outcomes else None
@@ -278,7 +279,7 @@ class FoldByFoldTrial(FoldTrial):
     def step(self) -> dict[str, Any]:
         if self._is_told and self._missing:
             self._evaluate(self._missing[0])
-        self._is_told = True  # Outcomes that are known from the start are in the first report.
+        self._is_told = True  # the first report has only known outcomes
         return self._report()
 
     def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
@@ -373,10 +374,11 @@ class IncrementalFold:
         return self._failure is not None or self._started.done >= self._portions.reports[-1]
 
     def advance(self) -> Outcome:
-        """Train to the next report, and score; a fold that has failed stays failed.
+        """Train up to the next report, and return the scores; a failed fold is not trained further.
 
         Raises:
-            Exception: the estimator's error, if `error_score` is "raise"; else the outcome has the error.
+            Exception: the estimator's error, if `error_score` is "raise"; otherwise the outcome contains the
+                error.
         """
         started = SYSTEM.monotonic()
         if self._failure is None:
@@ -400,7 +402,7 @@ class IncrementalFold:
 
     @property
     def _train(self) -> Any:
-        """Training samples: all of them, or as many as belong to the trained portions."""
+        """Indices of the training samples: all, or only the samples of the portions trained so far."""
         if not self._portions.of_samples:
             return self._all
         last = self._portions.reports[-1]
@@ -465,7 +467,7 @@ class IncrementalFold:
         }
 
     def resume(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        """Continue from `state`, with changed parameters.
+        """Continue from a result of the method `state`, with the parameters `changed`.
 
         Raises:
             ConfigError: a parameter can't change during a training.
@@ -478,20 +480,20 @@ class IncrementalFold:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return True for equal values, and for estimators of the same class with equal parameters."""
+    """Return True for equal values, and for objects of one class with an equal `repr`, such as estimators."""
     return same(one, other) or (type(one) is type(other) and repr(one) == repr(other))
 
 
 def _uses_only_predictions(scorer: Any) -> bool:
-    """Return True if the score depends only on the predictions, so that the last step can be scored."""
+    """Return True if scores need only predictions, so that a pipeline's last step can be scored alone."""
     if internals.routing_enabled():
-        return False  # Transformers may request arguments.
+        return False  # transformers may request metadata
     scorers = scorer._scorers.values() if isinstance(scorer, internals.MultimetricScorer) else [scorer]
     return all(isinstance(each, (internals.BaseScorer, internals.PassthroughScorer)) for each in scorers)
 
 
 MOST_VALUES = 1 << 21
-"""Number of values in X above which this process does not evaluate first folds."""
+"""Maximum number of values in X for which the driver itself evaluates the first folds."""
 
 _HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
 """Packages whose code neither ends the process nor changes its state."""
@@ -500,7 +502,7 @@ _HARMLESS = {"builtins", "numpy", "scipy", "sklearn"}
 def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if folds can't harm this process: all code is from known packages, and the data is small.
 
-    In case of doubt it returns False.
+    In case of doubt, return False.
     """
     try:
         shape = getattr(task.X, "shape", None) or (len(task.X),)
@@ -513,7 +515,7 @@ def may_be_here(task: EvaluationTask, candidates: Sequence[Mapping[str, Any]]) -
             and task.verbose < 2
             and all(map(_is_harmless, (task.estimator, *parts)))
         )
-    except Exception:  # An object of the user raised the error, and a worker will raise it too.
+    except Exception:  # a user's object raised the error, which a worker will raise too
         return False
 
 
