@@ -13,7 +13,9 @@ from trainkit.runtime.specs import WhereAmI
 
 
 class RuntimeContext:
-    """Position of the calling code in the session. Its methods return ids as hexadecimal strings.
+    """Context of the calling code, such as the ids of its machine, process, actor and call.
+
+    Methods return ids as hexadecimal strings.
 
     Attributes:
         namespace: namespace of the session's named actors.
@@ -26,7 +28,10 @@ class RuntimeContext:
         self.was_current_actor_reconstructed = where.was_restarted
 
     def get(self) -> dict[str, Any]:
-        """Return the ids and the namespace. The ids of task and actor are missing outside a task or actor."""
+        """Return a dictionary of the ids and the namespace.
+
+        Outside a task or actor, the id of the task or actor is missing.
+        """
         found = {
             "job_id": self.job_id,
             "node_id": self.node_id,
@@ -53,7 +58,9 @@ class RuntimeContext:
         return self._where.actor_id
 
     def get_actor_name(self) -> str | None:
-        """Return the name given by `.options(name=)`; "" for an unnamed actor, None outside an actor."""
+        """Return the name that `.options(name=)` gave the actor; "" for an unnamed
+        actor, None outside an actor.
+        """
         return self._where.actor_name
 
     def get_task_id(self) -> str | None:
@@ -67,8 +74,7 @@ class RuntimeContext:
     def is_canceled(self) -> bool:
         """Return True if the call that runs this code was cancelled and should end early.
 
-        Only methods of actors need to check, because cancelling does not interrupt them as it interrupts
-        tasks.
+        Only methods of actors need to check, because cancelling interrupts tasks but not methods.
 
         Raises:
             ConfigError: the code does not run in a call.
@@ -136,7 +142,9 @@ class RuntimeContext:
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
-        """True if tasks and actors that this process starts use its own placement group."""
+        """True if tasks and actors started by this process use the placement group
+        of this process by default.
+        """
         found = engine().current_group()
         return found is not None and found[0].capture
 

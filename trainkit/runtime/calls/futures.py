@@ -27,8 +27,9 @@ class Callbacks:
     """Threads that run callbacks for a thread that must not block, such as the background thread.
 
     One thread runs the callbacks in order, and a second thread stands by. The standby thread joins in when
-    the running callbacks seem blocked, perhaps by each other, because no callback has begun for a while. This
-    time is longer if more callbacks are running. The threads end when no callback is expected any more.
+    the running callbacks seem blocked, perhaps by each other, because no callback has begun for a while. The
+    standby thread waits longer before joining in if more callbacks are running. The threads end when no
+    callback is expected any more.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,7 @@ class Callbacks:
         self._last_begun_at = 0.0
 
     def expect(self) -> None:
-        """Provide a thread for one more callback.
+        """Ensure that a thread exists for one more callback.
 
         Raises:
             RuntimeError: the system has no thread left.
@@ -63,7 +64,7 @@ class Callbacks:
         with self._changed:
             self._due.append(callback)
             self._try_to_stand_by()
-            if len(self._due) == 1:  # with more callbacks, a thread is already running them
+            if len(self._due) == 1:  # if more callbacks are due, a thread is already running them
                 self._changed.notify()
 
     def _forgo(self) -> None:
@@ -83,7 +84,8 @@ class Callbacks:
             raise
 
     def _try_to_stand_by(self) -> None:
-        with contextlib.suppress(RuntimeError):  # if no thread starts, running threads take the callbacks
+        with contextlib.suppress(RuntimeError):
+            # If no thread can be started, running threads take the callbacks.
             self._stand_by()
 
     def _serve(self) -> None:
@@ -120,7 +122,8 @@ class Callbacks:
         self._changed.release()
         try:
             callback()
-        except BaseException:  # the error is reported like a thread's, and the next callback runs
+        except BaseException:
+            # The error is reported like an uncaught error of a thread, and the next callback runs.
             threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
         finally:
             del callback
@@ -130,8 +133,8 @@ class Callbacks:
 def ref_future(pump: BackgroundThread, callbacks: Callbacks) -> Future[Any]:
     """Return a future that the background thread `pump` settles.
 
-    `callbacks` runs the future's callbacks. In the background thread, a callback that waits for a reference
-    would keep that thread from reading the answer.
+    `callbacks` runs the future's callbacks. If the background thread ran a callback that waits for a
+    reference, the thread could not read the answer.
     """
     future: Future[Any] = _ref_future_class()(pump, callbacks)
     return future

@@ -32,13 +32,15 @@ _BUILT_IN: Mapping[str, Callable[..., Any]] = {
 BUILT_IN: Mapping[str, specs.MethodSpec] = {
     name: specs.MethodSpec(arity=specs.arity_of(function, bound=True)) for name, function in _BUILT_IN.items()
 }
-"""Methods of every actor, which check that it runs, call a function with its object, and end the actor."""
+"""Built-in methods of every actor, which check that the actor runs, call a function with the actor's
+object, and end the actor.
+"""
 
 
 def method_of(instance: Any, name: str) -> Callable[..., Any]:
-    """Return the method of that name, bound to `instance`.
+    """Return the method with this name, bound to `instance`.
 
-    The method is looked up on the class, so that an instance attribute of the same name does not hide it.
+    The method is looked up on the class, as an instance attribute of the same name would hide it.
     """
     built_in = _BUILT_IN.get(name)
     if built_in is not None:

@@ -62,23 +62,24 @@ def method(
 ) -> Any:
     """Set how a method of a remote class is called, as a decorator with or without options.
 
-    Without options, the decorator only informs type checkers, which then check the arguments of the method's
-        `.remote(...)` and know the type of the returned reference. Inside the class, the method is called as
-        usual.
+    Without options, the decorator only informs type checkers, which then check the arguments of the
+    method's `.remote(...)` and know the type of the returned reference. Inside the class, the
+    method is called as usual.
 
     Args:
         function: the method, if the decorator is used without parentheses.
         num_returns: number of references that a call returns; see `Options.num_returns`.
-        concurrency_group: group of `concurrency_groups` in which the method runs.
-        max_task_retries: see `Options.max_task_retries`; None uses the actor's value.
-        retry_exceptions: exceptions after which a call is retried too; True for any exception, or a list of
-            classes.
+        concurrency_group: name of the group in `concurrency_groups` in which the method runs.
+        max_task_retries: number of retries of a call, see `Options.max_task_retries`;
+            None uses the actor's value.
+        retry_exceptions: exceptions after which a call is also retried, as a list of classes;
+            True means any exception.
         enable_task_events: no effect, as the events that it controls in Ray are not recorded here.
 
     Raises:
         ConfigError: the argument is not a method, or `num_returns` is invalid.
     """
-    returns_of(num_returns, generator=False)  # called only to report an invalid value at the decorator
+    returns_of(num_returns, generator=False)  # this call only reports an invalid value at the decorator
     kinds = retried(retry_exceptions)
 
     def mark(marked: Any) -> Any:
@@ -92,7 +93,10 @@ def method(
 
 
 def retried(kinds: bool | Sequence[type[BaseException]]) -> bool | tuple[type[BaseException], ...]:
-    """Return `retry_exceptions` as a bool or tuple for a call. Raise ArgumentTypeError if it is invalid."""
+    """Return the option `retry_exceptions` as a bool or a tuple of classes.
+
+    Raise ArgumentTypeError if the option is invalid.
+    """
     if isinstance(kinds, bool):
         return kinds
     if not isinstance(kinds, Sequence) or not all(
@@ -108,7 +112,10 @@ def is_generator(function: Any) -> bool:
 
 
 def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, generator: bool) -> int:
-    """Return `num_returns` as a number. STREAMING and DYNAMIC mean as many results as the function yields."""
+    """Return the option `num_returns` as a number.
+
+    The numbers STREAMING and DYNAMIC mean as many results as the function yields.
+    """
     if num_returns is None:
         return specs.STREAMING if generator else 1
     if num_returns == "streaming":
@@ -178,43 +185,45 @@ class Options:
     """Options of a remote function or class.
 
     Attributes:
-        num_cpus: number of CPUs reserved; None means 1 for a task and 0 for an actor. The worker's thread
-            pools get this size.
+        num_cpus: number of CPUs reserved; None means 1 for a task and 0 for an actor. Numerical libraries in
+            the worker use this number of threads, at least 1.
         num_gpus: number of GPUs reserved, a whole number or a fraction of one GPU.
-        memory: bytes reserved, which is also a limit. A worker is ended when it and its descendants use more
-            unshared memory.
+        memory: number of bytes reserved, which is also a limit. A worker is killed when the worker and its
+            descendants use more unshared memory than this.
         resources: custom resources by name, as declared in `init(resources=)`.
         num_returns: for tasks. Number of references that one call returns. The function must then return a
             sequence of that length or yield that number of values. With 0, `.remote()` returns None.
             "streaming" returns a generator of references. "dynamic" returns one reference to a generator of
             references, which is ready when the function has ended. None means "streaming" for generator
-            functions and 1 for others.
+            functions and 1 for other functions.
         max_retries: for tasks. Number of retries after the task's process died, or after an exception that
             `retry_exceptions` names; -1 means no limit.
-        retry_exceptions: for tasks. Exceptions after which the task is retried too; True for any exception,
-            or a list of classes.
-        max_calls: for tasks. Number of runs of the function after which its worker ends; 0 means no limit.
-            None means 1 for tasks with GPUs, so that GPU memory is free after the task, and 0 for others.
+        retry_exceptions: for tasks. Exceptions after which the task is also retried, as a list of classes;
+            True means any exception.
+        max_calls: for tasks. Number of runs of the function after which its worker ends; 0 means
+            no limit. None means 1 for tasks with GPUs, so that GPU memory is free after the
+            task, and 0 for other tasks.
         name: for tasks: name shown in errors, logs and state listings. For actors: name for `get_actor`,
             unique among the living actors of the namespace.
         label: for actors. Name shown in errors and logs instead of the class's name.
         namespace: for named actors. Namespace of the name; None means the session's namespace.
         lifetime: for actors. "detached" keeps the actor after its last handle is gone and its program has
             ended.
-        get_if_exists: for named actors. True if `.remote()` returns the existing actor of that name, if any.
-        max_restarts: for actors. Number of restarts after the process died; -1 means no limit.
+        get_if_exists: for named actors. True to let `.remote()` return an existing actor with the same name
+            instead of making a new actor.
+        max_restarts: for actors. Number of restarts of the actor after its process died; -1 means no limit.
         max_task_retries: for actors. Number of retries of a call that the actor's death interrupted, or that
             raised an exception in the method's `retry_exceptions`; -1 means no limit.
         max_concurrency: for actors. Number of concurrent calls, in threads, or on the event loop if the class
             has `async def` methods; None means 1, or 1,000 with `async def` methods.
         concurrency_groups: for actors. Names of groups of methods, with the number of concurrent calls of
             each group.
-        env: environment variables to add for the process.
-        runtime_env: Ray's form of `env`, {"env_vars": {...}}, with "working_dir" for the folder to run in.
+        env: environment variables to add for the process of the task or actor.
+        runtime_env: Ray's form of `env`, {"env_vars": {...}}; "working_dir" in it is the folder to run in.
         scheduling_strategy: "DEFAULT", "SPREAD", or an object of `trainkit.util.scheduling_strategies`.
         label_selector: required labels of the node, such as {"region": "eu"}. "!eu" requires a different
             value, and "in(eu,us)" one of several values. See `init(labels=)`.
-        placement_group: group that provides the resources; None takes them from the machine.
+        placement_group: group that provides the resources; None means the machine.
         placement_group_bundle_index: bundle of the group to use; -1 means any bundle that fits.
     """
 
@@ -272,7 +281,7 @@ class Options:
         self.retries()
 
     def placement(self, *, default_cpus: float) -> specs.Placement:
-        """Return the request for a process, with `default_cpus` if the user gave no number of CPUs."""
+        """Return the requirements for a process, with `default_cpus` if the user gave no number of CPUs."""
         amounts = dict(checked_names(self.resources, what="resources"))
         for key in ("CPU", "GPU", "cpu", "gpu", "memory"):
             if key in amounts:
@@ -321,7 +330,7 @@ class Options:
         return returns_of(self.num_returns, generator=is_generator)
 
     def registration(self) -> specs.Registration | None:
-        """Return the registration of an actor; None if only its handles can reach it.
+        """Return the name and lifetime under which an actor is registered; None for an actor without a name.
 
         Raises:
             ConfigError: the actor is detached and has no name.
@@ -342,15 +351,15 @@ class Options:
         return specs.Concurrency(max_concurrency=self.max_concurrency, groups=dict(self.concurrency_groups))
 
     def retries(self) -> bool | tuple[type[BaseException], ...]:
-        """Return `retry_exceptions` as a bool or a tuple, for a call."""
+        """Return the option `retry_exceptions` as a bool or a tuple of classes."""
         return retried(self.retry_exceptions)
 
     def updated(self, changes: Mapping[str, Any], *, foreign: frozenset[str] = frozenset()) -> Options:
-        """Return a copy with `changes`. Raise ConfigError that names an unknown option.
+        """Return a copy of these options with `changes`. Raise ConfigError that names an unknown option.
 
         Args:
             changes: options by name.
-            foreign: options that the target does not support.
+            foreign: options that exist, but that the decorated function or class does not support.
         """
         known = {item.name for item in fields(self)}
         unknown = sorted(set(changes) - known)

@@ -40,7 +40,9 @@ Y = TypeVar("Y")
 
 
 class RemoteFunction(Generic[P, R]):
-    """Function whose `.remote(...)` runs in a worker process and returns a reference at once."""
+    """Function whose method `.remote(...)` starts a call in a worker
+    process and returns a reference at once.
+    """
 
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         self._function = function
@@ -121,7 +123,8 @@ class ActorMethod:
             max_task_retries: see `trainkit.method`.
             retry_exceptions: see `trainkit.method`.
             enable_task_events: see `trainkit.method`.
-            name: name of the call, which `get_task_name()` returns inside it; None means "Class.method".
+            name: name of the call, which `get_task_name()` returns inside the call;
+                None means "Class.method".
         """
         spec = self._spec
         if num_returns is not None:
@@ -186,7 +189,7 @@ class ActorHandle:
     _ray_actor_id = _actor_id
 
     def __class_getitem__(cls, item: Any) -> GenericAlias:
-        return GenericAlias(cls, item)  # serves only annotations, such as ActorHandle[Counter]
+        return GenericAlias(cls, item)  # this serves only annotations, such as ActorHandle[Counter]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and self._actor == other._actor
@@ -202,13 +205,14 @@ class ActorHandle:
 
 
 class ActorClass(Generic[T]):
-    """Class whose `.remote(...)` makes an instance in its own process."""
+    """Class whose method `.remote(...)` makes an instance in a separate process."""
 
     def __init__(self, cls: type[T], options: Options, known: ActorClass[T] | None = None) -> None:
         self._cls = cls
         self._options = options
         label = options.label or options.name or cls.__name__
-        # Inspecting a class is slow. Options change only the name in the result, so a known result is reused.
+        # Inspecting a class is slow, and options change only the name in the result. So a
+        # known result is reused.
         if known is None:
             self._interface = interface_of(cls, label)
             self._arity = arity_of(cls.__init__, bound=True)
@@ -304,14 +308,15 @@ def remote(target: Any = None, /, **options: Any) -> Any:
     Raises:
         ConfigError: an option is unknown or has an invalid value.
     """
-    Options().updated(options)  # reports an invalid option at the decorator, before the target is known
+    Options().updated(options)  # this reports an invalid option at the decorator, before the target is known
     if target is None:
         return functools.partial(_make_remote, options=options)
     return _make_remote(target, options=options)
 
 
 def _make_remote(target: Any, *, options: dict[str, Any]) -> Any:
-    if inspect.isclass(get_origin(target)):  # Box[int], for example, has a parameter for type checkers only
+    if inspect.isclass(get_origin(target)):
+        # The parameter of a generic class, such as Box[int], is only for type checkers.
         target = get_origin(target)
     if inspect.isclass(target):
         return ActorClass(target, Options().updated(options, foreign=TASKS_ONLY))

@@ -10,7 +10,7 @@ from trainkit.runtime.failures import ResultCountError
 
 
 def require_iterator(result: Any, where: str, num_returns: str = "streaming") -> Any:
-    """Return `result`. Raise ConfigError if it is not an iterator."""
+    """Return `result`. Raise ConfigError if `result` is not an iterator."""
     if isinstance(result, (Iterator, AsyncIterator)):
         return result
     raise ConfigError(
@@ -20,9 +20,9 @@ def require_iterator(result: Any, where: str, num_returns: str = "streaming") ->
 
 
 def split_results(result: Any, num_returns: int, where: str) -> Iterable[Any]:
-    """Return `result` as `num_returns` values; for 0, return one dummy value.
+    """Return `result` split into `num_returns` values. For `num_returns=0`, return a single dummy value.
 
-    A generator runs only as values are taken, so its first values exist even if it raises later.
+    A generator runs only as values are taken, so its first values exist even if it raises an error later.
 
     Raises:
         ResultCountError: `result` has a different number of values. For an iterator, the error is raised
@@ -61,7 +61,10 @@ def _first(items: Iterator[Any], num_returns: int, where: str) -> Iterator[Any]:
 
 
 async def drained(items: AsyncIterator[Any], most: int) -> Iterator[Any]:
-    """Take up to `most` items, or all if `most` is negative. Raise any error after the last taken item."""
+    """Return an iterator of at most `most` items, or of all items if `most` is negative.
+
+    If `items` raises an error, the iterator raises it after the last item.
+    """
     taken: list[Any] = []
     failure: Exception | None = None
     try:

@@ -1,20 +1,21 @@
 """Types of remote functions, actor classes and methods, for type checkers only.
 
 A call's arguments are checked like those of the plain call. Each of the first eight positional arguments may
-also be a reference to a value of its type. The result is the referenced value: the awaited value of an `async
-def`, or the yielded values of a generator. The types work as follows:
+also be a reference to a value of its type. The type of the result is that of the referenced value: the
+awaited value of an `async def`, or the yielded values of a generator. The types work as follows:
 
 - `Remote[F]` has a function type as its parameter. `F` has the parameters of the call, and returns the result
-of `.remote()`. One list of overloads thus serves functions, classes and methods. Overload number n takes n
-arguments that may be references, and further arguments unchanged.
-- For a checker, the handle of an actor is an instance of the class whose marked methods have a `.remote`.
-  This keeps their types, since Python can't express "each method of T, but remote". An unmarked method has no
-  `.remote` there: mark it, or declare the handle as `Any`.
+  of `.remote()`. One list of overloads thus serves functions, classes and methods. Overload number n takes n
+  arguments that may be references, and further arguments unchanged.
+- For a type checker, the handle of an actor is an instance of the class, in which methods marked with
+  `@method` have a `.remote`. So the methods keep their types, since Python can't express "each method of T,
+  but remote". An unmarked method of a handle has no `.remote` for a type checker: mark the method, or declare
+  the handle as `Any`.
 
-Types do not cover everything. `num_returns` changes the result of a call; unpacking it is allowed, and gives
-`Any`. A reference as a keyword argument is refused. A function that returns `Any` is not checked, and mypy
-checks no generic function. mypy ignores class decorators, so write `RemoteCounter = trainkit.remote(Counter)`
-for it.
+Types do not cover everything. `num_returns` changes the result of a call, which type checkers do not know:
+they let the result be unpacked into values of type `Any`. They refuse a reference as a keyword argument. They
+do not check a function that returns `Any`, and mypy checks no generic function. For mypy, which ignores class
+decorators, write `RemoteCounter = trainkit.remote(Counter)`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ A7 = TypeVar("A7")
 
 
 class Unknown:
-    """Return type that no function has. Overloads with this type match only functions that return `Any`."""
+    """Return type that no function has.
+
+    Overloads with this return type match only functions that return `Any`.
+    """
 
 
 class CommonOptions(TypedDict, total=False):
@@ -211,14 +215,20 @@ class TypedRemoteFunction(Remote[F_co], Protocol[F_co]):
 
 
 class TypedActorClass(Remote[F_co], Protocol[F_co]):
-    """Type of `trainkit.runtime.calls.remote.ActorClass`; calling class `F_co` gives its handles' type."""
+    """Type of `trainkit.runtime.calls.remote.ActorClass`.
+
+    Handles have the type that calling the class `F_co` returns.
+    """
 
     def options(self, **changes: Unpack[ActorOptions]) -> Self: ...
     def bind(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Method(Remote[F_co], Protocol[F_co, Plain_co]):
-    """Type of a marked method, which handles call by `.remote(...)` and the class calls directly."""
+    """Type of a method marked with `@method`.
+
+    Handles call it by `.remote(...)`; code in the class calls it directly.
+    """
 
     def __call__(self: Method[Any, Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...
 

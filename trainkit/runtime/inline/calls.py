@@ -1,4 +1,4 @@
-"""Calls and actors of the inline engine. Both are in the calling process."""
+"""Calls and actors of the inline engine. Both run in the calling process."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ _DEAD_KEPT = 1000
 
 @dataclass(frozen=True, eq=False)
 class CallFrame:
-    """Frame of one call, or of the steps of a stream.
+    """Context of one call, or of the steps of a streaming call.
 
     Attributes:
-        name: name of the code, for errors.
-        loop: event loop for async code.
+        name: name of the called code, for error messages.
+        loop: event loop for asynchronous code of the call.
         number: number of the call; None if no call is running.
-        life: actor instance of the method; None for a task.
-        actor: actor of that instance.
-        given: name to show instead of the call's own, for constructors and calls with a given name.
+        life: instance of the actor whose method is called; None for a task.
+        actor: actor to which the instance belongs; None for a task.
+        given: name to show instead of the call's default name, for constructors and for
+            calls that the user has named.
     """
 
     name: str
@@ -57,12 +58,12 @@ class CallFrame:
         return self.loop.run(awaitable, self.name)
 
     def next_of(self, generator: AsyncGenerator[Any, Any], end: object) -> Any:
-        """Return the next item of `generator`, or `end` if it has ended."""
+        """Return the next item of `generator`, or `end` if the generator has ended."""
         return self.run(anext(generator, end))
 
     @property
     def shown(self) -> str:
-        """Name of the call, "Class.method" in an actor."""
+        """Name of the call to show, which is "Class.method" for a method of an actor."""
         if self.given is not None:
             return self.given
         if self.life is None:
@@ -70,14 +71,17 @@ class CallFrame:
         return f"{type(self.life.instance).__name__}.{self.name.rpartition('.')[2]}"
 
     def leave(self) -> None:
-        """Free what a task holds; an actor keeps its resources. Call this only once."""
+        """Free the resources and the event loop of a task.
+
+        An actor keeps its resources between calls. Call this only once.
+        """
         if self.life is None:
             self.place.give_back()
             self.loop.close()
 
 
 def current_frame() -> CallFrame | None:
-    """Return the call that runs this code; None outside a call."""
+    """Return the frame of the call that runs this code; None outside a call."""
     stack = running_frames()
     return stack[-1] if stack else None
 
@@ -89,12 +93,12 @@ def current_actor() -> InlineActor | None:
 
 
 class ActorInstance:
-    """One instance of an actor's class. It corresponds to a process of other engines.
+    """One instance of an actor's class, which corresponds to one process of an actor on other engines.
 
     Attributes:
-        name: name of the actor, for errors.
-        over: reason for its end; None while it is alive.
-        calls: number of its running calls.
+        name: name of the actor, for error messages.
+        over: reason for which the instance has ended; None while the instance is alive.
+        calls: number of running calls of the instance.
         made: event that is set once the constructor has ended, or will never begin.
     """
 
@@ -109,7 +113,10 @@ class ActorInstance:
 
 
 class InlineActorExit(BaseException):
-    """Signal that ends a method of an ended actor. The user's `except Exception` does not catch it."""
+    """Exception that ends a running method whose actor has ended.
+
+    The user's `except Exception` does not catch this exception.
+    """
 
     def __init__(self, life: ActorInstance) -> None:
         super().__init__("the actor of this method has ended")
@@ -122,9 +129,9 @@ class Outcome:
 
     Attributes:
         value: the returned value.
-        failure: the packed failure, instead of a value.
+        failure: packed exception, if the call failed.
         error: the raised exception.
-        exited: True if the code raised SystemExit, as if to end its own process.
+        exited: True if the code raised SystemExit, as if to end a process of its own.
     """
 
     value: Any = None
@@ -134,10 +141,10 @@ class Outcome:
 
 
 class InlineCallRunner:
-    """Runner of user code in its frames.
+    """Runner of user code, which runs in a `CallFrame`.
 
     Args:
-        spec: settings of the session, whose environment every call sees.
+        spec: settings of the session, with environment variables for all calls.
         recorder: recorder of calls for the timeline; None turns recording off.
     """
 
@@ -148,9 +155,12 @@ class InlineCallRunner:
 
     @contextlib.contextmanager
     def entered(self, frame: CallFrame) -> Iterator[None]:
-        """Run the code in this context in `frame`, with the frame's environment and folder."""
+        """Run the `with` block as code of the call `frame`, with the
+        call's environment variables and folder.
+        """
         outer: tuple[CallFrame, ...] = running_frames()
-        # Inner calls inherit the environment of outer calls, as a worker's own workers do.
+        # Inner calls inherit the environment of outer calls, as workers started by a worker
+        # inherit its environment.
         variables = dict(frame.placement.env) if outer else {**self._spec.environment, **frame.placement.env}
         folder = frame.placement.cwd or (None if outer else self._spec.working_dir)
         changed = _changed(variables, folder) if variables or folder else contextlib.nullcontext()
@@ -230,16 +240,16 @@ def arguments(packed: Packed, resolve: Callable[[Any], Any]) -> tuple[tuple[Any,
 
 
 class InlineActor(Uncopied):
-    """Actor of the inline engine. Its handles keep it alive; it ends with the last of them.
+    """Actor of the inline engine. The actor ends when its last handle is gone.
 
     Args:
         number: id of the actor.
-        spec: requested settings, without the arguments.
+        spec: requested settings of the actor, without the constructor's arguments.
         packed: packed arguments of the constructor.
-        namespace: namespace of its name.
-        place: resources that it holds during its life.
-        caller: runner of its code.
-        resolve: function that returns the value of an argument that is a reference.
+        namespace: namespace of the actor's name.
+        place: resources that the actor holds until it ends.
+        caller: runner of the actor's code.
+        resolve: function that returns the value of a reference, and any other argument unchanged.
         ended: function that is called once, when the actor has ended.
     """
 
@@ -272,7 +282,8 @@ class InlineActor(Uncopied):
         self._caller = caller
         self._resolve = resolve
         self._ended = ended
-        # Several threads of this process may call the actor. Its event loop can run only one call at a time.
+        # Several threads of this process may call the actor, but the event loop of an asynchronous actor can
+        # run only one call at a time.
         most: dict[str | None, int] = {None: spec.concurrency.max_concurrency or 1}
         most.update(spec.concurrency.groups)
         self._room = {
@@ -286,7 +297,7 @@ class InlineActor(Uncopied):
         return f"{self.number:016x}"
 
     def make(self) -> None:
-        """Make the instance, or record the failure of its constructor."""
+        """Make the actor's instance, or record the failure of the constructor."""
         life = self.life
         frame = self.frame(self.name, None, life, f"{self._spec.cls.__name__}.__init__")
 
@@ -318,7 +329,10 @@ class InlineActor(Uncopied):
 
     @contextlib.contextmanager
     def busy(self, group: str | None, life: ActorInstance | None = None) -> Iterator[ActorInstance]:
-        """Run a call of that group in `life`, or in the current instance, which is kept until the call ends.
+        """Run the `with` block as a call in the concurrency group `group` of an actor instance, which is
+        kept until the call ends.
+
+        The instance is `life`, or the current instance if `life` is None.
 
         Raises:
             ConfigError: the group does not exist.
@@ -326,7 +340,7 @@ class InlineActor(Uncopied):
         if group not in self._room:
             declared = sorted(self._spec.concurrency.groups)
             raise ConfigError(f"{self.name} has no concurrency group {group!r}; it declares {declared}")
-        # A call further up the same stack can't end first, so waiting for it would never end.
+        # A call of this actor further up the same stack can't end first, so waiting for it would never end.
         within = any(frame.actor is self for frame in running_frames())
         if life is None and not within:  # the actor may be under construction in another thread
             present = self.life
@@ -346,7 +360,7 @@ class InlineActor(Uncopied):
                 self._let_go(life)
 
     def restart(self) -> bool:
-        """End the instance and make a new one; return False if no restart is allowed."""
+        """End the instance and make a new instance. Return False if no restart is allowed."""
         if self.life.over is not None or self._spec.max_restarts in (0, self.restarts):
             return False
         before, self.life = self.life, ActorInstance(self.name)
@@ -357,7 +371,10 @@ class InlineActor(Uncopied):
         return True
 
     def end(self, reason: str, life: ActorInstance | None = None) -> None:
-        """End the actor; do nothing if it has ended, or if `life` is not its current instance."""
+        """End the actor.
+
+        Do nothing if the actor has ended, or if `life` is given and is not the current instance.
+        """
         present = self.life
         if present.over is not None or life not in (None, present):
             return
@@ -371,14 +388,14 @@ class InlineActor(Uncopied):
         self._let_go(present)
 
     def _let_go(self, life: ActorInstance) -> None:
-        if life.calls == 0:  # else, the last call does it
-            # The frame is for the user's cleanup code.
+        if life.calls == 0:  # otherwise the last running call does this when it ends
+            # The user's cleanup code runs here, so it needs the actor's frame.
             with self._caller.entered(self.frame(self.name, None, life)):
                 life.loop.close()
                 life.instance = None
 
     def row(self) -> dict[str, Any]:
-        """Return the listing row of the actor."""
+        """Return the actor's row for the state listing."""
         over = self.life.over
         return {
             "actor_id": f"{self.number:016x}",
@@ -414,7 +431,7 @@ class Actors:
         self._dead: deque[dict[str, Any]] = deque(maxlen=_DEAD_KEPT)
 
     def namespace_of(self, registration: specs.Registration | None) -> str:
-        """Return the namespace of a registration."""
+        """Return the namespace that `registration` gives, or the default namespace."""
         return (registration.namespace if registration is not None else None) or self._namespace
 
     def named(self, name: str, namespace: str | None) -> InlineActor | None:
@@ -426,10 +443,10 @@ class Actors:
         return None
 
     def existing(self, registration: specs.Registration | None) -> InlineActor | None:
-        """Return the existing actor of a registration if that is requested, or None.
+        """Return the actor that already has the requested name; None if no actor has the name.
 
         Raises:
-            ConfigError: the name is taken.
+            ConfigError: the name is taken, and the user has not asked for an existing actor.
         """
         if registration is None:
             return None
@@ -493,7 +510,7 @@ def _changed(variables: Mapping[str, str], folder: str | None) -> Iterator[None]
 def leave_if_over() -> None:
     """End the calling method if its actor has ended."""
     frame = current_frame()
-    # Only during a call: otherwise, the running code is the instance's `__del__`.
+    # Without a running call, this code runs in the instance's `__del__`, which must not be ended.
     if frame is not None and frame.life is not None and frame.life.over is not None and frame.life.calls:
         raise InlineActorExit(frame.life)
 

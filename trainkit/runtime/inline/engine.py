@@ -58,7 +58,10 @@ def _object(ref: InlineRef) -> Row:
 
 
 _LISTED_BYTES = 256 * 1024
-"""Minimum size of listed values. Other engines keep values of this size in shared memory."""
+"""Minimum size of the values in the listing of objects.
+
+Other engines keep values of this size in shared memory.
+"""
 
 
 class InlineEngine:
@@ -88,21 +91,22 @@ class InlineEngine:
         self._actors = calls.Actors(spec.namespace)
         self._streams: weakref.WeakSet[InlineStream] = weakref.WeakSet()
         self._large: weakref.WeakSet[InlineRef] = weakref.WeakSet()
-        self._naming = threading.RLock()  # of two threads, one makes the actor and the other finds it
+        # If two threads request the same name, one makes the actor and the other finds it.
+        self._naming = threading.RLock()
         self._owned_groups: dict[int, int] = {}
         self._kinds: dict[str, Callable[[], list[Row]]] = {
             "nodes": self._nodes,
             "actors": self._actors.rows,
             "tasks": lambda: [_task(frame) for frame in self._caller.running if frame.life is None],
             "workers": self._workers,
-            "logs": list,  # output goes where the program prints
+            "logs": list,  # calls print to the program's own output, not to log files
             "objects": lambda: [_object(ref) for ref in list(self._large)],
             "placement_groups": self._places.rows,
             "requests": list,  # nothing waits
         }
 
     def require_usable(self) -> None:
-        return  # everything is in this process, and a fork has a copy
+        return  # all values are in this process, and a fork has a copy of them
 
     def require_node(self) -> None:
         return  # this engine has no node
@@ -132,11 +136,12 @@ class InlineEngine:
             except BaseException:  # Ctrl-C
                 frame.leave()
                 raise
-            # A stream that fails later is not retried, because its reader already has the first values.
+            # A stream that fails later is not retried, because its reader has already
+            # received the first values.
             if retries == 0 or not calls.is_retried(outcome, spec):
                 break
             frame.leave()
-            retries -= 1  # a negative number never reaches 0
+            retries -= 1  # a negative number means no limit, as it never reaches 0
         calls.leave_if_over()
         return self._results(frame, outcome, spec.num_returns)
 
@@ -161,7 +166,7 @@ class InlineEngine:
         return actor
 
     def _placed(self, placement: specs.Placement, name: str) -> specs.Placement:
-        """Return the final placement, in the caller's group if that group captures its children."""
+        """Return `placement`, moved into the caller's placement group if this group captures child calls."""
         require_feasible([placement.resources], self._places.totals, what=name)
         if placement.labels:
             require_labels(placement.labels, self.state("nodes")[0], name)
@@ -212,14 +217,17 @@ class InlineEngine:
                     outcome = self._outcome(frame, function, packed, spec.num_returns)
                     if retries == 0 or not calls.is_retried(outcome, spec):
                         break
-                    retries -= 1  # a negative number never reaches 0
+                    retries -= 1  # a negative number means no limit, as it never reaches 0
         calls.leave_if_over()
         return self._results(frame, outcome, spec.num_returns, spec.concurrency_group)
 
     def _outcome(
         self, frame: calls.CallFrame, function: Callable[..., Any], packed: Packed, num_returns: int
     ) -> calls.Outcome:
-        """Run `function`; the outcome's value is a list of packed results, or a generator for a stream."""
+        """Run `function`.
+
+        The value of the outcome is a list of packed results, or a generator for a streaming call.
+        """
 
         def work() -> Any:
             args, kwargs = calls.arguments(packed, self._resolve)
@@ -253,7 +261,7 @@ class InlineEngine:
     def _results(
         self, frame: calls.CallFrame, outcome: calls.Outcome, num_returns: int, group: str | None = None
     ) -> list[ObjectRef[Any]]:
-        """Return the references of a call. Its frame ends here, or with its stream."""
+        """Return the references of a call. The call's frame is left here, or when the call's stream ends."""
         of_actor = frame.life is not None
 
         def new_ref(packed: Packed, is_failure: bool) -> InlineRef:
@@ -383,7 +391,7 @@ class InlineEngine:
         )
 
     def is_cancelled(self) -> bool:
-        return False  # a call has ended before its reference exists
+        return False  # a call can't be cancelled, as it has ended before its reference exists
 
     def current_actor(self) -> tuple[calls.InlineActor, specs.Interface] | None:
         actor = current_actor()

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class _Stack(threading.local):
-    # This is not a context variable, because a greenlet's code belongs to the call that switches to it.
+    # The stack is thread-local instead of a context variable, because a greenlet's code belongs to the call
+    # that switches to the greenlet.
     frames: tuple[Any, ...] = ()
 
 
@@ -27,13 +28,13 @@ _stack = _Stack()
 
 
 def running_frames() -> tuple[Any, ...]:
-    """Return the calls that run this code, the innermost last."""
+    """Return the frames of the calls that run this code, the innermost last."""
     return _stack.frames
 
 
 @contextlib.contextmanager
 def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
-    """Make the code in this context, on this thread, part of the calls `inside`."""
+    """Run the `with` block, on this thread, as code of the calls `inside`."""
     outer = _stack.frames
     _stack.frames = inside
     try:
@@ -43,21 +44,25 @@ def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
 
 
 _open: set[asyncio.Runner] = set()
-"""Open runners. The references keep the garbage collector from ending a loop before its actor closes it."""
+"""Open runners.
+
+The references in this set keep the garbage collector from ending a loop before its actor closes it.
+"""
 
 
 class _Stuck(Exception):
-    """Error that nothing can ever wake the loop."""
+    """Error for an event loop that nothing can ever wake."""
 
 
 class _Selector(selectors.DefaultSelector):
     """Selector that detects an endless wait.
 
-    A loop would wait for ever if it has no timer, no open file except its own, and no other thread that could
-    wake it.
+    An event loop waits forever if it has no timer and no open file except its own, and no
+    other thread can wake it.
 
     Attributes:
-        threads: number of threads that can't wake the loop: its own, and one that waits for it.
+        threads: number of threads that can't wake the loop, which are the loop's own thread and a
+            thread that waits for the loop.
     """
 
     threads = 1
@@ -71,8 +76,8 @@ class _Selector(selectors.DefaultSelector):
 class PrivateLoop:
     """Event loop of one actor or task, made on first use, which runs only during a call.
 
-    The caller may be in a running event loop itself, such as a notebook's. A thread can run only one loop, so
-    this loop then runs in another thread, and the caller waits.
+    The caller's thread may already run an event loop, such as the loop of a notebook. A thread can run only
+    one loop, so the private loop then runs in a further thread, and the caller waits.
     """
 
     def __init__(self) -> None:
@@ -84,11 +89,11 @@ class PrivateLoop:
         """Run `awaitable` to its end and return its result.
 
         Raises:
-            ConfigError: it waits for something that only another call could do.
+            ConfigError: `awaitable` waits for an effect that only another call could have.
         """
         if self._task is not None:
             if hasattr(awaitable, "close"):
-                awaitable.close()  # avoids the warning that it was never awaited
+                awaitable.close()  # this avoids the warning that the coroutine was never awaited
             raise ConfigError(
                 f"{where} was called while another async call of the same actor runs. The inline engine "
                 "runs async calls one at a time; engine='local' runs them concurrently"
@@ -111,7 +116,7 @@ class PrivateLoop:
             _open.discard(runner)
 
     def _run(self, awaitable: Awaitable[T], where: str) -> T:
-        import asyncio  # takes a tenth of a second, so only for async calls
+        import asyncio  # the import takes a tenth of a second, so only async calls do it
 
         if self._runner is None or self._selector is None:
             self._selector = _Selector()
@@ -161,7 +166,7 @@ def _in_running_loop() -> bool:
 
 
 def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """Do `work` in another thread and wait for it; Ctrl-C calls `interrupt`."""
+    """Run `work` in another thread and return its result. At Ctrl-C, call `interrupt`."""
     done: Future[T] = Future()
     inside = running_frames()
 
@@ -169,7 +174,7 @@ def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
         try:
             with standing_in(inside):
                 done.set_result(work())
-        except BaseException as error:  # passed to the waiting thread, whatever its type
+        except BaseException as error:  # the error is passed to the waiting thread, whatever its type
             done.set_exception(error)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="trainkit-inline-loop")

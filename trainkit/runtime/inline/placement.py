@@ -1,4 +1,4 @@
-"""Resources of the inline engine: they are counted against the declared machine, but never waited for."""
+"""Resources of the inline engine. Calls reserve them on the declared machine, but never wait for them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from trainkit.runtime.scheduling import require_one_node
 from trainkit.runtime.specs import Placement
 
 _counting = threading.RLock()
-"""Lock for the ledgers, since several threads of this process may make calls."""
+"""Lock for the ledgers (records of free resources), since several threads of this process may make calls."""
 
 
 @dataclass(frozen=True)
 class ResourceShare:
-    """Resources given to one holder.
+    """Resources given to a task, an actor or a bundle.
 
     Attributes:
         allocation: the resources.
-        ledger: ledger that they return to; None if nothing was free, and the holder shares with others.
+        ledger: ledger to which the resources return; None if they were not free, and
+            are shared with other users.
     """
 
     allocation: Allocation = field(default_factory=Allocation)
@@ -31,11 +32,11 @@ class ResourceShare:
 
     @property
     def gpus(self) -> list[int]:
-        """Indices of the GPUs in the share."""
+        """Indices of the GPUs among these resources."""
         return sorted(self.allocation.gpus)
 
     def give_back(self) -> None:
-        """Free the share; call this only once."""
+        """Free the resources; call this method only once."""
         if self.ledger is not None:
             with _counting:
                 self.ledger.give_back(self.allocation)
@@ -43,7 +44,7 @@ class ResourceShare:
 
 @dataclass(frozen=True)
 class InlinePlacementGroup:
-    """Reserved list of bundles, each with its own ledger."""
+    """Reserved placement group, in which each bundle has its own ledger of free resources."""
 
     bundles: Sequence[Bundle]
     strategy: str
@@ -55,8 +56,8 @@ class InlinePlacementGroup:
 class Places:
     """Resources of the declared machine, and its reserved placement groups.
 
-    In one process, a request can't wait: the holder may be a caller further up the same stack. A request that
-    fits the machine, but not its free part, therefore shares the resources of their holders.
+    A request can't wait for resources, as the call that uses them may be further up the same stack. So a
+    request that fits the machine, but not its free resources, shares resources with their present users.
 
     Args:
         totals: all declared resources.
@@ -72,7 +73,7 @@ class Places:
         return placement.group is None or placement.group.group in self._groups
 
     def take(self, placement: Placement) -> ResourceShare:
-        """Return the share of a holder of `placement`, whose group must exist."""
+        """Return resources for `placement`, whose placement group must exist."""
         request = placement.resources
         if placement.group is None:
             ledgers, untouched = [self._ledger], [Ledger.of_machine(self.totals)]
@@ -99,7 +100,7 @@ class Places:
     # groups
 
     def reserve(self, number: int, bundles: Sequence[Bundle], strategy: str, name: str) -> None:
-        """Reserve `bundles` as the group `number`.
+        """Reserve `bundles` as the placement group `number`.
 
         Raises:
             InfeasibleError: the strategy needs more than one node.
@@ -133,7 +134,7 @@ class Places:
         return list(group.bundles)
 
     def release(self, number: int) -> None:
-        """Free a group; do nothing if that was done before."""
+        """Free a group. Do nothing if the group was freed before."""
         group = self._groups.pop(number, None)
         for place in group.places if group is not None else ():
             place.give_back()

@@ -23,8 +23,8 @@ class InlineRef(ObjectRef[Any]):
 
     Attributes:
         packed: the packed value or failure.
-        failed: True for a failure.
-        of_actor: True for the result of an actor's method.
+        failed: True if `packed` is a failure.
+        of_actor: True if an actor's method returned the value.
     """
 
     __slots__ = ("failed", "of_actor", "packed")
@@ -53,11 +53,11 @@ class InlineRef(ObjectRef[Any]):
         """Do nothing, because the call has already ended."""
 
     def __reduce__(self) -> Any:
-        return session.put_again, (self.value(),)  # pickled by hand, so the value is included
+        return session.put_again, (self.value(),)  # the user's own pickle must contain the value
 
 
 class _Completion(InlineRef):
-    """Reference to the end of a stream. Reading its value runs the stream to its end."""
+    """Reference to the end of a stream. Reading the value of this reference runs the stream to its end."""
 
     __slots__ = ("_stream",)
 
@@ -79,9 +79,10 @@ class InlineStream(ObjectRefGenerator[Any]):
     """Stream that runs a user's generator one step for each requested reference.
 
     Args:
-        caller: runner of the steps.
-        frame: frame of the steps.
-        started: outcome with the generator, or with the failure to make it.
+        caller: runner of user code, which runs the steps.
+        frame: context in which the steps run.
+        started: outcome of the call, with the generator, or with a failure if the
+            generator could not be made.
         new_ref: function that makes a reference to a packed value or failure.
         group: concurrency group of the method.
 
@@ -130,7 +131,8 @@ class InlineStream(ObjectRefGenerator[Any]):
             raise StopAsyncIteration from None
 
     def upcoming(self) -> ObjectRef[Any]:
-        return self._new_ref(_NONE, False)  # reading its value takes a step
+        # The reference is always done, as a step runs only when its result is requested.
+        return self._new_ref(_NONE, False)
 
     def completed(self) -> ObjectRef[None]:
         return _Completion(self._id, self)
@@ -144,9 +146,12 @@ class InlineStream(ObjectRefGenerator[Any]):
             self._step()
 
     def cancel(self, error: Exception | None = None) -> None:
-        """End the generator where it stands; its last reference is `error`, or TaskCancelledError."""
+        """End the generator at its present `yield`.
+
+        Its last reference raises `error`, or TaskCancelledError if `error` is None.
+        """
         self._cancelled = True
-        if self._over or self._stepping:  # a running step ends the generator afterwards
+        if self._over or self._stepping:  # a running step ends the generator when the step is done
             return
         outcome = self._run(self._close)
         if outcome.failure is None:
@@ -223,6 +228,6 @@ def stepped(generator: Any, frame: CallFrame) -> Iterator[Any]:
         frame.run(generator.aclose())
 
 
-# References are passed as the same object; each reader unpacks its own copy of the value.
+# A reference in an argument stays the same object, and each reader unpacks its own copy of the value.
 serialize.register(InlineRef, serialize.attached)
 serialize.register(_Completion, serialize.attached)
