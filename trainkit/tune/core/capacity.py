@@ -15,7 +15,7 @@ _SIMULATED = {
     "has": "the simulated workers have",
     "more": "simulate more workers: each has 1 CPU and nothing else",
 }
-"""Parts of the error message for a request that exceeds the simulated workers."""
+"""Phrases of the error message for a request that exceeds the simulated workers."""
 
 
 class ResourceLedger:
@@ -25,7 +25,7 @@ class ResourceLedger:
         existing: total amounts by resource name, all free at first.
         max_concurrent: maximum number of concurrent trials; None: limited by resources only.
         simulated: True if the resources belong to a simulation's workers and not to the engine.
-        ahead: factor on the available amounts: trials that only wait may be submitted beyond the total.
+        ahead: factor on the total amounts; above 1, more trials are submitted than can run, and some wait.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ResourceLedger:
 
     @property
     def is_simulated(self) -> bool:
-        """True if the ledger reserves no resources of the engine."""
+        """True if the resources belong to a simulation's workers."""
         return bool(self._words)
 
     def require_feasible(self, request: PlacementGroupFactory, *, what: str) -> None:
@@ -58,14 +58,16 @@ class ResourceLedger:
                 require_feasible(request.group, self.existing, what=what, **self._words)
 
     def has_room(self) -> bool:
-        """Return True if another trial with the same request as an earlier trial may fit.
+        """Return True if resources for a trial with the request of an earlier trial are free, or no trial
+        exists.
 
-        A configuration is suggested only if this is true, so that the searcher knows all earlier reports.
+        The searcher is asked for a configuration only then, so that the suggestion uses all reports until its
+        trial can start.
         """
         return not self._asked or any(map(self._fits, self._asked.values()))
 
     def reserve(self, trial_id: str, request: PlacementGroupFactory) -> bool:
-        """Reserve the resources of `request`; return False and reserve nothing if they are not free."""
+        """Reserve the resources of `request`; return False and reserve nothing if too few are free."""
         asked = request.units
         if asked is not self._asked_last:
             self._asked[frozenset(asked.items())] = self._asked_last = asked
@@ -95,7 +97,7 @@ class ResourceLedger:
             self._free[name] += amount
 
     def used(self) -> dict[str, float]:
-        """Return the resources of running trials by name, at most the total."""
+        """Return the reserved amounts by resource name, each at most the total amount."""
         held = {name: amount * self._ahead - self._free[name] for name, amount in self._all.items()}
         return {name: min(held[name], self._all[name]) / QUANTUM for name in held if held[name]}
 
@@ -107,8 +109,8 @@ class ExperimentView:
     """View of the experiment for schedulers; the first argument of a resource-allocation function.
 
     Args:
-        trials: list of all trials, which grows.
-        by_id: the same trials by trial id.
+        trials: list of all trials; new trials are appended later.
+        by_id: all trials by trial id.
         ledger: ledger of the running trials' resources.
     """
 
@@ -133,7 +135,7 @@ class ExperimentView:
         return self._by_id[trial_id]
 
     def get_trials(self) -> list[Trial]:
-        """Return all trials so far, in the order of suggestion."""
+        """Return all trials so far, in the order in which the searcher suggested them."""
         return list(self._trials)
 
     def get_live_trials(self) -> list[Trial]:

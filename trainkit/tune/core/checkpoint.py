@@ -70,7 +70,7 @@ def megabytes(size: int) -> str:
 
 FILENAME = "dictionary.pkl"
 RETURNED = ".returned_path"
-"""File with the path, relative to the folder, that `save_checkpoint` returned."""
+"""Name of the file with the path that `save_checkpoint` returned, relative to the checkpoint folder."""
 
 
 def write_dictionary(folder: str, state: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ def keep_returned(folder: str, returned: Any) -> None:
 
 
 def given_back(folder: str) -> Any:
-    """Return the argument for `load_checkpoint`: the stored dictionary or path, or otherwise the folder."""
+    """Return what `keep_returned` stored in `folder`, a dictionary or a path; otherwise `folder` itself."""
     if Path(folder, FILENAME).exists():
         return read_dictionary(folder)
     returned = Path(folder, RETURNED)
@@ -136,15 +136,15 @@ def given_back(folder: str) -> Any:
 METADATA = ".metadata.json"
 
 CHECKPOINT_FOLDER = re.compile(r"checkpoint_\d{6,}|\.checkpoint_\d{6,}\.partial")
-"""Names of complete and of partial checkpoint folders; all other folders belong to the user."""
+"""Pattern of the names of complete and of partial checkpoint folders; other folders belong to the user."""
 
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
     """Yield a temporary folder; if the calling actor is killed, the session's cleanup removes the folder."""
     engine = runtime.session.running()
-    # The session's own folder may be on a small RAM disk, and checkpoints are large, so the default folder is
-    # used.
+    # Checkpoints are large, and the session's own folder may be on a small RAM disk, so the system's default
+    # folder for temporary files is used.
     made = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     is_of_actor = engine is not None and engine.current_actor() is not None
     with runtime.session.linked(Path(made.name)) if is_of_actor else nullcontext(), made:
@@ -168,12 +168,13 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Return the checkpoint in the directory `path`; files are copied only when it is reported."""
+        """Return a checkpoint of the directory `path`; only a report of the checkpoint copies the files."""
         return cls(path)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """Return a checkpoint for `to_dict`; unless reported, its files are deleted with the returned object.
+        """Return a checkpoint of `data`, in a temporary folder that is deleted together with the returned
+        object.
 
         Raises:
             CheckpointError: a value in `data` can't be pickled.
@@ -186,7 +187,8 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dictionary that the checkpoint was made from. It is a pickle: load only trusted files.
+        """Return the dictionary that the checkpoint was made from. The dictionary is stored as a pickle: load
+        only trusted files.
 
         Raises:
             CheckpointError: the checkpoint was made from files.
@@ -201,11 +203,11 @@ class Checkpoint:
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        """Yield a directory with the files, for reading: `with checkpoint.as_directory() as path:`."""
+        """Yield a directory with the files, for reading only: `with checkpoint.as_directory() as path:`."""
         yield self.path
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return the metadata of `set_metadata` and `update_metadata`; {} if nothing was stored."""
+        """Return the metadata stored by `set_metadata` and `update_metadata`; {} if nothing was stored."""
         try:
             text = Path(self.path, METADATA).read_text()
         except FileNotFoundError:
@@ -214,7 +216,7 @@ class Checkpoint:
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Replace the metadata by `metadata`, which must be JSON data."""
+        """Replace the stored metadata by `metadata`, which must be JSON data."""
         aside = Path(self.path, f"{METADATA}.partial")
         aside.write_text(json.dumps(dict(metadata)))
         aside.replace(Path(self.path, METADATA))
@@ -225,7 +227,7 @@ class Checkpoint:
 
     @property
     def value(self) -> str:
-        """The path, under the name that Ray 1.x uses."""
+        """Path of the directory; `value` is the attribute's name in Ray 1.x."""
         return self.path
 
     dir_or_data = value
@@ -252,13 +254,13 @@ def checkpoint_dirname(number: int) -> str:
 def commit_directory(partial: str, target: str, *, durable: bool = True) -> None:
     """Flush all files under `partial` to the disk and rename the folder to `target`.
 
-    A folder that already exists at `target` is removed. Its attempt ended before the report was committed, so
-    no report refers to the folder.
+    A folder that already exists at `target` is removed. It comes from an attempt that ended before its report
+    was committed, so no report refers to the folder.
 
     Args:
         partial: path of the written folder.
         target: final path of the folder.
-        durable: False: flush nothing, because the experiment does not outlive its program.
+        durable: False skips the flush, for an experiment that is not kept after its program.
     """
     for folder, _, files in os.walk(partial) if durable else ():
         for name in files:
@@ -274,8 +276,8 @@ def commit_directory(partial: str, target: str, *, durable: bool = True) -> None
 def link_checkpoint(source: str, trial_dir: str, dirname: str, *, durable: bool = True) -> str:
     """Copy the checkpoint at `source` into a trial's folder as `dirname`, and return `dirname`.
 
-    The files are hard links where the file system supports them: a finished checkpoint never changes, and
-    the copy survives the deletion of the original. `durable` is as in `commit_directory`.
+    The files are hard links where the file system supports them: a finished checkpoint never changes, and the
+    copy survives the deletion of the original. `durable=False` skips the flush to the disk.
 
     Raises:
         OSError: the copy failed; its partial files are removed.
@@ -302,19 +304,19 @@ def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str])
 
 
 def remove_checkpoint(trial_dir: str, dirname: str) -> None:
-    """Remove a checkpoint's folder; even after a kill, its name never refers to a partial folder."""
+    """Rename a checkpoint's folder, then remove it, so that a kill leaves no partial checkpoint."""
     path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
     try:
         os.rename(path, aside)
     except FileNotFoundError:  # the folder was already removed
         return
-    except OSError:  # the folder can't be renamed, so the next restore tries to remove it again
+    except OSError:  # a folder that remains is removed by the next restore
         aside = path
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_unknown(trial_dir: str, known: Collection[str]) -> None:
-    """Remove checkpoint folders that are not in `known`: their reports were never committed."""
+    """Remove the checkpoint folders not named in `known`, because no committed report refers to them."""
     try:
         names = os.listdir(trial_dir)
     except FileNotFoundError:  # the trial never ran, or its folder was removed
@@ -336,7 +338,7 @@ def persist(checkpoint: Checkpoint, trial_dir: str, number: int) -> str:
         shutil.copytree(checkpoint.path, partial)
         commit_directory(partial, os.path.join(trial_dir, dirname))
     except OSError as error:
-        # The free space is measured before the partial copy is removed.
+        # The advice states the free space, so it must be made before the partial copy is removed.
         more = advice(Path(trial_dir).parent, error)
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"{checkpoint} cannot be copied to {trial_dir}: {error}.{more}") from error

@@ -107,7 +107,7 @@ def require_whole(name: str, value: Any, least: int, words: str = "", *, optiona
         name: name of the argument.
         value: value of the argument.
         least: the smallest value that is allowed.
-        words: description of the allowed values; "": the message names only the minimum.
+        words: description of the allowed values for the message; "": the message states `least`.
         optional: None is allowed.
     """
     if not ((optional and value is None) or (is_whole(value) and value >= least)):
@@ -147,7 +147,7 @@ def require_one_of(name: str, value: object, options: Sequence[object]) -> None:
 
 
 def require_name(name: str, value: object, *, optional: bool = False) -> None:
-    """Raise ConfigError unless `value` is the name of a reported value, or None if `optional`."""
+    """Raise ConfigError unless `value` is a non-empty string, or None if `optional`."""
     if not (is_name(value) or (optional and value is None)):
         raise TuneArgumentError(f"{name}={value!r}: give the name of a reported value")
 
@@ -158,12 +158,12 @@ def is_name(value: object) -> bool:
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    """Return True for a dictionary or another Mapping, with a fast path for dict."""
+    """Return True for a Mapping; the class dict is checked first, because this check is the fastest."""
     return type(value) is dict or isinstance(value, Mapping)
 
 
 def call_problem(function: Callable[..., Any], positional: int, by_name: Iterable[str] = ()) -> str | None:
-    """Return why `function` can't take `positional` arguments and the names `by_name`; None if it can."""
+    """Return why `function` can't be called with these arguments; None if a call is possible."""
     try:
         inspect.signature(function).bind(*range(positional), **dict.fromkeys(by_name))
     except TypeError as error:
@@ -174,7 +174,7 @@ def call_problem(function: Callable[..., Any], positional: int, by_name: Iterabl
 
 
 def shown_signature(function: object) -> str:
-    """Return a signature such as '(self, pending, paused=(), *, new=False)'; for a value such as 3, '=3'."""
+    """Return a function's signature as text without annotations, or "=3" for a value such as 3."""
     if not callable(function):
         return f"={function!r}"
     signature = inspect.signature(function)
@@ -209,7 +209,7 @@ if TYPE_CHECKING:
 else:
 
     class free(property):
-        """Property that an object may override by assigning to its name."""
+        """Property that an object may override by assigning a value to the attribute of the same name."""
 
         def __get__(self, thing, owner=None):
             own = {} if thing is None else vars(thing)
@@ -221,7 +221,7 @@ else:
 
 
 def meant(cls: type, base: type, name: str) -> Any:
-    """Return the method `name` of a subclass of `base`; skip attributes that can't be this method."""
+    """Return the attribute `name` of `cls`; skip attributes that can't override the attribute of `base`."""
     ours = vars(base)[name]
     return next(own for each in cls.__mro__ if _is_like(own := vars(each).get(name), ours))
 
@@ -266,7 +266,7 @@ def load(module: str, what: str, extra: str) -> Any:
 
     Args:
         module: name of the module, such as "matplotlib.figure".
-        what: user of the module, in the plural, such as "plots".
+        what: feature that needs the module, in the plural, such as "plots".
         extra: optional dependency group of trainkit that installs the package.
 
     Raises:
@@ -280,5 +280,5 @@ def load(module: str, what: str, extra: str) -> Any:
 
 
 def pandas_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return a table with one row for each mapping; missing keys become NaN."""
+    """Return a pandas DataFrame with one row for each mapping; missing keys become NaN."""
     return load("pandas", "tables", "tune").DataFrame([dict(row) for row in rows])

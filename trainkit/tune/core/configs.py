@@ -19,22 +19,22 @@ from trainkit.tune.core.checks import (
 )
 
 OutOfMemory = Literal["retry_alone"] | Callable[[dict[str, Any]], dict[str, Any] | None]
-"""'retry_alone', or a function from the failed configuration to a replacement (or to None to give up)."""
+"""Value of `FailureConfig(out_of_memory=...)`: 'retry_alone', or a function that returns a replacement."""
 
 
 class Settings:
-    """Base class of settings. Assignments are checked as in the constructor; a bad value changes nothing."""
+    """Base class of settings. Assigned values are checked; an invalid value changes nothing."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = {each.name for each in fields(self)}
-        if not own <= vars(self).keys():  # the constructor has not set all attributes yet
+        if not own <= vars(self).keys():  # the constructor is still running, and checks all values at its end
             object.__setattr__(self, name, value)
             return
         known = self.__dataclass_fields__
         settings = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
-        # The user's subclass may have attributes of its own.
+        # A user's subclass may have attributes that are not settings, so these are not checked.
         if type(self) is not settings and name not in known:
             object.__setattr__(self, name, value)
             return
@@ -55,10 +55,10 @@ class FailureConfig(Settings):
         fail_fast: True: the first trial in ERROR ends the experiment. "raise": `fit` also raises the trial's
             error; the first exception of a callback in RunConfig(callbacks=...) has the same effect.
         max_failed_trials: number of trials in ERROR at which the experiment ends; None: no limit.
-        out_of_memory: policy for a trial that runs out of memory on the CPU or the GPU. None: an ordinary
-            failure. "retry_alone": one retry while nothing else runs. A function receives the configuration
-            and returns a replacement, for example with half the batch size, or None to give up. These retries
-            do not count towards `max_failures`.
+        out_of_memory: policy for a trial that runs out of memory on the CPU or the GPU. None: the same policy
+            as for other failures. "retry_alone": one retry while no other trial runs. A function receives the
+            configuration and returns a replacement, for example with half the batch size, or None to give up.
+            These retries do not count towards `max_failures`.
 
     Raises:
         ConfigError: a value is out of range, or two values contradict each other.
@@ -90,14 +90,14 @@ class CheckpointConfig(Settings):
     """Rules for saving and keeping checkpoints.
 
     Args:
-        num_to_keep: checkpoints to keep per trial; None: all. A running trial also keeps its latest
+        num_to_keep: number of checkpoints to keep per trial; None: all. A running trial also keeps its latest
             checkpoint, to resume from.
         checkpoint_score_attribute: reported value that ranks checkpoints; None: later checkpoints are better.
-            All checkpoints are kept until one is reported with this value.
+            Until a trial reports a checkpoint with this value, all checkpoints of the trial are kept.
         checkpoint_score_order: "max" or "min".
         checkpoint_frequency: iterations between two saves of a `Trainable` class; 0: never save.
-        checkpoint_at_end: True: a `Trainable` class also saves when it ends; None: in a `Tuner`, if the class
-            can save.
+        checkpoint_at_end: True: a `Trainable` class also saves a checkpoint at its end; None: in a `Tuner`,
+            True for classes that can save.
 
     Raises:
         ConfigError: a value is out of range.
@@ -120,8 +120,9 @@ class CheckpointConfig(Settings):
 class Syncer(ABC):
     """Copier of folders, for `RunConfig(storage_path=..., storage_filesystem=MySyncer())`.
 
-    All methods are called from one thread at a time, and `wait` follows each call of another method. A method
-    that raises or returns False has made no copy. The failure is reported once, and the next round retries.
+    Calls never overlap, and each call of another method is followed by a call of `wait`. If a method raises
+    an exception or returns False, its operation counts as failed. The failure is reported once, and the next
+    round retries.
 
     Args:
         sync_period: stored for subclasses that read it; `SyncConfig(sync_period=)` sets the interval of the
@@ -135,15 +136,15 @@ class Syncer(ABC):
 
     @abstractmethod
     def sync_up(self, local_dir: str, remote_dir: str, exclude: list[str] | None = None) -> bool:
-        """Copy a local folder to an address, replacing existing files; return False if it can't begin now."""
+        """Copy a local folder to an address and replace existing files; return False if this can't start."""
 
     @abstractmethod
     def sync_down(self, remote_dir: str, local_dir: str, exclude: list[str] | None = None) -> bool:
-        """Copy from an address into a local folder; return False if it can't begin now."""
+        """Copy from an address into a local folder; return False if the operation can't begin now."""
 
     @abstractmethod
     def delete(self, remote_dir: str) -> bool:
-        """Delete a folder at an address; return False if it can't begin now."""
+        """Delete a folder at an address; return False if the operation can't begin now."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the last started operation is done; raise if it failed."""
@@ -176,7 +177,7 @@ class SyncConfig(Settings):
 
 
 class Resume(StrEnum):
-    """Treatment of a trial by a restore."""
+    """Decision of a restore about a trial: resume, restart or skip."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -186,7 +187,7 @@ class Resume(StrEnum):
 @named_settings
 @dataclass(unsafe_hash=True)  # users put settings into dictionaries and defaults, which need a hash
 class ResumeConfig(Settings):
-    """Policy of a restore for the trials of the experiment.
+    """Policy that decides for each trial of a restored experiment if the trial runs again.
 
     RESUME continues from the last checkpoint, and RESTART starts from the beginning. SKIP does not run the
     trial again: an ended trial stays unchanged, and an unfinished trial ends.

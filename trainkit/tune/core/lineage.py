@@ -32,9 +32,10 @@ class Stretch:
 
     Attributes:
         trial_id: id of the trial.
-        config: configuration of the trial during the stretch.
-        first, last: the stretch contains the trial's reports after iteration `first` up to iteration `last`.
-        before: total number of reports in the earlier stretches.
+        config: configuration of the trial during these reports.
+        first, last: the part contains the reports after iteration `first`, up to and including iteration
+            `last`.
+        before: total number of reports in all earlier parts of the training history.
     """
 
     trial_id: str
@@ -44,23 +45,24 @@ class Stretch:
     before: int
 
     def __len__(self) -> int:
-        """Return the number of reports in the stretch."""
+        """Return the number of reports in this part of the training history."""
         return self.last - self.first
 
 
 def lineage(
     exchanges: Sequence[Exchange], suggested: Mapping[str, Mapping[str, Any]], trial_id: str, last: int
 ) -> list[Stretch]:
-    """Return the stretches that led to a trial's weights at report `last`, the earliest stretch first.
+    """Return the parts of the training history that led to a trial's weights at report `last`, earliest
+    first.
 
-    Only the training of these weights counts. A trial's reports before it took over other weights are left
-    out.
+    If the trial took over the weights of another trial, its own earlier reports are left out, because they
+    did not train these weights.
 
     Args:
         exchanges: exchanges of all trials, in chronological order.
         suggested: the first configuration of each trial.
         trial_id: id of the trial.
-        last: number of the report.
+        last: iteration of the report.
     """
     found: list[tuple[str, Mapping[str, Any], int, int]] = []
     earlier = len(exchanges)
@@ -81,8 +83,8 @@ def lineage(
         if end > first:
             stretches.append(Stretch(whose, config, first, end, before))
             before += end - first
-    # The trial has not reported since its last exchange, so an empty stretch supplies the configuration of
-    # the next training.
+    # If the trial has not reported since its last exchange, an empty part is added, because callers read the
+    # configuration of the next training from the last part.
     whose, config, first, end = found[0]
     if end == first:
         stretches.append(Stretch(whose, config, first, end, before))
@@ -90,7 +92,7 @@ def lineage(
 
 
 def _last_of(exchanges: Sequence[Exchange], trial_id: str, last: int, earlier: int) -> int | None:
-    """Return the index, below `earlier`, of a trial's last exchange up to its report `last`; or None."""
+    """Return the index of the trial's last exchange below `earlier` and up to iteration `last`; or None."""
     places = range(earlier - 1, -1, -1)
     return next(
         (
@@ -103,7 +105,8 @@ def _last_of(exchanges: Sequence[Exchange], trial_id: str, last: int, earlier: i
 
 
 def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
-    """Return a function from a trial and its report to the total number of reports that trained the weights.
+    """Return a function that maps a trial's id and iteration to the number of reports that trained its
+    weights.
 
     Args:
         exchanges: exchanges of all trials, in chronological order.
@@ -111,7 +114,7 @@ def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:
     shifts: dict[str, list[tuple[int, int]]] = {}
 
     def age(trial_id: str, iteration: int, *, after: bool = False) -> int:
-        """Return the number of reports at an iteration; with `after`, after an exploit at this iteration."""
+        """Return the number of reports in the weights; `after` counts an exchange at `iteration`."""
         taken = reversed(shifts.get(trial_id, []))
         return iteration + next((shift for since, shift in taken if since < iteration + after), 0)
 

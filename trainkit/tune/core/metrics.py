@@ -52,7 +52,7 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
     """
     if not is_mapping(metrics):
         raise MetricError(f"a report takes a dictionary of metrics, not {shortened_repr(metrics)}")
-    # Most values are floats, so this expression avoids a function call for them.
+    # Most values are floats, so the comparison of types saves a function call.
     return {
         str(key): value if type(value) is float else _plain_metric(value, str(key))
         for key, value in metrics.items()
@@ -62,9 +62,10 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
 def keep_added(
     metrics: dict[str, Any], result: dict[str, Any], known: frozenset[Any], left_out: set[Any]
 ) -> bool:
-    """Copy values that were added to a result into the report's metrics; return True if it copied any value.
+    """Copy values that callbacks and stoppers added to a result into the report; return True if any exist.
 
-    A changed value stays as reported, because a restore applies the stoppers to the reported value again.
+    Changes of reported values are not copied, because a restore passes the original report to the stoppers
+    again.
 
     Args:
         metrics: metrics of the report, extended in place.
@@ -144,8 +145,8 @@ def is_scalar(value: Any) -> bool:
 
 
 def as_scalar(value: Any) -> Any:
-    """Return a NumPy or torch scalar as a Python number, without importing them; else `value` itself."""
-    if isinstance(value, (bool, int, float, str)):  # the value belongs to a subclass, such as numpy.float64
+    """Return a NumPy or torch scalar as a Python number, without an import; any other value is unchanged."""
+    if isinstance(value, (bool, int, float, str)):  # this includes subclasses, such as numpy.float64
         kind = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
         return kind(value)
     if hasattr(value, "item") and hasattr(value, "dtype") and tuple(getattr(value, "shape", (1,))) == ():
@@ -221,7 +222,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def without_objects(value: Any) -> Any:
-    """Return `value` as JSON data: keys become strings, and objects become their names or else strings."""
+    """Return `value` as JSON data: keys become strings, and objects become their `__name__` or their str."""
     if isinstance(value, Mapping):
         return {str(key): without_objects(child) for key, child in value.items()}
     if isinstance(value, (list, tuple)):

@@ -14,7 +14,7 @@ from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.trial import Trial, TrialStatus
 
 Point = tuple[float, ...]
-"""Values of a report, one for each objective; larger is better."""
+"""Values of the objectives in a report, negated for the mode "min", so that larger is better."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def require_both(metric: str | None, mode: str | None) -> None:
 
 
 def point_of(report: Mapping[str, Any], objectives: Sequence[Objective]) -> Point | None:
-    """Return a report's point, all -inf if a value is not finite; None if a value is missing."""
+    """Return the report as a Point, with all values -inf if one is not finite; None if a value is missing."""
     point = []
     for objective in objectives:
         value = lookup(report, objective.metric)
@@ -89,7 +89,8 @@ def front_of(points: Sequence[Point]) -> list[int]:
 
 
 class ParetoRanking:
-    """Online ranking of points by Pareto front; within a front, points that are far apart rank first.
+    """Ranking by Pareto front, updated with each new point; within a front, points that are far apart rank
+    first.
 
     It uses non-dominated sorting. A greedy epsilon-net orders each front: the earliest point first, then
     always the point farthest from the points already taken. R. Schmucker, M. Donini, M. B. Zafar, D. Salinas
@@ -108,14 +109,14 @@ class ParetoRanking:
         """Add a point and return its rank among all points so far; the best rank is 1."""
         place, points = len(self._points), self._points
         points.append(point)
-        # Domination is monotone over fronts: if a front has a point that dominates the new point, so has
-        # every earlier front. Bisection therefore finds the first front that does not.
+        # If a front contains a point that dominates the new point, every earlier front also contains such a
+        # point. Bisection therefore finds the first front without a dominating point.
         own = bisect_left(self._fronts, True, key=lambda front: not self._dominated(point, front))
         moving, number = [place], own
         while number < len(self._fronts):  # points that are now dominated move to the next front
             front = self._fronts[number]
             pushed = [each for each in front if self._dominated(points[each], moving)]
-            if len(pushed) == len(front):  # the whole front moves, so all later fronts only shift by one
+            if len(pushed) == len(front):  # later fronts stay unchanged behind the moved points
                 break
             gone = set(pushed)
             self._fronts[number] = sorted([*(each for each in front if each not in gone), *moving])
@@ -131,7 +132,7 @@ class ParetoRanking:
         return any(dominates(self._points[each], point) for each in by)
 
     def _spread(self, number: int) -> Iterator[int]:
-        """Yield a front's points in the order of a greedy epsilon-net, scaled by the front's extent."""
+        """Yield a front's points in the order of a greedy epsilon-net, with each objective scaled to [0, 1]."""
         front = self._fronts[number]
         columns = zip(*(self._points[place] for place in front), strict=True)
         scaled = list(zip(*map(_shares, columns), strict=True))
@@ -156,7 +157,7 @@ def _shares(values: Sequence[float]) -> list[float]:
 
 SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 NONE_BEST = "none, all trials have failed"
-"""Text instead of the best trial if `all_failed` is true."""
+"""Text that displays show instead of the best trial if all trials have failed."""
 
 
 def what_is_best(
@@ -170,8 +171,8 @@ def what_is_best(
     Args:
         metric: requested metric; None: the experiment's metric.
         mode: requested mode; None: the experiment's mode.
-        usual: metric and mode of an experiment with one objective.
-        objectives: objectives of an experiment with several objectives.
+        usual: the experiment's metric and mode, if the experiment has one objective.
+        objectives: the experiment's objectives, if the experiment has several.
 
     Raises:
         ConfigError: the metric or the mode is missing, or the mode is neither "min" nor "max".
@@ -192,7 +193,7 @@ def what_is_best(
 
 
 def all_failed(trials: Sequence[Trial]) -> bool:
-    """Return True if trials exist and all have failed; displays then name no best trial."""
+    """Return True if trials exist and all have failed."""
     return bool(trials) and all(trial.status is TrialStatus.ERROR for trial in trials)
 
 
@@ -279,7 +280,7 @@ def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
 
 
 def _comparable(values: Sequence[float]) -> Sequence[float]:
-    """Return the values without NaN, which has no order; return all if all are NaN."""
+    """Return the values without NaN, which can't be compared; return all values if all are NaN."""
     return [value for value in values if value == value] or values
 
 

@@ -66,12 +66,12 @@ class PlacementGroupFactory:
 
     @functools.cached_property
     def units(self) -> Mapping[str, int]:
-        """The amounts in whole ten-thousandths, for exact sums."""
+        """The requested amounts in whole ten-thousandths, because sums of whole numbers are exact."""
         return {name: round(amount * QUANTUM) for name, amount in self.required_resources.items()}
 
     @property
     def head_cpus(self) -> float:
-        """CPUs of the trial's own process."""
+        """Number of CPUs of the trial's own process."""
         return self.head.get("CPU", 0.0)
 
     def to_placement_group(self) -> PlacementGroup:
@@ -100,7 +100,7 @@ class TrialResources(dict[str, float]):
 
     @property
     def required_resources(self) -> dict[str, float]:
-        """The amounts as a plain dictionary."""
+        """Amounts of the resources by name, as a plain dictionary."""
         return dict(self)
 
 
@@ -140,10 +140,10 @@ class Bound:
         parameters: arguments of `with_parameters`, by name.
         label: registered name, or ''.
         start_from: path of a checkpoint that every trial starts from, or None.
-        ahead: number of submitted trials per trial that the resources allow, for a `SerializedTrainable`,
-            whose steps are tasks. None: each trial is a process.
-        parts: number of parallel tasks in each step.
-        here: True: steps run one after another in this process, without a session.
+        ahead: number of trials to submit for each trial that can run, for a `SerializedTrainable`, whose
+            steps are tasks; None: each trial is a process.
+        parts: number of parallel tasks that compute one step of a trial.
+        here: True: all steps run one after another in the calling process, without a session of the runtime.
     """
 
     trainable: Any
@@ -157,7 +157,7 @@ class Bound:
 
     @classmethod
     def of(cls, trainable: Any) -> Bound:
-        """Return `trainable` as a Bound; look up a registered name.
+        """Return `trainable` as a Bound; a string is looked up as a registered name.
 
         Raises:
             ConfigError: no trainable is registered under the name.
@@ -182,7 +182,7 @@ class Bound:
         return str(getattr(inner, "__name__", type(inner).__name__))
 
     def request(self, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return the request of a trial with this configuration.
+        """Return the resource request of a trial with this configuration.
 
         Raises:
             ConfigError: the request has an unsupported form, or the function that returns the request raised.
@@ -194,7 +194,7 @@ class Bound:
             try:
                 resources = resources(config)
             except ConfigError:
-                raise  # the message of this error already explains what to do
+                raise  # a ConfigError already explains what to do, so it is not wrapped
             except Exception as error:
                 raise TuneArgumentError(
                     f"the resources of a trial of {self.name} are unknown: {name_of(resources)} raised "
@@ -203,7 +203,7 @@ class Bound:
         return DEFAULT_REQUEST if resources is None else as_request(resources)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the user's function here, with the bound parameters."""
+        """Call the user's function with the bound parameters."""
         return self.trainable(*args, **self.parameters, **kwargs)
 
 
@@ -227,7 +227,7 @@ def with_parameters(trainable: Any, **parameters: Any) -> Bound:
     """Return `trainable` with keyword arguments that every trial receives with its configuration.
 
     Each value is put into the object store once, so that large data is not sent with every trial. A function
-    receives the values as `fn(config, **parameters)`, a class as `setup(config, **parameters)`.
+    is called as `fn(config, **parameters)`, and the `setup` of a class as `setup(config, **parameters)`.
     """
     bound = Bound.of(trainable)
     return replace(bound, parameters={**bound.parameters, **parameters})
@@ -310,7 +310,7 @@ class ScalingConfig:
 
     @property
     def additional_resources_per_worker(self) -> dict[str, float]:
-        """Resources of each worker besides CPUs and GPUs."""
+        """Resources of each worker by name, without CPUs and GPUs."""
         return {name: amount for name, amount in self._worker.items() if name not in ("CPU", "GPU")}
 
     @property
@@ -320,7 +320,7 @@ class ScalingConfig:
         return total([trainer, *[self._worker] * self.num_workers])
 
     def as_placement_group_factory(self) -> PlacementGroupFactory:
-        """Return the bundles: {} for the trial's process, coordinator with first worker, other workers."""
+        """Return the bundles: {} for the trial's process, coordinator with first worker, each other worker."""
         first = total([self._trainer, *[self._worker] * min(self.num_workers, 1)])
         rest = [self._worker] * max(self.num_workers - 1, 0)
         return PlacementGroupFactory([{}, first, *rest], self.placement_strategy)

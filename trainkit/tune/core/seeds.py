@@ -22,26 +22,26 @@ def fresh_seed() -> int:
     Python's. The seed is therefore reproducible if the program seeds one of the two.
     """
     numpy_random = sys.modules.get("numpy.random")
-    # The generator has no seed sequence, so `numpy.random.seed(n)` was called.
+    # NumPy's generator lacks a seed sequence only after a call of `numpy.random.seed(n)`.
     if numpy_random is not None and numpy_random.get_bit_generator().seed_seq is None:
         return int(numpy_random.randint(0, 2**32, dtype="uint32"))
     return random.getrandbits(32)
 
 
 def suggestion_generator(seed: int, index: int, redraw: int = 0) -> Generator:
-    """Return the generator for suggestion `index`; `redraw` counts its repetitions after a rejection."""
+    """Return the generator for suggestion number `index` after `redraw` rejected attempts."""
     import numpy
 
     return numpy.random.Generator(numpy.random.PCG64(_of_suggestion(seed, index, redraw)))
 
 
 def addition_generator(seed: int, number: int) -> Generator:
-    """Return the generator for values missing from the `number`-th configuration that the user added."""
+    """Return the generator for missing values of a user's configuration; `number` were added before."""
     return _generator(seed, 7, number)
 
 
 def suggestion_words(seed: int, index: int, redraw: int, number: int) -> list[int]:
-    """Return `number` 32-bit seeds for a suggestion, for generators other than NumPy's."""
+    """Return a list of `number` 32-bit seeds for a suggestion, for other packages' generators."""
     return [int(word) for word in _of_suggestion(seed, index, redraw).generate_state(number)]
 
 
@@ -50,7 +50,7 @@ def _of_suggestion(seed: int, index: int, redraw: int) -> SeedSequence:
 
     entropy: Any = (seed, index, redraw) if redraw else (seed, index)
     if seed <= _MOST and index <= _MOST:
-        # NumPy would make the same array from the list, more slowly.
+        # NumPy accepts a tuple too, but takes longer to convert it to the same array.
         entropy = numpy.array(entropy, numpy.uint32)
     return numpy.random.SeedSequence(entropy)
 
@@ -67,7 +67,7 @@ def scheduler_generator(seed: int) -> Generator:
 
 
 def trial_seed(seed: int, index: int) -> int:
-    """Return the seed of trial `index`, with 32 bits as NumPy's global generator requires."""
+    """Return the seed of trial number `index`; it has 32 bits, as NumPy's global generator requires."""
     from numpy.random import SeedSequence
 
     return int(SeedSequence(seed, spawn_key=(2, index)).generate_state(1)[0])
@@ -79,17 +79,18 @@ def simulation_generator(seed: int, purpose: str) -> Generator:
 
 
 def trial_draws(seed: int) -> tuple[Generator, Callable[[int, int], None]]:
-    """Return the generator for simulated trials, and a function that moves it to a trial's iteration.
+    """Return a generator for simulated trials, and a function that sets the generator to a trial and
+    iteration.
 
-    Philox has a counter instead of a state (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
-    3"). Setting the counter takes a tenth of the time of a new generator.
+    The generator Philox computes each number from a counter (Salmon et al. 2011, "Parallel random numbers: as
+    easy as 1, 2, 3"). Setting the counter takes a tenth of the time of creating a generator.
     """
     import numpy
     from numpy.random import Generator, Philox, SeedSequence
 
     words = SeedSequence(seed, spawn_key=(_OF_SIMULATIONS["measurements"],)).generate_state(2, numpy.uint64)
     bits = Philox(key=words)
-    # A Python list is used, because NumPy reads it in a third of the time of an array.
+    # The counter is a Python list, because NumPy reads a list in a third of the time of an array.
     counter = [0, 0, 0, 0]
     state: Any = {**bits.state, "buffer": [0, 0, 0, 0]}
     state["state"] = {"counter": counter, "key": words.tolist()}

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SettingNames:
-    """Names for messages of an interface that runs experiments, such as the scikit-learn searches.
+    """Names by which messages call the settings, for an interface such as the scikit-learn searches.
 
     Attributes:
-        names: the user's argument for each setting of the tuner.
+        names: name of the interface's argument for each setting of the tuner.
         other: format string for a setting missing in `names`, with the setting's name as its only field; "":
-            the tuner's name.
+            the setting keeps its name in the tuner.
         resume: instruction for resuming an experiment that ended early; "{path!r}" stands for its folder.
-        doing: word for the activity of an experiment, such as "Tuning".
-        raises: True if the interface raises the error of a trial; the error is then not printed as well.
+        doing: name of the activity in messages, such as "Tuning".
+        raises: True if the interface raises a trial's error, so that messages need not print the error too.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
 
 
 def doing() -> str:
-    """Return the word for the activity of an experiment, such as "Tuning"."""
+    """Return the name of the activity for messages, such as "Tuning"."""
     return (_CURRENT.get() or SettingNames()).doing
 
 
@@ -78,5 +78,5 @@ def already_there(path: object) -> str:
 
 
 def went_beside(path: object, folder: object) -> str:
-    """Return the message that `path` holds an experiment and that the new experiment is in `folder`."""
+    """Return the message that a new experiment is in `folder`, because `path` already holds an experiment."""
     return f"{path} already holds an experiment, which stays unchanged: the new one is in {folder}"

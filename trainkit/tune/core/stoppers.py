@@ -67,7 +67,7 @@ ALIKE = 0.8
 """Minimum similarity (by difflib) of a name that a warning suggests instead of a missing name."""
 
 LONG, LONGER = 5, 7
-"""Minimum letters of a word in which a missing or swapped (LONG) or a wrong letter (LONGER) is a typing slip.
+"""Minimum word length at which a missing or swapped letter (LONG) or a wrong one (LONGER) is a typing error.
 
 With shorter words, different metrics would be confused, such as 'rmse' and 'rmsle', or 'f1_macro' and
 'f1_micro'.
@@ -78,7 +78,8 @@ def misspelt(name: str, result: Mapping[str, Any]) -> str | None:
     """Return the reported name that `name` probably misspells; None if no name is close enough.
 
     'los' misspells 'loss', but 'val_loss' does not misspell 'loss', nor does 'mape' misspell 'mae'. Each word
-    must equal its counterpart or differ by one slip. Names that differ only in digits are different names.
+    of `name` must equal the word at the same position of the reported name, or differ from this word by one
+    typing error. Names that differ only in digits are different names.
     """
     alike = [other for other in reported_names(result) if _is_slip(name, other)]
     return next(iter(difflib.get_close_matches(name, alike, n=1, cutoff=0.0)), None)
@@ -102,7 +103,7 @@ def _is_slip_of_word(word: str, other: str) -> bool:
         return False
     if len(short) + 1 == len(long):
         if long[:-1] == short:
-            # This accepts 'los' as a misspelling of 'loss', but keeps 'map' and 'mape' apart.
+            # 'los' misspells 'loss', whose last letter is doubled, but 'map' and 'mape' are different names.
             return len(long) >= LONG or long[-1] == short[-1]
         return len(short) >= LONG and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
     wrong = [at for at in range(len(long)) if len(short) == len(long) and short[at] != long[at]]
@@ -144,20 +145,20 @@ class Stopper(ABC):
         return False
 
     def reason(self) -> Mapping[str, Any]:
-        """Return named facts that explain why the stopper returned True. They are stored with the stop."""
+        """Return named values that explain why the stopper returned True; they are stored with the stop."""
         return {}
 
     def on_time(self, elapsed_s: float) -> None:
-        """Receive the running time of the experiment in seconds; time between runs does not count."""
+        """Receive the experiment's running time in seconds, without pauses before a restore."""
 
     @free
     def deadline_s(self) -> float:
-        """Running time in seconds after which `stop_all` is called even without a report."""
+        """Running time of the experiment, in seconds, at which `stop_all` is called even without a report."""
         return math.inf
 
 
 def facts_of(stopper: Stopper) -> Mapping[str, Any]:
-    """Return the facts that explain a stopper's last True; {} if its `reason` does not return a mapping."""
+    """Return the values by which a stopper explains its last stop; {} if they are not a mapping."""
     facts = meant(type(stopper), Stopper, "reason")(stopper)
     return facts if isinstance(facts, Mapping) else {}
 
@@ -168,7 +169,7 @@ def tell_time(stopper: Stopper, elapsed_s: float) -> None:
 
 
 def deadline_of(stopper: Stopper) -> float:
-    """Return the running time in seconds after which a stopper is called even without a report."""
+    """Return the running time in seconds at which `stop_all` is called even without a report."""
     found: float = meant(type(stopper), Stopper, "deadline_s").fget(stopper)
     return found
 
@@ -181,7 +182,7 @@ class NoopStopper(Stopper):
 
 
 class MaximumIterationStopper(Stopper):
-    """Stopper that ends a trial after `max_iter` iterations, including those before a retry or restore.
+    """Stopper that ends a trial after `max_iter` iterations; iterations before a retry or restore also count.
 
     Args:
         max_iter: last iteration that a trial reports.
@@ -330,7 +331,7 @@ class TimeoutStopper(Stopper):
         self._elapsed_s = 0.0
         self._told = False
         self._since: float | None = None
-        """Monotonic time of the first call, used if the stopper runs without an experiment."""
+        """Monotonic time of the first call; used only if the stopper runs outside an experiment."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
@@ -339,7 +340,7 @@ class TimeoutStopper(Stopper):
         self._told, self._elapsed_s = True, elapsed_s
 
     def stop_all(self) -> bool:
-        if not self._told:  # the stopper is used outside an experiment, so its time starts at the first call
+        if not self._told:  # outside an experiment, the stopper's time starts at the first call
             now = SYSTEM.monotonic()
             self._since = now if self._since is None else self._since
             self._elapsed_s = now - self._since
@@ -378,8 +379,8 @@ class CombinedStopper(Stopper):
     """Stopper that combines several stoppers, each of which can end the trial or the experiment.
 
     Args:
-        stoppers: stoppers that all receive every report; the reason names the first stopper that returns
-            True.
+        stoppers: stoppers to combine. All of them receive every report; the reason names the first stopper
+            that returns True.
     """
 
     def __init__(self, *stoppers: Stopper) -> None:
@@ -464,7 +465,7 @@ def describe_stop(rule: StopRule | None) -> Any:
 
 
 def stop_of(described: Any) -> Any:
-    """Return the stop rule that `describe_stop` described; it must not contain the user's objects."""
+    """Return the stop rule of a description by `describe_stop`, which must not contain the user's objects."""
     match described:
         case {"$several": [*rules]}:
             return [stop_of(each) for each in rules]

@@ -44,7 +44,7 @@ _FINISHED_BY = re.compile(
     rf"|(?!stopped by ).*={_NUMBER} reached {_NUMBER}(?:;|$)",
     re.DOTALL,
 )
-"""Reasons that mark a trial as completed. The text after "stopped by" comes from a person or a stopper."""
+"""Pattern of the reasons of finished trials. The text after "stopped by" comes from a person or a stopper."""
 
 
 def state_of(status: str, reason: str) -> str:
@@ -53,7 +53,7 @@ def state_of(status: str, reason: str) -> str:
     Args:
         status: status of the trial.
         reason: reason for the status. A trial that ended by itself, or reached `max_t` or a stop rule, is
-            finished.
+            "finished", not "stopped".
     """
     match status:
         case TrialStatus.ERROR:
@@ -71,11 +71,11 @@ class SavedCheckpoint:
 
     Attributes:
         number: number of the checkpoint in the trial over all attempts, from 0.
-        dirname: name of its folder in the trial's folder.
-        iteration: iteration of the report that came with the checkpoint.
-        score: value of the ranking attribute, larger is better; or None.
-        time_total_s, timesteps_total: totals in the checkpoint's report, from which a resumed trial counts
-            on.
+        dirname: name of the checkpoint's folder in the trial's folder.
+        iteration: iteration of the report with the checkpoint.
+        score: value that ranks the checkpoints, larger is better; or None.
+        time_total_s, timesteps_total: totals in the report with the checkpoint; a resumed trial adds to these
+            totals.
     """
 
     number: int
@@ -89,7 +89,7 @@ class SavedCheckpoint:
     def after(
         cls, number: int, dirname: str, iteration: int, score: float | None, result: Mapping[str, Any]
     ) -> Self:
-        """Return the checkpoint of the report `result`, in which the user may override automatic keys."""
+        """Return the checkpoint of the report `result`; totals that are not numbers are left out."""
         spent_s, timesteps = result.get("time_total_s"), result.get("timesteps_total")
         return cls(
             number,
@@ -126,7 +126,7 @@ class Failure:
 
     @classmethod
     def raised(cls, error: Exception, message: str = "") -> Failure:
-        """Return the failure, without retries, for a user function's error; `message` replaces its text."""
+        """Return a failure without retries from an error; `message` replaces the error's text."""
         text = runtime.formatted(error)
         return cls(type(error).__name__, message or message_of(error), text, retry=False)
 
@@ -137,12 +137,13 @@ class Attempt:
 
     Attributes:
         number: number of the attempt, from 0.
-        config: hyperparameters of the attempt: the trial's hyperparameters with any changes by a retry.
+        config: hyperparameters of the attempt, with changes made for a retry.
         started: start time in seconds since 1970.
-        iteration: iteration that the attempt resumed from; 0: the beginning.
+        iteration: iteration from which the attempt resumed; 0: the attempt began at the start.
         reports: number of reports in the attempt.
-        outcome: end of the attempt, such as "retry 1 of 2 after OutOfMemoryError"; or the trial's next
-            status, such as "resumed" after the whole experiment was killed; '' while the attempt runs.
+        outcome: reason for the end of the attempt, such as "retry 1 of 2 after OutOfMemoryError"; or the
+            trial's next status, such as "resumed" if the whole experiment was killed; '' while the attempt
+            runs.
         pid, hostname: id and host of the attempt's process.
     """
 
@@ -162,29 +163,30 @@ class Trial:
 
     Attributes:
         trial_id: unique id in the experiment, such as "5f3a_00007".
-        index: number of its suggestion, from 0.
+        index: number of the suggestion that the trial runs, from 0.
         config: hyperparameters.
         name: name such as "train_mnist_5f3a_00007".
-        dirname: name of its folder in the experiment's folder.
+        dirname: name of the trial's folder in the experiment's folder.
         tag: readable text with the index and the varying hyperparameters.
         request: resource request.
         status: status of the trial.
         reason: reason for the status, such as "stopped by ASHA at rung 4".
         attempt: number of the attempt, from 0; each retry and each resumption adds 1.
-        failures: number of failed attempts, without those that FailureConfig(out_of_memory=) handled.
+        failures: number of failed attempts, except attempts whose failure FailureConfig(out_of_memory=)
+            handled.
         iteration: iteration of the last report.
         last_result: last report, with the automatic keys.
         checkpoints: committed checkpoints that are not deleted, oldest first.
         failure: failure of the last attempt, if the status is ERROR.
-        granted: resources that the scheduler grants; None: the trial's own request applies.
+        granted: resources that the scheduler chose for the trial; None: the trial's own request applies.
         tried: earlier configurations, beginning with the suggested configuration; each was replaced after
             running out of memory or by an exploit of another trial.
-        alone: True if the trial runs only while nothing else runs.
+        alone: True if the trial runs only while no other trial runs.
         trainable_name: name of the function or class, for users' code that builds trial names.
         evaluated_params: hyperparameters that differ between trials, by flattened name; {} for trials read
             from a file.
-        experiment_path: path of the experiment's folder; '' without a folder, and for trials read from a
-            file.
+        experiment_path: path of the experiment's folder; '' if the experiment has no folder or the trial was
+            read from a file.
     """
 
     PENDING: ClassVar = TrialStatus.PENDING
@@ -266,16 +268,16 @@ class Trial:
 
     @property
     def checkpoint(self) -> SavedCheckpoint | None:
-        """The latest checkpoint, from which the trial resumes; None without one."""
+        """The latest checkpoint, from which the trial resumes; None if the trial has no checkpoint."""
         return self.checkpoints[-1] if self.checkpoints else None
 
 
 MAX_TAG = 120
 """Maximum length of an experiment tag, in characters."""
 MAX_OWN_DIRNAME = 120
-"""Maximum length of a trial folder's name, in bytes; fits deep storage paths on every file system."""
+"""Maximum length of a trial folder's name, in bytes; short enough for deep paths on every file system."""
 MAX_DIRNAME = 40
-"""Maximum length of the folder name's first part, before the varying hyperparameters, in characters."""
+"""Maximum length, in characters, of the part of a folder name before the hyperparameters."""
 
 
 def experiment_prefix(seed: int, name: str) -> str:
@@ -284,16 +286,16 @@ def experiment_prefix(seed: int, name: str) -> str:
 
 
 def trial_id_of(prefix: str, index: int) -> str:
-    """Return the id of suggestion `index`."""
+    """Return the trial id of suggestion number `index`."""
     return f"{prefix}_{index:05d}"
 
 
 def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
-    """Return a name such as 'train_5f3a_00007_lr=0.0313,width=16', in ASCII, without a dot at the start.
+    """Return a folder name such as 'train_5f3a_00007_lr=0.0313,width=16', in ASCII, not starting with a dot.
 
     Args:
-        trainable_name: first part, cut if it is long.
-        trial_id: unique part.
+        trainable_name: first part of the folder name; cut if it is long.
+        trial_id: part of the folder name that makes it unique.
         tag: result of `experiment_tag`; the index in it is left out.
     """
     trial = f"{safe_name(trainable_name)[: MAX_DIRNAME - len(trial_id) - 1]}_{trial_id}"
@@ -303,7 +305,7 @@ def trial_dirname(trainable_name: str, trial_id: str, tag: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def safe_name(trainable_name: str) -> str:
-    """Return the name with only letters, digits, '-', '_' and '.'; its ends are letters or digits."""
+    """Return the name in letters, digits, '-', '_' and '.', with a letter or digit at both ends."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", trainable_name).strip(".-_") or "trial"
 
 
@@ -319,7 +321,7 @@ def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def shortest_names(paths: tuple[str, ...]) -> list[str]:
-    """Return the shortest unique end of each path, such as 'lr', or 'opt/lr'."""
+    """Return for each path its shortest ending that no other path has, such as 'lr' or 'opt/lr'."""
     return [
         next(
             (end for end in _ends(path) if sum(end in _ends(other) for other in paths) == 1),
@@ -342,8 +344,8 @@ class Namer:
     """Object that names trials and their folders with the user's functions in TuneConfig.
 
     Args:
-        name_of: `trial_name_creator`; None: names stay unchanged.
-        dirname_of: `trial_dirname_creator`; None: folders stay unchanged.
+        name_of: the user's `trial_name_creator`; None: trials keep their default names.
+        dirname_of: the user's `trial_dirname_creator`; None: folders keep their default names.
     """
 
     def __init__(
@@ -356,7 +358,7 @@ class Namer:
         self._taken: set[str] = set()
 
     def reserve(self, dirnames: Iterable[str]) -> None:
-        """Reserve these folder names, so that no further trial gets them."""
+        """Reserve these folder names, so that no new trial uses them."""
         # Some file systems ignore case, so the names are stored in one case.
         self._taken |= {name.casefold() for name in dirnames}
 
@@ -375,11 +377,11 @@ class Namer:
 
 
 def own_dirname(asked: str, trial_id: str, taken: Iterable[str]) -> str:
-    """Return `asked` as a unique folder name of at most MAX_OWN_DIRNAME bytes, before a suffix.
+    """Return a valid and unique folder name made from `asked`, which is cut to MAX_OWN_DIRNAME bytes.
 
-    Characters other than letters, digits and `-_.=,+@` become `_`. If nothing else remains, the name is
+    Characters other than letters, digits and `-_.=,+@` become `_`. If no other characters remain, the name is
     `trial_` and the trial's id. A name that starts like the experiment's own files gets the prefix `trial_`.
-    A taken name gets the trial's id as suffix.
+    If another trial has the name, the trial's id is appended.
     """
     plain = re.sub(r"[^\w.=,+@-]+", "_", asked).strip(".")
     cut = plain.encode()[:MAX_OWN_DIRNAME].decode(errors="ignore")
