@@ -132,7 +132,7 @@ class ParetoRanking:
         return any(dominates(self._points[each], point) for each in by)
 
     def _spread(self, number: int) -> Iterator[int]:
-        """Yield a front's points in the order of a greedy epsilon-net, with each objective scaled to [0, 1]."""
+        """Yield a front's points in the order of a greedy epsilon-net, each objective scaled to [0, 1]."""
         front = self._fronts[number]
         columns = zip(*(self._points[place] for place in front), strict=True)
         scaled = list(zip(*map(_shares, columns), strict=True))

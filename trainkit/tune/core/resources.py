@@ -320,7 +320,7 @@ class ScalingConfig:
         return total([trainer, *[self._worker] * self.num_workers])
 
     def as_placement_group_factory(self) -> PlacementGroupFactory:
-        """Return the bundles: {} for the trial's process, coordinator with first worker, each other worker."""
+        """Return the bundles: {} for the trial's process, coordinator with first worker, other workers."""
         first = total([self._trainer, *[self._worker] * min(self.num_workers, 1)])
         rest = [self._worker] * max(self.num_workers - 1, 0)
         return PlacementGroupFactory([{}, first, *rest], self.placement_strategy)

@@ -39,7 +39,8 @@ def quniform(lower: float, upper: float, q: float) -> Float:
     decimal notation: steps of 0.1 give 0.3, not 0.30000000000000004.
 
     Raises:
-        SpaceError: as for `uniform`; or `q` is not above 0 or exceeds the range, or no multiple is inside.
+        SpaceError: the bounds are invalid for `uniform`, `q` is not above 0 or exceeds the range, or no
+            multiple is inside the bounds.
     """
     return Float(lower, upper, q=q)
 
@@ -59,10 +60,10 @@ def loguniform(lower: float, upper: float, base: float = 10) -> Float:
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
-    """Return the domain of the multiples of `q` in [lower, upper]: log-uniform numbers, rounded to multiples.
+    """Return the domain of log-uniform numbers, rounded to multiples of `q` in [lower, upper].
 
     Raises:
-        SpaceError: as for `loguniform` and `quniform`.
+        SpaceError: the bounds are invalid for `loguniform`, or `q` is invalid for `quniform`.
     """
     return Float(lower, upper, log=True, q=q)
 
@@ -77,10 +78,10 @@ def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
 
 
 def qrandn(mean: float, sd: float, q: float) -> Normal:
-    """Return the normal distribution, rounded to multiples of `q`.
+    """Return the domain of normally distributed numbers, rounded to multiples of `q`.
 
     Raises:
-        SpaceError: as for `randn`; or `q` is not above 0.
+        SpaceError: `mean` or `sd` is invalid for `randn`, or `q` is not above 0.
     """
     return Normal(mean, sd, q)
 
@@ -103,7 +104,8 @@ def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
     As in Ray, `upper` is included unless `q` is 1; with q=1 this is `randint`.
 
     Raises:
-        SpaceError: as for `randint`; or `q` is not above 0 or exceeds the range, or no multiple is inside.
+        SpaceError: the bounds are invalid for `randint`, `q` is not above 0 or exceeds the range, or no
+            multiple is inside the bounds.
     """
     return Integer(lower, upper, q=q)
 
@@ -123,12 +125,13 @@ def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
 
 
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
-    """Return the domain of the multiples of `q` in [lower, upper]; k * q has weight log(k + 1) - log(k).
+    """Return the domain of the multiples k * `q` in [lower, upper], with probabilities proportional to log((k
+    + 1) / k).
 
     As in Ray, `upper` is included unless `q` is 1; with q=1 this is `lograndint`.
 
     Raises:
-        SpaceError: as for `lograndint` and `qrandint`.
+        SpaceError: the bounds are invalid for `lograndint`, or `q` is invalid for `qrandint`.
     """
     return Integer(lower, upper, log=True, q=q)
 
@@ -139,8 +142,8 @@ def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
 def choice(categories: Iterable[Any]) -> Categorical:
     """Return the domain of the listed values, all equally likely.
 
-    A category that is a dictionary with domains is a branch: its domains exist only if the category is
-    chosen.
+    A category may be a dictionary with domains. These are sampled only if the category is chosen, and are
+    otherwise absent from the configuration.
 
     Raises:
         SpaceError: `categories` is empty or not a list.
@@ -161,11 +164,12 @@ def grid_search(values: Iterable[Any]) -> GridSearch:
 
 
 def sample_from(func: Callable[..., Any]) -> SampleFrom:
-    """Return a value computed by `func(spec)`, where `spec.config.x` is the value drawn for x.
+    """Return a value that `func(spec)` computes for each configuration; `spec.config.x` is the
+    configuration's x.
 
-    `spec["x"]` is the same value, for functions of the configuration as in newer versions of Ray. A function
-    without parameters is called without arguments. The global generators of `random` and NumPy are seeded
-    during the call, so that a seeded experiment is repeatable.
+    `spec["x"]` is the same value as `spec.config.x`, for functions written for newer versions of Ray. A
+    function without parameters is called without arguments. The global random generators of Python and NumPy
+    are seeded during the call, so that a seeded experiment is repeatable.
 
     Raises:
         SpaceError: `func` can't be called.
@@ -176,14 +180,15 @@ def sample_from(func: Callable[..., Any]) -> SampleFrom:
 def when(conditions: Mapping[str, Any], content: Any) -> When:
     """Return a part of the space that exists only if all of `conditions` hold.
 
-    If a condition fails, the key is absent from the configuration, the tag, the searcher's table and the
-    logs.
+    If a condition fails, the key of this part is absent from the configuration, the trial's tag, the model of
+    the searcher and the logs.
 
         {"optimizer": choice(["sgd", "adam"]), "momentum": when({"optimizer": "sgd"}, uniform(0.5, 0.99))}
 
     Args:
-        conditions: maps a name to a value, a list of alternative values, or a domain that must contain the
-            value. A name is a key beside this one, or a path from there or from the root: "net/kind".
+        conditions: dictionary from parameter names to the required value, a list of allowed values, or a
+            domain of allowed values. A name is a key in the same dictionary, or a path that begins there or
+            at the root, such as "net/kind".
         content: a domain, a grid's axis, a constant, or a dictionary of these.
 
     Raises:
@@ -197,15 +202,16 @@ def when(conditions: Mapping[str, Any], content: Any) -> When:
 
 
 def forbid(*clauses: Mapping[str, Any] | Callable[[dict[str, Any]], bool]) -> Forbid:
-    """Return a rule that forbids configurations; the rule's key does not appear in configurations.
+    """Return a rule that forbids configurations; the key of the rule in the space does not appear in
+    configurations.
 
         {"optimizer": choice(["sgd", "adam"]), "lr": choice([0.001, 1.0]),
          "rules": forbid({"optimizer": "adam", "lr": 1.0})}
 
     Args:
-        clauses: each clause is a dictionary or a function. A dictionary forbids configurations in which each
-            of its names (as in `when`) has the given value, a value of the given list, or a value of the
-            given domain. A function returns True for a forbidden configuration.
+        clauses: each clause is a dictionary or a function. A dictionary has parameter names as keys, as in
+            `when`. It forbids a configuration if each of these parameters has the given value, a value of the
+            given list, or a value of the given domain. A function returns True for a forbidden configuration.
 
     Raises:
         SpaceError: a clause is neither a dictionary nor a function.
@@ -232,4 +238,4 @@ SPELLINGS: dict[str, Callable[..., Spelled]] = {
         forbid,
     )
 }
-"""The functions by which an experiment's file may describe the leaves of a space."""
+"""The functions whose calls describe the leaves of a space in the file of an experiment."""

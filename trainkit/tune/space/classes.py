@@ -16,20 +16,21 @@ from trainkit.errors import ConfigError
 def import_class(name: str) -> Any:
     """Return the class, or other callable, with a name such as "torch.optim.Adam".
 
-    Values of a space are best plain text, which is readable in tables and which every searcher accepts.
+    A space should contain the name of a class as text, because text is readable in tables and accepted by
+    every searcher.
 
         param_space={"optimizer": tune.choice(["torch.optim.Adam", "torch.optim.SGD"]), "lr": 0.1}
         ...
         optimizer = tune.import_class(config["optimizer"])(model.parameters(), lr=config["lr"])
 
     Args:
-        name: names of the module and the class; for a nested class, with the outer classes between them. A
-            name without a dot is looked up in `__main__`. In a trial's process `__main__` contains only what
-            the trainable mentions.
+        name: module and class, separated by a dot; for a nested class, module, outer classes and class. A
+            name without a dot is looked up in `__main__`. In the process of a trial, `__main__` contains only
+            the names that the trainable uses.
 
     Raises:
         ConfigError: the name does not exist; the message lists the most similar names.
-        ImportError: the module itself fails to import something.
+        ImportError: the module exists, but one of its own imports fails.
     """
     parts = name.split(".") if isinstance(name, str) else []
     if not parts or not all(part.isidentifier() for part in parts):
@@ -42,8 +43,8 @@ def import_class(name: str) -> Any:
 
 
 def _from_main(name: str, caller: Mapping[str, Any]) -> Any:
-    # In a worker, `__main__` is a different program, and a script's functions have their own globals, so both
-    # are searched.
+    # In a worker process, `__main__` is the program of the worker, and functions of the user's script have
+    # their own globals, so both are searched.
     scopes = [vars(sys.modules["__main__"])]
     if caller.get("__name__") == "__main__":
         scopes.append(dict(caller))
@@ -79,8 +80,8 @@ def _module(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Only a missing module or package is expected here. A missing dependency of the module must be
-        # reported.
+        # None is returned only if the module or its package is missing. A missing dependency of the module
+        # must be reported.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         return None

@@ -28,7 +28,7 @@ def compute(config: dict[str, Any], rng: Generator) -> None:
 
 
 class _Computation:
-    """A computation of the `sample_from` leaves, each leaf after the leaves that its function reads."""
+    """A computation of `sample_from` values, each after the values that its function reads."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
@@ -47,7 +47,7 @@ class _Computation:
         leaf = node[key]
         if not isinstance(leaf, SampleFrom):
             return leaf
-        place = (id(node), key)  # the key alone is ambiguous, as in {"a": {"lr": ...}, "b": {"lr": ...}}
+        place = (id(node), key)  # two dictionaries may have the same key
         if place in self._busy:
             names = [*self._busy.values(), str(key)]
             raise SpaceError(f"{' -> '.join(names)}: these sample_from functions depend on each other")
@@ -70,7 +70,7 @@ class _Computation:
         return node[key]
 
     def seen(self, node: Any, key: Any) -> Any:
-        """Return a value for a `sample_from` function: a view if the value may contain uncomputed leaves."""
+        """Return a value for a `sample_from` function; a container becomes a view that computes on access."""
         value = self.value(node, key)
         if isinstance(value, dict):
             return _View(self, value)
@@ -80,7 +80,7 @@ class _Computation:
 
 
 class _View(Mapping[str, Any]):
-    """A dictionary of the configuration for `sample_from` functions, with access by d.key and d["key"]."""
+    """A view of a dictionary, passed to `sample_from` functions, that allows access by d.key and d["key"]."""
 
     def __init__(self, computation: _Computation, node: dict[str, Any]) -> None:
         self._computation = computation
@@ -109,7 +109,7 @@ class _View(Mapping[str, Any]):
 
 
 class _ListView(Sequence[Any]):
-    """A list with dictionaries or uncomputed leaves from the configuration, for `sample_from` functions."""
+    """A view of a list, passed to `sample_from` functions, that computes items on access."""
 
     def __init__(self, computation: _Computation, node: list[Any]) -> None:
         self._computation = computation
@@ -125,7 +125,7 @@ class _ListView(Sequence[Any]):
 
 
 class _Spec(_View):
-    """The argument of a `sample_from` function: spec.config.x, or spec.x for short."""
+    """The argument `spec` of a `sample_from` function: x of the configuration is spec.config.x or spec.x."""
 
     def __getitem__(self, key: str) -> Any:
         if key == "config" and key not in self._node:
@@ -141,10 +141,10 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def global_generators_seeded(rng: Generator) -> Iterator[None]:
-    """Seed the global generators for functions that draw from them, and restore their states afterwards."""
+    """Seed the global random generators inside the block, and restore their states afterwards."""
     import numpy as np
 
-    legacy: Any = np.random  # NumPy's stubs lack the two functions for the bit generator.
+    legacy: Any = np.random  # NumPy's type stubs lack the functions for the bit generator
     seed = int(rng.integers(2**32))
     before, numpy_before, state_before = random.getstate(), legacy.get_bit_generator(), np.random.get_state()
     random.seed(seed)
@@ -157,4 +157,4 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     finally:
         random.setstate(before)
         legacy.set_bit_generator(numpy_before)
-        np.random.set_state(state_before)  # this also restores NumPy's cached second number of a normal pair
+        np.random.set_state(state_before)  # NumPy caches every second normal number

@@ -1,4 +1,4 @@
-"""Conditions and rules of a space, and the lookup of the parameters that they name."""
+"""Conditions and rules of a search space, and the lookup of the parameters that they name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Condition:
     values: tuple[Any, ...]
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Return True if the condition holds in `config`; an absent parameter fails it."""
+        """Return True if the condition holds in `config`, which must contain the parameter."""
         found = look_up(config, self.path)
         return found is not _ABSENT and any(_agrees(value, found) for value in self.values)
 
@@ -42,13 +42,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """A forbidden combination: conditions that must not all hold, or a function that must not return True."""
+    """A rule that forbids configurations if all `conditions` hold, or if `function` returns True."""
 
     conditions: tuple[Condition, ...] = ()
     function: Callable[[Any], Any] | None = None
 
     def is_broken_by(self, config: Mapping[str, Any]) -> bool:
-        """Return True if `config` is forbidden; errors of the rule's function are not caught."""
+        """Return True if the rule forbids `config`; errors of the rule's function are not caught."""
         if self.function is not None:
             return bool(self.function(config))
         return all(condition.holds(config) for condition in self.conditions)
@@ -68,12 +68,12 @@ def look_up(config: Any, path: Path) -> Any:
 
 
 def is_there(found: Any) -> bool:
-    """Return True if `look_up` found a value: `found` is not its marker for a missing value."""
+    """Return True if `found`, which `look_up` returned, is a value and not the marker for a missing value."""
     return found is not _ABSENT
 
 
 class Names:
-    """Names by which conditions refer to the leaves of a space."""
+    """Lookup of the leaves of a space by the names that conditions use."""
 
     def __init__(self, leaves: Iterable[Site]) -> None:
         self._by_name: dict[str, list[Site]] = {}
@@ -82,22 +82,23 @@ class Names:
                 self._by_name.setdefault(spell(site.path), []).append(site)
 
     def sites(self, name: str) -> Sequence[Site]:
-        """Return the leaves with this name: a single leaf, or one leaf in each branch."""
+        """Return the leaves with this name; only leaves in different categories of a choice share a name."""
         return self._by_name[name]
 
     def conditions(
         self, given: Mapping[str, Any], scope: Path, where: str, *, computed: bool = False
     ) -> tuple[Condition, ...]:
-        """Resolve names from the dictionary at `scope`: siblings first, then outwards.
+        """Return the conditions in `given`; names are looked up first at `scope`, then in the enclosing
+        dictionaries.
 
         Args:
-            given: names with values.
-            scope: path of the dictionary that has the names.
-            where: location for messages.
-            computed: True if names may refer to `sample_from` values.
+            given: required values, by parameter name.
+            scope: path of the dictionary that contains the `when` or the rule.
+            where: description of the `when` or the rule, for messages.
+            computed: True if the conditions may read `sample_from` values.
 
         Raises:
-            SpaceError: a name is unknown, or can never have the value.
+            SpaceError: a parameter name is unknown, or the parameter can never have the required value.
         """
         found = []
         for name, value in given.items():
@@ -122,7 +123,7 @@ class Names:
 
 
 def _together(path: Path, scope: Path) -> bool:
-    """Return False if `path` and `scope` are in different branches of a choice."""
+    """Return False if `path` and `scope` are in different categories of a choice."""
     differ = next((pair for pair in zip(path, scope, strict=False) if pair[0] != pair[1]), (None, None))
     return not all(isinstance(part, Branch) for part in differ)
 
@@ -144,7 +145,7 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
 
 
 def _is_switch(site: Site) -> bool:
-    """Return True if a leaf may have any value: it is computed, or a constant outside of all branches."""
+    """Return True if conditions may require any value: the leaf is computed, or a constant outside of choices."""
     chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
     return isinstance(site.leaf, SampleFrom) or (not chosen and site.path == in_config(site.path))
 
@@ -163,7 +164,8 @@ def _agrees(value: Any, found: Any) -> bool:
 
 
 def when_conditions(tree: Mapping[str, Any], names: Names) -> dict[Path, tuple[Condition, ...]]:
-    """Return the conditions of every `when` by its path, each after those that it depends on.
+    """Return the conditions of every `when` by path, sorted so that a `when` follows the `when`s that it
+    depends on.
 
     Raises:
         SpaceError: a name is unknown, or conditions depend on each other in a circle.
@@ -192,7 +194,7 @@ def _in_order(after: Mapping[Path, set[Path]]) -> list[Path]:
             circle = " -> ".join(map(spell, [*busy[busy.index(path) :], path]))
             raise SpaceError(f"{circle}: these conditions depend on each other in a circle")
         busy.append(path)
-        for other in after:  # the loop follows the order of the space, because a set has no order
+        for other in after:  # a set has no order, so the loop uses that of the space
             if other in after[path]:
                 visit(other)
         busy.pop()
@@ -207,7 +209,7 @@ def rules(leaves: Iterable[Site], names: Names) -> tuple[Rule, ...]:
     """Return all forbidden combinations of the space.
 
     Raises:
-        SpaceError: a name is unknown, or can never have the value.
+        SpaceError: a parameter name is unknown, or the parameter can never have the required value.
     """
     found = []
     for site in leaves:

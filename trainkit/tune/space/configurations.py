@@ -1,4 +1,4 @@
-"""Configurations made from choices: single, all of a finite space, their count and their equality."""
+"""Functions that build configurations from chosen values, enumerate and count them, and compare them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from trainkit.tune.space.tree import Branch, Path, everything, in_config, is_own
 def fingerprint(config: Mapping[str, Any]) -> bytes:
     """Return a hash that is equal for equal configurations, whatever the order of their keys.
 
-    Objects without a text form are compared by identity, because several objects may have the same name.
-    Identities stay valid for the whole experiment, because the trials keep the objects.
+    Objects that can't be stored as text are compared by identity, because several objects may have the same
+    name. Identities stay valid for the whole experiment, because the trials keep the objects.
     """
     return blake2b(repr(_comparable(config)).encode(), digest_size=16).digest()
 
@@ -64,7 +64,7 @@ def _comparable(value: Any) -> Any:
 
 
 def constants(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constants that every configuration of a space has; `sample_from` leaves stay uncomputed."""
+    """Return the constants in every configuration of a space, and the uncomputed `sample_from` leaves."""
     return {key: value for key, child in tree.items() if (value := _constant(child)) is not _ABSENT}
 
 
@@ -81,7 +81,7 @@ def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:
     """Return a suggestion with keys such as 'net/width' as {"net": {"width": ...}}.
 
     Raises:
-        ConfigError: one key gives a value, and another key gives a value inside it.
+        ConfigError: two keys contradict each other, such as 'net' with a number and 'net/width'.
     """
     config: dict[str, Any] = {}
     for key, value in suggestion.items():
@@ -117,7 +117,7 @@ def copied(node: Any) -> Any:
 
 
 Choose = Callable[[Path, Any], Any]
-"""Returns the value of the domain or axis at a path; for a choice, one of its categories."""
+"""Function of a path and of the domain or axis at this path that returns the chosen value."""
 
 
 class Undrawn:
@@ -131,7 +131,8 @@ _PENDING = object()
 def grow(
     tree: Mapping[str, Any], conditions: Mapping[Path, tuple[Condition, ...]], choose: Choose
 ) -> dict[str, Any]:
-    """Return the configuration in which every active domain and axis has the value from `choose`.
+    """Return the configuration with the values that `choose` returns for the domains and axes whose
+    conditions hold.
 
     `choose` is called in the order of the space, except that leaves under a condition come after the leaves
     that the condition reads. `sample_from` leaves stay uncomputed. The result shares no container with
@@ -162,7 +163,8 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
         grown: dict[str, Any] = {}
         for key, value in node.items():
             if type(value) is When:
-                # The placeholder reserves the key's position until the condition can be checked.
+                # The condition may read values that are chosen later, so a placeholder keeps the position of
+                # the key.
                 grown[key] = _PENDING
                 pending.append((grown, key, value, (*path, key)))
             elif type(value) is not Forbid:
@@ -176,7 +178,8 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
         value = choose(path, node)
         if type(value) not in _PLAIN_TYPES and isinstance(value, (dict, list, Domain, GridSearch)):
             place = place_of(value, options_of(node))
-            # A value that is not an option comes from the user, and is copied too.
+            # A value that is not an option was given by the user. It is copied too, so that the configuration
+            # shares no container with it.
             inner = (*path, Branch(place)) if place is not None else path
             option = options_of(node)[place] if place is not None else value
             return _grow(option, inner, choose, pending)
@@ -185,10 +188,10 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
 
 
 Options = Callable[[Path, Any], "Sequence[Any] | None"]
-"""Returns the values to enumerate at a leaf; None leaves the leaf undrawn."""
+"""Function of a path and a leaf that returns the values to enumerate; None: the leaf gets no value."""
 
 MAX_LISTED = 100_000
-"""Largest number of combinations that are enumerated one by one, if conditions or rules require this."""
+"""Maximum number of combinations that are enumerated because conditions or rules must be checked for each."""
 
 
 def combinations(
@@ -197,9 +200,9 @@ def combinations(
     options: Options,
     given: Mapping[Path, Any],
 ) -> Iterator[tuple[dict[Path, Any], dict[str, Any]]]:
-    """Yield the choices and the configuration of every combination; the last leaf varies fastest.
+    """Yield the chosen values and the configuration of every combination; the last leaf varies fastest.
 
-    Inactive leaves are skipped, so they do not multiply the combinations.
+    Leaves whose conditions fail are skipped, so they do not multiply the combinations.
     """
     trail: list[list[int]] = []  # each enumerated leaf has its current option and number of options
     chosen: dict[Path, Any] = {}
@@ -230,18 +233,19 @@ def combinations(
 
 
 def surely_broken(rule: Rule, config: Mapping[str, Any]) -> bool:
-    """Return True if `rule` forbids `config` whatever values its undrawn leaves get."""
+    """Return True if `rule` forbids `config`, whatever values are drawn for the leaves without a value."""
     if rule.function is None:
         return rule.is_broken_by(config)  # a condition on an undrawn value does not hold
     try:
         return rule.is_broken_by(_Guarded(config) if is_undrawn(config) else config)
-    # The function may have read an undrawn value. A real error recurs once all values are drawn.
+    # The function may have read a value that is not drawn yet. Any other error will be raised again once all
+    # values are drawn.
     except Exception:
         return False
 
 
 def is_undrawn(value: Any) -> bool:
-    """Return True if any part of `value` is undrawn or uncomputed."""
+    """Return True if `value` contains a value that is not drawn or computed yet."""
     if isinstance(value, dict):
         return any(map(is_undrawn, value.values()))
     return (
@@ -254,9 +258,10 @@ class _NotDrawnError(Exception):
 
 
 class _Guarded(Mapping[str, Any]):
-    """A partly drawn configuration that raises an error on undrawn values and on missing keys.
+    """A partly drawn configuration that raises an error if a value that is not drawn yet, or a missing key,
+    is read.
 
-    A missing key may appear once the values that its conditions read are drawn.
+    A missing key raises an error because its conditions may hold once more values are drawn.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -293,10 +298,11 @@ Conditions = Mapping[Path, tuple[Condition, ...]]
 
 
 class _Watch:
-    """The options for counting: leaves that conditions or rules read, and branches, are enumerated.
+    """Selection of the leaves to enumerate in a count: leaves that conditions or rules read, and choices with
+    branches.
 
     Attributes:
-        sizes: numbers of values of the leaves that were not enumerated; None: infinite.
+        sizes: number of values of each leaf that is not enumerated; None: infinite or too many.
     """
 
     def __init__(self, conditions: Conditions, rules: Sequence[Rule]) -> None:
@@ -342,7 +348,7 @@ def leaves_nothing(
 ) -> bool:
     """Return True if `rules` certainly forbid every configuration with the values `given`.
 
-    After `limit` enumerated combinations the answer is unknown, and the function returns False.
+    If `limit` combinations do not give the answer, the function returns False.
     """
     watch = _Watch(conditions, rules)
     for seen, (_, config) in enumerate(combinations(tree, conditions, watch.options, given)):

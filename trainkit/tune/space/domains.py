@@ -34,7 +34,7 @@ class Spelled(ABC):
 
 
 def _written(value: Any) -> str:
-    """Return an argument in the notation that the author of a space uses."""
+    """Return an argument as text, in the notation in which a user writes a space."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_written(each)}" for key, each in value.items()) + "}"
     return str(value) if isinstance(value, Spelled) else repr(value)
@@ -66,7 +66,7 @@ class Domain(Spelled):
         size: int = 1,
         random_state: Generator | int | None = None,
     ) -> Any:
-        """Draw outside of an experiment, as Ray's domains do: one value, or a list of `size` values.
+        """Draw a value, or a list of `size` values, outside of an experiment; for users, as in Ray.
 
         Args:
             config: ignored; accepted for compatibility with Ray.
@@ -80,14 +80,14 @@ class Domain(Spelled):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, including arrays and NaN; True differs from 1."""
+    """Return True if two values are equal; supports arrays, NaN equals NaN, and True differs from 1."""
     if one is other:
         return True
     if isinstance(one, bool) is not isinstance(other, bool):
         return False
     try:
         answer = one == other
-        # The comparison of arrays returns an array of booleans.
+        # A comparison of arrays returns an array of booleans, which must be reduced to one.
         if type(answer) is not bool and hasattr(answer, "all"):
             return getattr(one, "shape", None) == getattr(other, "shape", None) and bool(answer.all())
         return bool(answer) or (one != one and other != other and type(one) is type(other))
@@ -97,7 +97,7 @@ def same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class SampleFrom:
-    """A value computed from the remaining values of the configuration."""
+    """A value that a function computes from the other values of the configuration."""
 
     function: Callable[..., Any]
 
@@ -128,7 +128,7 @@ class When(Spelled):
     """A part of the space that exists only if all conditions hold.
 
     Attributes:
-        conditions: the value, or values, that each named parameter must have.
+        conditions: pairs of a parameter's name and its allowed value or values.
         content: a domain, an axis, a constant, or a dictionary of these.
     """
 
@@ -145,7 +145,8 @@ class Forbid(Spelled):
     """A rule that forbids combinations; its key does not appear in configurations.
 
     Attributes:
-        clauses: dictionaries of names and values, or functions of the configuration; none may match.
+        clauses: dictionaries from names to values, or functions of the configuration; a configuration is
+            forbidden if one of them matches.
     """
 
     clauses: tuple[Any, ...]
@@ -170,7 +171,7 @@ class Forbid(Spelled):
 class Categorical(Domain):
     """A list of values, all equally likely.
 
-    A category that is a dictionary with domains is a branch: its domains are drawn only if the category is
+    A category may be a dictionary with domains, a "branch". These domains are drawn only if the category is
     chosen, and are otherwise absent from the configuration.
     """
 
@@ -215,7 +216,7 @@ class Categorical(Domain):
 
 @dataclass(frozen=True)
 class GridSearch(Spelled):
-    """An axis of the grid: all of its values are tried, none is drawn at random."""
+    """An axis of a grid: each of its values is tried with every combination of the other axes."""
 
     values: tuple[Any, ...]
 
@@ -252,7 +253,7 @@ def place_of(value: Any, values: Sequence[Any]) -> int | None:
 
 
 def distinct(values: Sequence[Any]) -> list[Any]:
-    """Return `values` without repetitions; types are compared too, so 1, 1.0 and True differ."""
+    """Return `values` without duplicates; values of different types, such as 1, 1.0 and True, all stay."""
     return list({(type(value), repr(value)): value for value in values}.values())
 
 
@@ -262,7 +263,8 @@ _MAX_STEPS = 2**62
 class Steps:
     """The multiples k * q for k from `first` to `last`, exact for a q in decimal notation.
 
-    So steps of 0.1 give 0.3, although 3 * 0.1 in floats is larger. Multiples of a whole q are whole numbers.
+    With q = 0.1, the third multiple is 0.3, although 3 * 0.1 in floats is larger. Multiples of a whole q are
+    whole numbers.
     """
 
     first: int
@@ -278,11 +280,11 @@ class Steps:
         return k * self._numerator if self._whole else k * self._numerator / self._denominator
 
     def count(self, value: float) -> int:
-        """Return the k of the multiple nearest to a value."""
+        """Return k of the multiple k * q that is nearest to a value."""
         return round(Fraction(value) / self.q)
 
     def holds(self, value: float) -> bool:
-        """Return True for a multiple inside the range; rounding errors, as in 3 * 0.1, are tolerated."""
+        """Return True if `value` is a multiple in the range, up to a rounding error as in 3 * 0.1."""
         if not math.isfinite(value):
             return False
         k = self.count(value)
@@ -322,7 +324,7 @@ class Float(Domain):
 
     @cached_property
     def steps(self) -> Steps:
-        """The values of the domain, if it has a q."""
+        """The multiples of q that are the values of a domain with q."""
         q, lower, upper = (Fraction(repr(number)) for number in (self.q, self.lower, self.upper))
         return Steps(self.q or 0.0, math.ceil(lower / q), math.floor(upper / q))
 
@@ -330,8 +332,8 @@ class Float(Domain):
     def _logs(self) -> tuple[float, float]:
         if self.q is None:
             return math.log(self.lower), math.log(self.upper)
-        # The range extends half a step beyond the bounds, so that the first and last values are as likely as
-        # their neighbours.
+        # The range extends half a step beyond the first and the last value, so that these receive as many of
+        # the rounded numbers as other values.
         return math.log(self.steps.first - 0.5), math.log(self.steps.last + 0.5)
 
     @cached_property
@@ -345,7 +347,7 @@ class Float(Domain):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The smallest and the largest value; without q the upper bound is excluded."""
+        """The smallest and the largest value; in a domain without q, the second bound is not a value."""
         if self.q is None:
             return self.lower, self.upper
         return self.steps.value(self.steps.first), self.steps.value(self.steps.last)
@@ -362,7 +364,7 @@ class Float(Domain):
             return self.steps.value(self._index(rng))
         share = rng.random()
         if not self.log:
-            # The weighted mean is used, because `upper - lower` may overflow.
+            # `lower + share * (upper - lower)` is avoided, because the difference may overflow.
             return min(self.lower * (1 - share) + self.upper * share, self._last)
         low, high = self._logs
         value = math.exp(low + share * (high - low))
@@ -387,11 +389,11 @@ class Float(Domain):
     # --- modifiers, as in Ray ---------------------------------------------------------------------
 
     def uniform(self) -> Self:
-        """Return a domain with the same bounds, uniform in the value."""
+        """Return a domain with the same bounds and a uniform distribution."""
         return dataclasses.replace(self, log=False)
 
     def loguniform(self, base: float = 10) -> Self:
-        """Return a domain with the same bounds, uniform in the logarithm; `base` has no effect."""
+        """Return a domain with the same bounds and a log-uniform distribution; `base` has no effect."""
         return dataclasses.replace(self, log=True)
 
     def quantized(self, q: float) -> Self:
@@ -401,7 +403,8 @@ class Float(Domain):
 
 @dataclass(frozen=True)
 class Integer(Domain):
-    """Whole numbers in [lower, upper), uniform; with `log`, n has weight log(n + 1) - log(n).
+    """Whole numbers in [lower, upper), uniform; with `log`, n has a probability proportional to log((n + 1) /
+    n).
 
     With `q` above 1, the values are the multiples of q in [lower, upper], including bounds that are
     multiples.
@@ -471,11 +474,11 @@ class Integer(Domain):
     # --- modifiers, as in Ray ---------------------------------------------------------------------
 
     def uniform(self) -> Self:
-        """Return a domain with the same bounds, all numbers equally likely."""
+        """Return a domain with the same bounds in which all numbers are equally likely."""
         return dataclasses.replace(self, log=False)
 
     def loguniform(self, base: float = 10) -> Self:
-        """Return a domain with the same bounds, uniform in the logarithm; `base` has no effect."""
+        """Return a domain with the same bounds and a log-uniform distribution; `base` has no effect."""
         return dataclasses.replace(self, log=True)
 
     def quantized(self, q: int) -> Self:
@@ -512,7 +515,7 @@ class Normal(Domain):
 
     @cached_property
     def steps(self) -> Steps:
-        """The values of the domain, if it has a q."""
+        """The multiples of q that are the values of a domain with q."""
         return Steps(self.q or 0.0)
 
     def draw(self, rng: Generator) -> float:
@@ -550,7 +553,8 @@ def _step(domain: Domain, q: Any) -> float:
 
 
 def _require_room(domain: Float | Integer, q: float) -> None:
-    # The bounds are compared as decimal fractions, because a step of 0.2 must fit between 0.1 and 0.3. A
-    # range at least as long as a step contains a multiple of the step.
+    # The bounds are compared as decimal fractions, because a step of 0.2 must fit between 0.1 and 0.3, whose
+    # difference in floats is smaller. A range that is not shorter than a step contains a multiple of the
+    # step.
     if Fraction(repr(domain.upper)) - Fraction(repr(domain.lower)) < Fraction(repr(q)):
         raise SpaceError(f"{domain}: q={q!r} is larger than the range of {domain.upper - domain.lower!r}")

@@ -1,4 +1,4 @@
-"""The parameters of a space in order, and the allowed combinations of its axes."""
+"""The parameters of a search space, and the allowed combinations of the axes of its grid."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class Parameter:
     """A domain or axis with its name and conditions.
 
     Attributes:
-        name: unique name, such as "net/width". If two branches of a choice have different parameters at the
-            same path, the later parameter is named "optimizer[1]/lr".
+        name: unique name, such as "net/width". If two categories of a choice have different parameters with
+            the same path, the later parameter has the category's index in its name, such as
+            "optimizer[1]/lr".
         domain: domain of the parameter; for a grid's axis, the choice of its values.
         conditions: conditions that must all hold for the parameter to be active.
-        branches: the enclosing choices with the required category: (("optimizer", 1),).
+        branches: name and required category's index of each enclosing choice, such as (("optimizer", 1),).
         is_axis: True for an axis of the grid.
         path: path of the leaf in the space.
     """
@@ -50,7 +51,7 @@ class Parameter:
 def parameters(
     leaves: Sequence[Site], conditions: Mapping[Path, tuple[Condition, ...]]
 ) -> dict[Path, Parameter]:
-    """Return all parameters by path; parameters under a condition follow those that the condition reads.
+    """Return all parameters by path; a parameter follows the parameters that its conditions read.
 
     Raises:
         SpaceError: two parameters have the same name.
@@ -86,10 +87,10 @@ def parameters(
 def listing(
     tree: Mapping[str, Any], conditions: Conditions, rules: Sequence[Rule], given: Mapping[Path, Any]
 ) -> Iterator[dict[Path, Any]]:
-    """Yield the allowed combinations of the axes; inactive axes do not multiply the combinations.
+    """Yield the allowed combinations of the axes; an axis whose conditions fail does not multiply them.
 
     Raises:
-        SpaceError: the number of combinations exceeds the limit.
+        SpaceError: the number of combinations exceeds `MAX_LISTED`.
     """
 
     def options(path: Path, leaf: Any) -> Sequence[Any] | None:
@@ -103,7 +104,8 @@ def listing(
             )
         if any(surely_broken(rule, config) for rule in rules):
             continue
-        # No rule is broken yet, but the rules may forbid every value of the undrawn parameters.
+        # The combination breaks no rule, but rules may forbid all values of the parameters that are not drawn
+        # yet.
         if (
             rules
             and is_undrawn(config)

@@ -55,12 +55,12 @@ Conditions = Mapping[Path, tuple[Condition, ...]]
 def choices_of(
     tree: Any, config: Any, conditions: Conditions, path: Path = (), *, partly: bool = False
 ) -> dict[Path, Any]:
-    """Return the value of every active domain and axis of `tree` by path; for a choice, its category.
+    """Return the value of each domain and axis in `config`, by path; the value of a choice is its category.
 
     Args:
         tree: the space, or the subtree at `path`.
-        config: the configuration, or its part at `path`.
-        conditions: conditions of all `when`s, by path.
+        config: the configuration, or the part of the configuration at `path`.
+        conditions: conditions of each `when`, by the path of the `when`.
         path: path of `tree` and `config`.
         partly: True if `config` may be incomplete.
 
@@ -134,7 +134,7 @@ class _Matching:
             if isinstance(option, (dict, list, Spelled, SampleFrom)):
                 try:
                     inner = self.match(option, value, (*path, Branch(place)))
-                except SpaceError:  # this category does not fit, so the next category is tried
+                except SpaceError:  # the value may fit the next category
                     continue
                 return {path: option, **inner}
         raise SpaceError(f"{spell(path)}={value!r} is not in {leaf}")
@@ -212,16 +212,16 @@ class _Collector:
         except SpaceError as error:
             if isinstance(value, (Mapping, list)) and any(map(holds_leaf, options_of(leaf))):
                 raise SpaceError(f"{spell(path)}={value!r} matches no category of {leaf}") from error
-            self._values[path] = value  # the value is the user's own and not among the categories
+            self._values[path] = value  # the user gave a value that is not a category
 
 
 class Grid:
-    """Combinations of the values of all grid axes that have no given value.
+    """Combinations of the values of the grid axes for which the user gave no value.
 
     Args:
         axes: axes by path, in the order of the space; the last axis varies fastest.
-        given: given values, by path.
-        listed: the combinations; None: all combinations of all values.
+        given: values that the user gave, by path.
+        listed: the allowed combinations; None: all combinations are allowed.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Grid:
 __all__ = ["Parameter", "Path", "Space", "spell"]
 
 MAX_DRAWS = 10_000
-"""Number of consecutive forbidden draws after which the rules count as contradictory."""
+"""Maximum number of consecutive forbidden draws; after these, the rules are assumed to forbid everything."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,11 +276,12 @@ class Space:
 
     @classmethod
     def of(cls, param_space: Mapping[str, Any] | None) -> Space:
-        """Check `param_space` and sort its leaves.
+        """Return the search space of `param_space`, after a check.
 
         Raises:
-            SpaceError: `param_space` is not a dictionary, a leaf is where it can't be drawn, a condition or a
-                rule names a missing parameter, or everything is forbidden.
+            SpaceError: `param_space` is not a dictionary, a domain is at a place where domains are not
+                supported, a condition or a rule names a missing parameter, or the rules forbid every
+                configuration.
         """
         if param_space is None:
             param_space = {}
@@ -303,14 +304,14 @@ class Space:
         )
         require_settled_axes(space.by_path, names)
         if space.rules:
-            space.grid_size()  # the call raises an error if every combination is forbidden
+            space.grid_size()  # the call raises an error if the rules forbid every combination
         return space
 
     # --- parts of the space -----------------------------------------------------------------------
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All parameters, in the order in which `walk` asks for them."""
+        """All parameters, in the order in which `walk` asks for their values."""
         return tuple(self.by_path.values())
 
     @cached_property
@@ -320,7 +321,7 @@ class Space:
 
     @cached_property
     def domains(self) -> dict[Path, Domain]:
-        """The domains that are drawn, by path."""
+        """The domains of the space, by path."""
         return {site.path: site.leaf for site in self.leaves if isinstance(site.leaf, Domain)}
 
     @cached_property
@@ -330,7 +331,7 @@ class Space:
 
     @cached_property
     def varied(self) -> set[str]:
-        """Names of the values that differ between configurations; for values in a list, the list's name."""
+        """Names of the values that differ between configurations; a value in a list has the list's name."""
         found = set()
         for site in self.leaves:
             if isinstance(site.leaf, (Domain, GridSearch, SampleFrom)) or _depends(site):
@@ -339,7 +340,7 @@ class Space:
         return found
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Yield all constants, categories and grid values, with their names."""
+        """Yield each constant, category and grid value, with the name of its parameter or constant."""
         for site in self.leaves:
             options = options_of(site.leaf)
             for option in options:
@@ -351,13 +352,15 @@ class Space:
     # --- from choices to a configuration ----------------------------------------------------------
 
     def walk(self, ask: Callable[[str, Domain], Any], rng: Generator) -> dict[str, Any]:
-        """Return the configuration in which every active parameter has the value from `ask`.
+        """Return the configuration with the values that `ask` returns for the parameters whose conditions
+        hold.
 
-        This method does not check the rules; use `forbidden_by`.
+        The rules are not checked here, but by `forbidden_by`.
 
         Args:
-            ask: function of the name and domain of an active parameter that returns a value of the domain:
-                for a choice, a category. It is called after the parameters that the conditions read.
+            ask: function of the name and domain of a parameter that returns a value of the domain; for a
+                choice, a category. `ask` is called for a parameter after the parameters that its conditions
+                read.
             rng: random generator for `sample_from` functions.
 
         Raises:
@@ -374,15 +377,15 @@ class Space:
         return config
 
     def grid_size(self, preset: Mapping[Path, Any] | None = None) -> int:
-        """Return the number of combinations of the axes that `preset` leaves open; 1 without a grid.
+        """Return the number of combinations of the axes without a value in `preset`; 1 without a grid.
 
         Raises:
-            SpaceError: all combinations are forbidden, or they are too many to check each.
+            SpaceError: all combinations are forbidden, or more than 100,000 would have to be checked.
         """
         return self._grid(preset).size if preset else self._whole_grid.size
 
     def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
-        """Return the values, in the given combination, of the axes that `preset` leaves open."""
+        """Return the values of combination number `combination` for the axes without a value in `preset`."""
         if not self.axes:
             return {}
         grid = self._grid(preset) if preset else self._whole_grid
@@ -420,18 +423,18 @@ class Space:
 
     @cached_property
     def containers(self) -> list[str]:
-        """Class names of container types in the space that the user has defined."""
+        """Names of the user's own container classes that occur in the space."""
         held = (each for _, value in self.values() for each in everything(value))
         return sorted({type(each).__name__ for each in held if is_own_container(each)})
 
     def with_containers(self, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return a stored configuration with the containers of the user's own types restored."""
+        """Return a stored configuration in which containers have the user's own classes again."""
         if not self.containers:
             return stored
         try:
             found = choices_of(self.tree, stored, self.conditions)
             like = grow(self.tree, self.conditions, lambda path, leaf: found[path])
-        except SpaceError:  # the configuration comes from a different space
+        except SpaceError:  # only the constants can match a configuration of a different space
             like = constants(self.tree)
         completed: dict[str, Any] = complete(stored, like)
         return completed
@@ -439,13 +442,13 @@ class Space:
     # --- from a configuration to choices ----------------------------------------------------------
 
     def choices(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the value of every active parameter by name; for a choice, its category.
+        """Return the value of each parameter in `config`, by name; the value of a choice is its category.
 
-        This reverses `walk`; the values are in the order in which `walk` asks for them.
+        This method is the inverse of `walk`; the values are in the order in which `walk` asks for them.
 
         Raises:
-            SpaceError: `config` does not belong to the space: a value is missing or outside of its domain, or
-                is present although its conditions fail.
+            SpaceError: `config` does not belong to the space. A value is missing, is outside of its domain,
+                or is present although its conditions fail.
         """
         found = choices_of(self.tree, config, self.conditions)
         named: dict[str, Any] = {}
@@ -458,7 +461,7 @@ class Space:
         return named
 
     def preset(self, point: Mapping[str, Any]) -> dict[Path, Any]:
-        """Return the values by path of a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}}.
+        """Return by path the values of a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}}.
 
         Raises:
             SpaceError: the point names a parameter that the space lacks, or a parameter whose conditions the
@@ -467,10 +470,10 @@ class Space:
         return preset_of(self, point)
 
     def point(self, point: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a point's values by name, for a searcher; for a choice, its category.
+        """Return a point's values by name, for a searcher; the value of a choice is its category.
 
         Raises:
-            SpaceError: as for `preset`; or a value is outside of its domain.
+            SpaceError: the method `preset` refuses the point, or a value is outside of its domain.
         """
         named = {}
         for path, value in self.preset(point).items():
@@ -517,7 +520,8 @@ class Space:
     def cardinality(self) -> int | None:
         """Return the number of distinct allowed configurations; None: infinite or unknown.
 
-        The number is unknown with `sample_from`, or if conditions and rules read over 100,000 combinations.
+        The number is unknown if the space has a `sample_from`, or if more than 100,000 combinations would
+        have to be checked for conditions and rules.
         """
         return self._cardinality
 
@@ -550,13 +554,13 @@ def _depends(site: Site) -> bool:
 
 
 def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str, Any]:
-    """Return `config` without values whose conditions fail, and with newly required values drawn.
+    """Return `config` without values whose conditions fail; values whose conditions now hold are drawn.
 
-    All other values stay, whether or not the space contains them.
+    All other values stay unchanged, even if they are outside of their domains.
 
     Args:
-        config: explored configuration.
-        space: the space with the conditions; without conditions, nothing changes.
+        config: configuration that a scheduler has changed.
+        space: the search space; if it has no conditions, `config` is returned unchanged.
         rng: random generator for the drawn values.
     """
     if not space.conditions:
@@ -574,7 +578,7 @@ def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str,
     conditional = {in_config(path) for path in space.conditions}
     merged = _merged(config, grown, conditional, ())
     if space.computed:
-        compute(merged, rng)  # new branches may contain computed values, which are filled in here
+        compute(merged, rng)  # newly drawn parts may contain `sample_from` leaves
     return merged
 
 

@@ -20,28 +20,30 @@ from trainkit.tune.space.tree import is_own_container
 _to_text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 OPAQUE = "$opaque"
-"""Mark of a value without a text form, with the value's repr; replaying the suggestion restores the value."""
+"""Key of the mark for a value without a text form; a restore repeats the suggestion to get the value."""
 _TUPLE = "$tuple"
 _ITEMS = "$items"
-"""Mark of a dictionary with keys that are not strings, such as {0: 1.0, 1: 2.5}."""
+"""Key that marks a dictionary with keys other than strings, such as {0: 1.0, 1: 2.5}."""
 _SETS = {"$set": set, "$frozenset": frozenset}
 _FLOAT = "$float"
 _DOMAIN = "$domain"
 
 
 def encode_config(config: Any) -> str:
-    """Return a configuration or a search space as text; values without a text form are marked opaque."""
+    """Return a configuration or a search space as text; a value without a text form becomes a mark."""
     return _to_text(_to_data(config))
 
 
 def decode_config(text: str) -> Any:
-    """Return the configuration for a text of `encode_config`; an opaque value stays its mark.
+    """Return the configuration for a text from `encode_config`; marks of values without a text form stay
+    marks.
 
     Raises:
         SpaceError: the text names a domain that this version doesn't know.
     """
     data = parsed(text)
-    # Every mark begins with these characters, so other texts need no conversion.
+    # Every mark is a dictionary that begins with these characters, so a text without them needs no
+    # conversion.
     return _from_data(data) if '{"$' in text else data
 
 
@@ -51,12 +53,12 @@ def is_opaque(value: Any) -> bool:
 
 
 def is_mark_of(stored: Any, value: Any) -> bool:
-    """Return True if `stored` is the mark of `value` in a stored configuration."""
+    """Return True if `stored` represents `value` in a stored configuration and contains a mark."""
     return holds_opaque(stored) and encode_config(stored) == encode_config(value)
 
 
 def holds_opaque(value: Any) -> bool:
-    """Return True if any part of a decoded configuration or space is opaque."""
+    """Return True if a decoded configuration or space contains a mark of a value without a text form."""
     if is_opaque(value):
         return True
     if isinstance(value, Spelled):
@@ -68,13 +70,14 @@ def holds_opaque(value: Any) -> bool:
 
 
 def made_again(registry: Registry, description: Mapping[str, Any], *, inner: str) -> Any | None:
-    """Recreate a scheduler or searcher from its description; None if the user defined a class or argument.
+    """Return a scheduler or searcher recreated from its description; None if only the user's code can
+    recreate it.
 
     Args:
         registry: registry with the class that the description names.
-        description: dictionary with `class`, `arguments` and, for a searcher, its evaluated points as
-            `evaluated`.
-        inner: name of the argument that may itself be a description.
+        description: dictionary with the keys `class`, `arguments` and, for a searcher, `evaluated`, a list of
+            evaluated points.
+        inner: name of the argument for an inner scheduler or searcher, whose value is a description too.
     """
     cls = registry.find(description["class"])
     evaluated = description.get("evaluated", ())
@@ -92,7 +95,7 @@ def made_again(registry: Registry, description: Mapping[str, Any], *, inner: str
 
 
 def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, inner: str) -> str:
-    """Return the reason why `made_again` returns None for a description."""
+    """Return the reason, as text, why `made_again` returns None for a description."""
     name, arguments = description["class"], description["arguments"]
     if registry.find(name) is None:
         return f"no installed package registers a {registry.kind} named {name} in its metadata"
@@ -112,11 +115,10 @@ def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, in
 
 
 def complete(stored: Any, replayed: Any) -> Any:
-    """Return `stored` with its opaque values taken from the same places of `replayed`, if they agree.
-
-    A value that disagrees stays a mark, and the caller must refuse it.
+    """Return `stored` with marks replaced by the objects at the same paths of `replayed`, where these match.
+    A mark without a matching object stays, and the caller must reject it.
     """
-    if stored is replayed or type(stored) in PLAIN_TYPES:  # this is the usual case, without opaque values
+    if stored is replayed or type(stored) in PLAIN_TYPES:  # the fast path for values without marks
         return stored
     if is_opaque(stored) or is_own_container(replayed):
         return replayed if encode_config(replayed) == encode_config(stored) else stored
@@ -132,13 +134,13 @@ def complete(stored: Any, replayed: Any) -> Any:
 
 
 def _to_data(value: Any) -> Any:
-    if is_own_container(value):  # an opaque mark would hide the container's items, so they are copied
+    if is_own_container(value):  # the items can be stored even if the class can't
         value = dict(value.items()) if isinstance(value, Mapping) else list(value)
     elif type(value) not in PLAIN_TYPES:
         value = as_scalar(value)
     if type(value) in PLAIN_TYPES:
         if type(value) is float and not math.isfinite(value):
-            # The number is marked, because a configuration may also contain the text "NaN".
+            # The float NaN is marked, because a configuration may also contain the text "NaN".
             return {_FLOAT: TEXT_OF[str(value)]}
         return value
     if isinstance(value, Spelled):
@@ -155,7 +157,7 @@ def _to_data(value: Any) -> Any:
         if not any(map(holds_opaque, keys)):
             return {_ITEMS: [[key, _to_data(child)] for key, child in zip(keys, value.values(), strict=True)]}
     if type(value) in (set, frozenset):
-        # The children are sorted, because the order of a set differs between processes.
+        # The items are sorted, because the order of a set differs between processes.
         children = sorted(map(_to_data, value), key=json.dumps)
         if any(map(holds_opaque, children)):
             return {OPAQUE: f"{type(value).__name__} of {json.dumps(children)}"}
@@ -195,7 +197,7 @@ def _domain_of(name: str, *arguments: Any) -> Any:
 
 
 def _name_of(value: Any) -> str:
-    """Return a name that is equal in every process, unlike a default repr, which contains an address."""
+    """Return a name of an object that is equal in every process; a default repr contains an address."""
     named = getattr(value, "__qualname__", None)
     if named is not None:
         return f"{getattr(value, '__module__', '')}.{named}"

@@ -1,4 +1,4 @@
-"""Codes: the numbers by which a model represents the values of a domain."""
+"""Codes, which convert the values of a domain to numbers for a model, and back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainkit.errors import SpaceError
 from trainkit.tune.space.domains import Categorical, Domain, Float, Integer, Normal, place_of
 
 _EXACT = 2**50
-"""Counts below this are exact in a division of floats."""
+"""Limit of k below which a division of floats finds the k of a multiple k * q exactly."""
 
 _CLOSEST = 2.0**-53
-"""Smallest distance to 0 and to 1 of a probability for which a normal quantile is computed."""
+"""Smallest distance of a probability from 0 and from 1; at 0 and 1 a normal quantile is infinite."""
 
 
 class Code(ABC):
-    """A mapping between the values of a domain and numbers."""
+    """A conversion between the values of a domain and numbers."""
 
     @abstractmethod
     def encode(self, value: Any) -> float:
@@ -27,17 +27,17 @@ class Code(ABC):
 
     @abstractmethod
     def decode(self, number: float) -> Any:
-        """Return the value that a number represents; outside of the range, the nearest value."""
+        """Return the value that a number represents; for a number outside of the range, the nearest value."""
 
 
 class NumberCode(Code):
-    """A code of ordered values.
+    """A code of a domain of numbers.
 
     Attributes:
-        ends: range of the numbers for a model. For steps, the range extends half a step beyond each end, so
-            that each value has an equal share.
-        log: True if numbers are spread evenly by their logarithm.
-        stepped: True if many numbers represent the same value.
+        ends: smallest and largest number for a model. If the domain has steps, the range extends half a step
+            beyond the first and the last value, so that each value has an equal share of the range.
+        log: True if the domain is log-uniform.
+        stepped: True if the domain has steps, so that many numbers represent the same value.
     """
 
     stepped = False
@@ -50,28 +50,28 @@ class NumberCode(Code):
         self._half_low, self._half_width = self._low / 2, self._high / 2 - self._low / 2
 
     def to_unit(self, value: Any) -> float:
-        """Return a value's position between the ends, from 0 to 1."""
+        """Return a value's position between `ends`, from 0 to 1, on the scale of the domain."""
         number = self.encode(value)
         if self.log:
             number = math.log(max(number, self._least))
         return (number / 2 - self._half_low) / self._half_width
 
     def from_unit(self, share: float) -> Any:
-        """Return the value at a position between the ends, 0 to 1."""
+        """Return the value at position `share` between `ends`, from 0 to 1, on the scale of the domain."""
         number = self._low * (1 - share) + self._high * share
         return self.decode(math.exp(number) if self.log else number)
 
     def snapped(self, shares: Sequence[float]) -> Sequence[float]:
-        """Return, for each position between the ends, the exact position of the value that it represents."""
+        """Return, for each position, the exact position of the value that the given position represents."""
         return [self.to_unit(self.from_unit(share)) for share in shares] if self.stepped else shares
 
 
 class RealCode(NumberCode):
-    """A code of real numbers, which represent themselves.
+    """A code of a domain of real numbers; each number represents itself.
 
     Args:
         domain: a domain without steps.
-        closed: True if the upper bound belongs to the domain.
+        closed: True if the upper bound counts as a value of the domain.
     """
 
     def __init__(self, domain: Float, *, closed: bool = False) -> None:
@@ -87,11 +87,11 @@ class RealCode(NumberCode):
 
 
 class StepCode(NumberCode):
-    """A code of the multiples of q by their count, exact for a q in decimal notation.
+    """A code that represents each multiple k * q by k; exact for a q in decimal notation.
 
     Attributes:
-        first: smallest count.
-        last: largest count.
+        first: smallest k.
+        last: largest k.
     """
 
     stepped = True
@@ -111,7 +111,8 @@ class StepCode(NumberCode):
         return self._steps.value(min(max(count, self.first), self.last))
 
     def snapped(self, shares: Sequence[float]) -> Sequence[float]:
-        # A model needs many positions at once, so this loop works on counts alone, without function calls.
+        # A model converts many positions at once, so this loop computes k directly, without calls of other
+        # methods.
         low, high, half_low, half_width = self._low, self._high, self._half_low, self._half_width
         log, first, last = self.log, self.first, self.last
         places = []
@@ -123,7 +124,7 @@ class StepCode(NumberCode):
 
 
 class NormalCode(NumberCode):
-    """A code of normally distributed numbers; the positions are quantiles, so all are equally likely."""
+    """A code of normally distributed numbers; all positions, which are quantiles, are equally likely."""
 
     def __init__(self, domain: Normal) -> None:
         super().__init__((-math.inf, math.inf), log=False)
@@ -145,7 +146,7 @@ class NormalCode(NumberCode):
 
 
 class ChoiceCode(Code):
-    """A code of the values of a list, by their index.
+    """A code that represents each value of a list by its index.
 
     Attributes:
         categories: the values of the list.

@@ -1,4 +1,4 @@
-"""Paths into a space, its checked copy, and the list of its leaves."""
+"""Paths in a search space, and functions that check a space and list its leaves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OWN = "trainkit.tune.space"
 
 
 def meant_as_domain(value: Any) -> str | None:
-    """Return a message with the mistake in `value` and its remedy; None if `value` is valid."""
+    """Return a message if `value` was probably meant as a domain, but is not a domain; None otherwise."""
     module = getattr(value, "__module__", None) or ""
     if module == _OWN and callable(value):
         name = value.__name__
@@ -70,7 +70,7 @@ def meant_as_domain(value: Any) -> str | None:
 
 
 def constant_words(value: Any, *, alone: bool) -> str | None:
-    """Return advice if a constant was probably meant to vary; None if not.
+    """Return a message if a constant was probably meant to vary; None otherwise.
 
     Args:
         value: a constant of a space.
@@ -91,18 +91,18 @@ def constant_words(value: Any, *, alone: bool) -> str | None:
 
 
 Path = tuple[Any, ...]
-"""Keys, list positions and branches from the root: ("net", "layers", 0), ("optimizer", Branch(1), "lr")."""
+"""Keys, list indexes and branches from the root: ("net", "layers", 0) or ("optimizer", Branch(1), "lr")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Step of a path from a choice into its category with index `place`; a configuration has no such key."""
+    """Step of a path into category number `place` of a choice; paths in a configuration lack this step."""
 
     place: int
 
 
 def in_config(path: Path) -> Path:
-    """Return the path of the value in the configuration, which has no branches."""
+    """Return the path of the value in a configuration, which is `path` without branches."""
     return tuple(part for part in path if type(part) is not Branch)
 
 
@@ -124,7 +124,7 @@ class Site:
     """A leaf of a space and its location.
 
     Attributes:
-        path: path with branches, which makes it unique.
+        path: path with branches; no other leaf of the space has it.
         leaf: a domain, an axis, a `sample_from`, a rule or a constant.
         whens: paths of the enclosing `when`s, outermost first.
     """
@@ -137,15 +137,15 @@ class Site:
 def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
     """Return a checked copy of a space in which Ray's {"grid_search": [...]} is replaced.
 
-    A container of a type other than dict and list is not copied, unless it contains a domain.
+    A container of a class other than dict and list is not copied, unless it contains a domain.
 
     Args:
         node: the space, or a subtree of it.
         path: path of `node`.
-        inside: "choice" inside a category; otherwise None.
+        inside: "choice" if `node` is inside a category of a choice; otherwise None.
 
     Raises:
-        SpaceError: a leaf is not allowed at its place; the message names its key.
+        SpaceError: a leaf is not allowed at its path; the message names the path.
     """
     if isinstance(node, Mapping):
         if set(node) == {"grid_search"}:
@@ -156,7 +156,8 @@ def canonical(node: Any, path: Path = (), *, inside: str | None = None) -> Any:
         else:
             _refuse_evaluated_text(node, path)
             copy = {key: canonical(value, (*path, key), inside=inside) for key, value in node.items()}
-            # Other mappings, such as a DictConfig, stay unchanged, because trials use their attributes.
+            # Mappings of other classes, such as DictConfig, stay unchanged, because trials may use their
+            # attributes.
             return copy if type(node) is dict or not path or holds_leaf(copy) else node
     if isinstance(node, list):
         for place, value in enumerate(node):
@@ -235,12 +236,12 @@ def everything(node: Any) -> Iterator[Any]:
 
 
 def is_own_container(value: Any) -> bool:
-    """Return True for a mapping or a list of a type defined by the user, which trials receive unchanged."""
+    """Return True for a mapping or list of a user's class, which trials receive unchanged."""
     return type(value) not in (dict, list) and isinstance(value, (Mapping, list))
 
 
 def holds_leaf(node: Any) -> bool:
-    """Return True if anything in `node` still has to be chosen or computed."""
+    """Return True if `node` contains a value that must still be chosen or computed."""
     return any(isinstance(leaf, (Spelled, SampleFrom)) for leaf in everything(node))
 
 
