@@ -1,8 +1,8 @@
 """Base classes of searchers, and results that were evaluated elsewhere.
 
-A searcher keeps no file. A restore rebuilds it by replaying its suggestions and the results that it received.
-Suggestion n draws from its own generator, made from the seed and n. So the number of known results can change
-what a model proposes, but not the random draws.
+A searcher is not stored in a file. A restore rebuilds the searcher by replaying its suggestions and the
+results that it received. Suggestion n draws from its own generator, made from the seed and n. The number of
+known results can therefore change what a model proposes, but not the random draws.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ class FromExperiment(NamedTuple):
 class Searcher(ABC):
     """Base of all searchers; extend it to write your own.
 
-    A subclass need not call this constructor. Its attributes may have any names, because an experiment reads
-    the properties of this class.
+    A subclass need not call this constructor. Attributes of a subclass may have any names, because an
+    experiment ignores attributes that hide a method or property of this class.
 
-    `suggest` must be overridden; `on_trial_result` and `on_trial_complete` may be. A searcher without its own
-    search space receives a space by `set_search_properties`. A restore repeats all of these calls. So a
-    searcher resumes unchanged if its suggestions follow only from its arguments, `self.seed` and the results
-    that it received.
+    A subclass must override `suggest`, and may override `on_trial_result` and `on_trial_complete`. A searcher
+    without its own search space receives a space by `set_search_properties`. A restore repeats all calls of
+    these methods. A searcher therefore resumes unchanged if its suggestions depend only on its arguments,
+    `self.seed` and the results that it received.
 
     Args:
         metric: reported value to optimise; None: the TuneConfig's metric.
@@ -124,7 +124,7 @@ class Searcher(ABC):
     several: ClassVar[bool] = False
     """True for searchers that accept several objectives."""
     in_units: ClassVar[bool] = False
-    """True for searchers whose trials form units, so that no trial can replace a different one."""
+    """True for searchers that group trials into units, in which no other trial can replace a trial."""
     _metric: str | None = None
     _mode: str | None = None
     _from_experiment = FromExperiment(Space.of(None))
@@ -189,7 +189,7 @@ class Searcher(ABC):
 
     @free
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments that recreate this searcher; used for searchers of trainkit."""
+        """Constructor arguments, by name, with which a restore recreates a registered searcher."""
         return {}
 
     def begin(
@@ -222,9 +222,10 @@ class Searcher(ABC):
         """Receive the search space; called once, before the first suggestion. Subclasses may override it.
 
         Args:
-            metric: metric to optimise: the searcher's own, or else the TuneConfig's.
-            mode: "min" or "max": the searcher's own, or else the TuneConfig's.
-            config: `param_space`, which contains domains such as `tune.uniform(0, 1)`; don't change it.
+            metric: metric to optimise; the searcher's own metric, or else the TuneConfig's.
+            mode: "min" or "max"; the searcher's own mode, or else the TuneConfig's.
+            config: `param_space`, which contains domains such as `tune.uniform(0, 1)` and must not be
+                changed.
             spec: `num_samples` and `seed`; later versions may add more.
 
         Returns:
@@ -266,33 +267,33 @@ class Searcher(ABC):
 
     @free
     def hears_again(self) -> bool:
-        """True to be notified again when a trial that a restore runs again ends for the second time."""
+        """True if the searcher must also be notified of the second end of a trial that was run again."""
         return False
 
     # --- repetitions and replays ------------------------------------------------------------------
 
     def is_drawn(self, trial_id: str) -> bool:
-        """Return True if the last suggestion was drawn, so that it may be replaced if it is a repetition.
+        """Return True if the last suggestion was drawn at random, so that a repetition may be replaced.
 
         Return False for configurations that the user requested explicitly, by points or a grid.
         """
         return True
 
     def on_rejected(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        """Handle the rejection of the last suggestion; `suggest` is then called again with a different id.
+        """Handle the rejection of the last suggestion; `suggest` is then called again with the same id.
 
         Args:
             trial_id: id for which the suggestion was made.
-            result: last report of the trial with the same configuration; None: no trial had it, or the
-                configuration is forbidden.
+            result: last report of the earlier trial with the same configuration; None: this trial has no
+                result, or the rejected configuration is forbidden.
         """
         called(self).on_trial_complete(trial_id, result, error=result is None)
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]] | None:
         """Return configurations to try after repeated rejections of suggestions for `trial_id`.
 
-        The iterator ends when no others exist. None: the searcher has no alternatives, and `suggest` is
-        called again.
+        The iterator ends when no further configurations exist. None: the searcher has no alternatives, and
+        `suggest` is called again.
         """
         return None
 
@@ -305,15 +306,15 @@ class Searcher(ABC):
         return False
 
     def give_up(self, trial_id: str) -> bool:
-        """Skip a suggestion for which no configuration fits; return True if `suggest` may be called again."""
+        """Skip a suggestion without a new configuration; return True if `suggest` may be called again."""
         return False
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        """Bring the searcher, in a restore, into its state after `suggest(trial_id)` returned `config`.
+        """Restore the state that the searcher had after `suggest(trial_id)` returned `config`.
 
-        This needs less work than the suggestion itself.
+        A replay needs less work than a suggestion.
 
         Args:
             trial_id: id of the trial.
@@ -321,8 +322,8 @@ class Searcher(ABC):
             same_space: False: the configuration comes from a different space than `self.space`.
 
         Returns:
-            `config`, with the objects that the store keeps only by name; None: `suggest` must be called
-            again.
+            `config`, with the original objects where the store keeps only names; None: `suggest` must be
+            called again.
         """
         if same_space:
             return None
@@ -333,7 +334,7 @@ class Searcher(ABC):
         """Accept a trial with a configuration that a user added, as if it were a suggestion.
 
         Returns:
-            False if the searcher can't; it is then not notified about this trial.
+            False if the searcher can't accept the trial; the searcher is then not notified about this trial.
         """
         return False
 
@@ -342,7 +343,7 @@ class Searcher(ABC):
         return True
 
     def resize(self, num_samples: int) -> None:
-        """Change the number of samples, which includes those already suggested; -1: unlimited."""
+        """Change the total number of samples, including samples already suggested; -1: unlimited."""
         self._keep(num_samples=num_samples)
 
     def rehearsal(self) -> Searcher:
@@ -396,11 +397,11 @@ class Searcher(ABC):
         Path(checkpoint_path).write_bytes(pickle.dumps(vars(self)))
 
     def restore(self, checkpoint_path: str) -> None:
-        """Read a file written by `save`. It is a pickle, so read only files that you trust."""
+        """Read a file written by `save`. The file is a pickle, so read only files that you trust."""
         vars(self).update(pickle.loads(Path(checkpoint_path).read_bytes()))
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
-        """Limit concurrent trials for an outer `ConcurrencyLimiter`; return False if the limiter must."""
+        """Receive the limit of an outer `ConcurrencyLimiter`; return False if the limiter must enforce it."""
         return False
 
 
@@ -408,11 +409,11 @@ _MEANT = frozenset(
     "metric mode set_search_properties suggest on_trial_result add_evaluated_point add_evaluated_trials save "
     "restore set_max_concurrency on_trial_decision on_pause on_unpause is_drawn".split()
 )
-"""Names of Ray's Searcher and of the documented interface, which have the same meaning in every subclass."""
+"""Names of Ray's Searcher and of the documented interface; a subclass uses these only to override them."""
 
 
 class _Called:
-    """A searcher's methods for an experiment; unrelated attributes of a subclass are ignored."""
+    """A proxy for calls to a searcher that ignores attributes of a subclass that hide a method by chance."""
 
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
@@ -429,10 +430,10 @@ class _Called:
             self._searcher.on_trial_complete(trial_id, result, error)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_own": {}}  # properties can't be copied, so the copy starts without them
+        return {**vars(self), "_own": {}}  # cached properties can't be copied
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # `copy` looks up special methods before the object has attributes.
+        if name.startswith("__"):  # `copy` looks up special methods before attributes exist
             raise AttributeError(name)
         if name in _MEANT:
             return getattr(self._searcher, name)
@@ -445,7 +446,7 @@ class _Called:
 
 
 def called(searcher: Searcher) -> Searcher:
-    """Return a searcher's methods for an experiment; unrelated attributes of a subclass are ignored."""
+    """Return a proxy for calls to a searcher that ignores unrelated attributes of a subclass."""
     return cast("Searcher", _Called(searcher))
 
 
@@ -457,7 +458,7 @@ def called(searcher: Searcher) -> Searcher:
     "knows replay add_evaluated_point save restore",
 )
 class SearcherWrapper(Searcher):
-    """Base of searchers that wrap a searcher.
+    """Base of searchers that wrap a different searcher.
 
     Raises:
         ConfigError: `searcher` is not a searcher.

@@ -17,7 +17,7 @@ from trainkit.tune.space.search_space import Path, Space
 from trainkit.tune.space.serialization import holds_opaque
 
 CONSTANT_DRAWS = 1000
-"""Number of draws for a whole grid after which the space counts as exhausted."""
+"""Maximum number of draws for a grid with constant draws; if none of them is new, the search ends."""
 
 
 class BasicVariantGenerator(Searcher):
@@ -26,8 +26,9 @@ class BasicVariantGenerator(Searcher):
     Args:
         points_to_evaluate: complete or partial configurations to try first; each counts as one of
             `num_samples`. Missing values are drawn, or tried in all combinations of the grid.
-        max_concurrent: number of concurrent trials; 0: as many as the resources allow.
-        constant_grid_search: True draws once for all combinations of the grid, False once for each.
+        max_concurrent: maximum number of concurrent trials; 0: as many as the resources allow.
+        constant_grid_search: True draws the other values once for all combinations of the grid, False once
+            for each combination.
         random_state: seed for the draws; None: the TuneConfig's seed.
 
     Raises:
@@ -55,10 +56,10 @@ class BasicVariantGenerator(Searcher):
         self._next = 0
         self._draw = -1
         self._redraws = 0
-        """Number of rejected attempts at draw `_draw`."""
+        """Number of rejected attempts at the draw with the number `_draw`."""
         self._drawn = False
         self._spent: set[int] = set()
-        """Combinations of the grid whose possible draws were all tried."""
+        """Indexes of the grid's combinations for which no new configuration was found."""
         self._covered: Counter[int] = Counter()
         """Number of earlier trials with each combination of the grid, counted by a restore."""
         self._foreign = 0
@@ -86,8 +87,8 @@ class BasicVariantGenerator(Searcher):
         self._combinations = space.grid_size()
         self._presets = [space.preset(point) for point in self.points_to_evaluate]
         self._leaves_open = [leaves_open(space, preset) for preset in self._presets]
-        # Entry i is the index of point i's first configuration. The last entry is the number of
-        # configurations of all points.
+        # Entry i is the index of the first suggestion from point i. The last entry is the number of
+        # suggestions from all points.
         self._starts = list(itertools.accumulate(map(space.grid_size, self._presets), initial=0))
 
     @property
@@ -114,7 +115,8 @@ class BasicVariantGenerator(Searcher):
         draw = sample if self.constant_grid_search else index
         if draw != self._draw:
             self._draw, self._redraws = draw, 0
-        # With a constant draw, only the first combination draws. Later combinations reuse its values.
+        # With constant_grid_search, only the first combination of a grid draws values, and later combinations
+        # reuse these values.
         self._drawn = not (self.constant_grid_search and combination) and (
             self._leaves_open[sample] if sample < len(self._presets) else bool(self.space.domains)
         )
@@ -130,7 +132,7 @@ class BasicVariantGenerator(Searcher):
         self._redraws += 1
 
     def alternatives(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        if self.constant_grid_search:  # the remaining combinations must repeat the same draw
+        if self.constant_grid_search:  # all combinations of the grid need the same draw
             for _ in range(CONSTANT_DRAWS):
                 self._redraws += 1
                 yield self.configuration(self._next, self._redraws)
@@ -147,8 +149,8 @@ class BasicVariantGenerator(Searcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # The rest of a grid repeats its constant draw, so a replay must count the redraws and can't skip the
-        # trial.
+        # Later combinations of a grid with constant draws depend on the number of redraws. Only a repeated
+        # suggestion counts these, so it can't be skipped.
         if same_space and (self._presets or self.constant_grid_search or holds_opaque(config)):
             return None
         if self.space.axes and not self._presets:
@@ -159,19 +161,19 @@ class BasicVariantGenerator(Searcher):
         return config
 
     def _cover(self, config: dict[str, Any]) -> None:
-        """Count `config` for its combination of the grid, whatever index the combination now has."""
+        """Count `config` as a trial of its combination of the grid, whose index may have changed."""
         if self._ranks is None:
             sizes = range(self.space.grid_size())
             self._ranks = {self._axes_of(self.space.grid_values(rank)): rank for rank in sizes}
         try:
             values = self.space.choices(config)
-        except SpaceError:  # the configuration comes from a different space, before a restore
+        except SpaceError:  # the restore uses a different space than the earlier run
             self._foreign += 1
             return
         named = zip(self.space.by_path, self.space.parameters, strict=True)
         chosen = {path: values[each.name] for path, each in named if each.name in values}
         rank = self._ranks.get(self._axes_of(chosen))
-        if rank is None:  # the combination is forbidden by now
+        if rank is None:  # a rule of the new space forbids the combination
             self._foreign += 1
         else:
             self._covered[rank] += 1
@@ -192,13 +194,13 @@ class BasicVariantGenerator(Searcher):
         self._live.discard(trial_id)
 
     def configuration(self, index: int, redraw: int = 0) -> dict[str, Any]:
-        """Return suggestion `index`, which depends only on arguments, space, points and seed."""
+        """Return suggestion number `index`, which depends only on arguments, space, points and seed."""
         sample, combination, preset = self._place(index)
         rng = suggestion_generator(self.seed, sample if self.constant_grid_search else index, redraw)
         return self.space.configuration(combination, rng, preset)
 
     def _place(self, index: int) -> tuple[int, int, dict[Path, Any]]:
-        """Return the sample, the combination of the grid and the preset values of suggestion `index`."""
+        """Return the sample's index, the grid combination's index and the preset values of a suggestion."""
         for sample, preset in enumerate(self._presets):
             if index < self._starts[sample + 1]:
                 return sample, index - self._starts[sample], preset
@@ -213,5 +215,5 @@ class BasicVariantGenerator(Searcher):
             if combination not in self._spent:
                 if combination not in self._covered:
                     return
-                self._covered -= Counter([combination])  # the subtraction also removes counts that reach 0
+                self._covered -= Counter([combination])  # `-=` also removes counts of 0
             self._next += 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainkit.tune.search.bohb_model import Column, Floats
 
 Enough = Callable[[int, int], bool]
-"""Function of the numbers of observations and of finite ones: True if these are enough for a model."""
+"""Function that returns True if the numbers of observations and of finite losses suffice for a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Observation:
 def budget_of(reason: Mapping[str, Any]) -> float | None:
     """Return the budget of a scheduler's decision from its reason; None: the reason has no budget.
 
-    The budget is the level's index among the levels of all brackets, or else the level itself.
+    The budget is the index of the level among the levels of all brackets. If the reason has no such index,
+    the budget is the level itself.
     """
     for name in ("budget", "rung", "max_t"):
         if name in reason:
@@ -50,10 +51,11 @@ def budget_of(reason: Mapping[str, Any]) -> float | None:
 class Observations:
     """A collection of losses by budget.
 
-    A trial is observed at each budget where a scheduler judges it. If the scheduler judges no trial, as FIFO,
-    each trial is observed at its end. Its budget is then its last training iteration, and it is compared with
-    all trials that were trained at least as long. A failed trial counts as worst on every budget that it did
-    not reach. A configuration evaluated elsewhere counts on the largest budget.
+    A trial is observed at each budget at which the scheduler judges the trial. If the scheduler judges no
+    trial, as FIFO, each trial is observed at its end. The budget of a trial is then its last training
+    iteration, and the trial is compared with all trials that were trained at least as long. A failed trial
+    counts as worst on every budget that it did not reach. A configuration evaluated elsewhere counts as
+    observed at the largest budget.
     """
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class Observations:
             self.version += 1
 
     def end(self, trial_id: str, iteration: float, loss: float) -> None:
-        """Record the end of a trial with this loss, in place of an earlier end of the trial."""
+        """Record the end of a trial with this loss; it replaces an earlier end of the same trial."""
         if self._ended.get(trial_id) != (iteration, loss):
             self._ended[trial_id] = (iteration, loss)
             self.version += 1
@@ -89,7 +91,7 @@ class Observations:
             self.version += 1
 
     def go_on(self, trial_id: str) -> None:
-        """Cancel the failure of a trial that has reported again."""
+        """Delete the recorded failure of a trial, because the trial has reported again."""
         if trial_id in self._failed:
             del self._failed[trial_id]
             self.version += 1
@@ -100,7 +102,7 @@ class Observations:
         self.version += 1
 
     def basis(self, enough: Enough) -> list[Observation] | None:
-        """Return the observations on the largest budget with enough, in order of arrival; None: too few."""
+        """Return the observations at the largest budget with enough for a model; None if none has enough."""
         budgets = sorted(self._judged, reverse=True)
         for budget in budgets:
             losses = dict(self._evaluated) if budget == budgets[0] else {}
@@ -113,7 +115,7 @@ class Observations:
         return None if budgets else self._ended_basis(enough)
 
     def _ended_basis(self, enough: Enough) -> list[Observation] | None:
-        """Return the observations of the longest trained trials, as many as a model needs."""
+        """Return the observations of the trials that were trained longest, only as many as a model needs."""
         losses = self._evaluated | dict.fromkeys(self._failed, math.inf)
         number, finite = _counts(losses)
         ended = {each: end for each, end in self._ended.items() if each not in losses}
@@ -133,7 +135,7 @@ def _counts(losses: Mapping[str, float]) -> tuple[int, int]:
 
 
 class Knowledge:
-    """The model of the current observations, built only on request, because a replay never needs it.
+    """Cache of the model of the current observations; built only on request, because a replay needs no model.
 
     Args:
         columns: columns of the encoded space.
@@ -157,7 +159,7 @@ class Knowledge:
         """The last model, and the version of the observations that it was built from."""
 
     def model(self) -> Model | None:
-        """Return the model of the largest budget with enough observations; None: too few on every budget."""
+        """Return the model of the largest budget with enough observations; None: no budget has enough."""
         version, model = self._made
         if version != self._observations.version:
             model = self._model()
@@ -176,8 +178,8 @@ class Knowledge:
         if sizes is None:
             return None
         rows = np.stack([self.rows[each.trial_id] for each in found])
-        # The seed depends on the number of observations, not of suggestions, so that a restored searcher
-        # builds the same model.
+        # The seed depends on the number of observations, not on the number of suggestions, so that a restored
+        # searcher builds the same model.
         rng = model_generator(self._seed, len(losses))
         return Model(rows, losses, self._columns, config, sizes, rng)
 
@@ -186,20 +188,20 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
     """Search with BOHB's model, built from the results on the largest budget with enough of them.
 
     With probability 1/3 a configuration is random. Otherwise the model uses the largest budget that has at
-    least d + 3 observations, for d parameters. It splits these into the best 15 %, at least d + 1, and the
-    rest, and estimates a kernel density for each group. Among 64 candidates near good configurations, it
-    suggests the candidate with the largest ratio of good to bad density.
-    A budget is a level at which the scheduler judges trials. Every result at a level counts once, whatever
-    the decision on the trial. `HyperBandForBOHB` is made for this searcher; `ASHAScheduler` also works. If
-    the scheduler judges at no level, as FIFO, trials are observed at their end. NaN, infinite values and
-    failures are worst.
+    least d + 3 observations, for d parameters. These observations are split into the best 15 % (at least d +
+    1) and the rest, and a kernel density is estimated for each group. The searcher draws 64 candidates near
+    good configurations, and suggests the candidate with the largest ratio of good to bad density. A budget is
+    a level at which the scheduler judges trials. The result of a trial at a level counts once, whatever the
+    scheduler decides about the trial. `HyperBandForBOHB` is made for this searcher; `ASHAScheduler` also
+    works. If the scheduler judges at no level, as FIFO, trials are observed at their end. NaN, infinite
+    values and failures count as the worst result.
 
     Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML
     2018, arXiv:1807.01774, Algorithm 2.
 
     Args:
-        space: domains as in `param_space`; None: `param_space`. With a space here, `param_space` may contain
-            only constants, which are added to every configuration.
+        space: dictionary with domains, as in `param_space`; None: `param_space` is searched. With a space
+            here, `param_space` may contain only constants, which are added to every configuration.
         bohb_config: settings of the model, with HpBandSter's names: `min_points_in_model` (None, d + 1),
             `top_n_percent` (15), `num_samples` (64), `random_fraction` (1/3), `bandwidth_factor` (3),
             `min_bandwidth` (0.05; HpBandSter has 1e-3, which narrows a search too early); and
@@ -209,7 +211,8 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         points_to_evaluate: complete or partial configurations to try first; they count toward `num_samples`,
             and missing values are drawn.
         seed: seed of all draws; None: the TuneConfig's seed.
-        max_concurrent: number of concurrent trials, without paused ones; 0: as many as the resources allow.
+        max_concurrent: maximum number of running trials, without paused trials; 0: as many as the resources
+            allow.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -247,7 +250,8 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         return Encoding(Space.of(space) if own else space, own=own)
 
     def _begin_model(self, form: Encoding) -> None:
-        # Trials outside the space have no row, so the model does not use their results.
+        # Trials whose configuration is outside the space have no row, so the model does not use their
+        # results.
         self._observations = Observations()
         self._known = Knowledge(form.columns, self._config, self._base, self._observations)
 
@@ -280,7 +284,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         self._running.add(trial_id)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # The result belongs to the earlier trial with this configuration, so it is not recorded again.
+        # The result belongs to an earlier trial with the same configuration, which has recorded it already.
         del self._known.rows[trial_id]
         self._running.discard(trial_id)
 
@@ -316,7 +320,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
             self._observations.end(trial_id, time, loss)
 
     def _loss(self, result: Mapping[str, Any]) -> float | None:
-        """Return the loss, smaller is better: infinity for NaN and infinities, None for a missing metric."""
+        """Return the loss, smaller is better; infinity for NaN and infinities, None for a missing metric."""
         value = lookup(result, self.metric or "")
         return -score_of(value, self.mode) if is_number(value) else None
 

@@ -1,8 +1,10 @@
-"""Kernel densities of good and bad configurations: BOHB's model of one budget, and the encoding of the space.
+"""BOHB's model of one budget (kernel densities of good and bad configurations), and the encoding of the
+space.
 
-Each row is the centre of a product of kernels, one kernel per column. The kernel of a number is a normal
-distribution, truncated to the column's bounds and normalised there. The kernel of a category, by Aitchison
-and Aitken, keeps the category with probability 1 - h, and takes each of the c - 1 others with h / (c - 1).
+Each row (an encoded configuration) is the centre of a product of kernels, one kernel per column. The kernel
+of a number is a normal distribution, truncated to the column's bounds and normalised there. The kernel of a
+category, by Aitchison and Aitken, keeps the category with probability 1 - h, and takes each of the c - 1
+others with h / (c - 1).
 
 Bandwidths follow the "normal reference" rule 1.06 * spread * n**(-1 / (4 + d)), which BOHB takes from
 statsmodels. Labels of categories have no order, so the spread of a category with shares p is
@@ -43,16 +45,16 @@ if TYPE_CHECKING:
 Floats: TypeAlias = "NDArray[np.float64]"
 
 FAR = 9.0
-"""Number of standard deviations beyond which a normal distribution is 0 in double precision."""
+"""Number of standard deviations beyond which the tail of a normal distribution counts as 0."""
 
 _NORMAL = NormalDist()
 _CLOSEST = 2.0**-53
-"""Smallest distance to 0 and to 1 of a probability for which a normal quantile is computed."""
+"""Smallest distance of a probability from 0 and from 1; at 0 and 1 a normal quantile is infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One dimension of the encoding.
+    """One dimension of the encoded space.
 
     Attributes:
         categories: number of categories, whose values are indices from 0. None: the column has numbers.
@@ -74,7 +76,7 @@ def bandwidths(data: Floats, columns: Sequence[Column], least: float = 0.0) -> F
         least: smallest bandwidth.
 
     Returns:
-        Bandwidths, shape (d,); for c categories at most (c - 1) / c, where the kernel is uniform.
+        Bandwidths, shape (d,); at most (c - 1) / c for c categories, because the kernel is then uniform.
     """
     number, dimensions = data.shape
     scale = 1.06 * float(number) ** (-1.0 / (4 + dimensions))
@@ -89,7 +91,7 @@ def bandwidths(data: Floats, columns: Sequence[Column], least: float = 0.0) -> F
 
 
 class KernelDensity:
-    """A density: the average of one kernel at each row.
+    """A probability density: the average of the kernels at all rows.
 
     Args:
         data: rows without NaN, of shape (n, d), n at least 1.
@@ -106,8 +108,8 @@ class KernelDensity:
         self.bandwidths = bandwidths(data, columns, least)
         self._numeric = [place for place, column in enumerate(columns) if column.categories is None]
         self._scaled = self._in_widths(data)
-        # These terms of each kernel's logarithm (its square and its normalisation) do not depend on the
-        # point, so they are computed once.
+        # Two terms of each kernel's logarithm (the square of the centre and the normalisation) do not depend
+        # on the point where the density is evaluated, so they are computed once.
         self._logs = -0.5 * (self._scaled**2).sum(axis=1)
         for place in self._numeric:
             width = self.bandwidths[place]
@@ -124,7 +126,7 @@ class KernelDensity:
 
     def pdf(self, points: Floats) -> Floats:
         """Return the density at each of `points`, shape (m, d); the points must be inside the bounds."""
-        # Expanding the squared difference leaves a single matrix product, which is ten times as fast.
+        # The squared difference is expanded, because a single matrix product is ten times as fast.
         scaled = self._in_widths(points)
         logs = scaled @ self._scaled.T + self._logs - 0.5 * (scaled**2).sum(axis=1)[:, None]
         for place, column in enumerate(self._columns):
@@ -172,7 +174,7 @@ def _cut_off(centres: Floats, column: Column, width: float) -> tuple[Any, Any]:
 
 
 def _shares_below(steps: Floats) -> Floats:
-    """Return the normal distribution function of `steps`, which NumPy lacks."""
+    """Return the standard normal distribution function at `steps`; NumPy lacks this function."""
     shares = (steps > 0).astype(float)
     near = np.abs(steps) < FAR
     arguments = (steps[near] / -math.sqrt(2)).tolist()
@@ -192,13 +194,13 @@ class BOHBConfig:
         min_points_in_model: least number of good configurations, and of bad ones. None and smaller numbers
             mean d + 1 for d parameters, because fewer points do not determine d dimensions.
         top_n_percent: percentage of observations that count as good, above 0 and below 100.
-        num_samples: number of candidates, of which the best is suggested.
-        random_fraction: probability of a random configuration instead, from 0 to 1.
+        num_samples: number of candidates that are drawn for a suggestion, of which the best is suggested.
+        random_fraction: probability that a configuration is drawn at random, without the model; from 0 to 1.
         bandwidth_factor: factor on the bandwidths of numbers when candidates are drawn.
-        min_bandwidth: smallest bandwidth, in units of a parameter's whole range. HpBandSter uses 1e-3. Once
-            the few best configurations are close together, so are the candidates around them, and the search
-            stays there. With 0.05 most measurements came out better; a long search for a narrow optimum needs
-            a smaller value (docs/tuning/bohb.md).
+        min_bandwidth: smallest bandwidth, in units of a parameter's whole range. HpBandSter uses 1e-3. With a
+            small bandwidth, the search stays near the best configurations once these are close together. The
+            default 0.05 gave better results in most measurements; a long search for a narrow optimum needs a
+            smaller value (docs/tuning/bohb.md).
         split: "paper": few observations may be both good and bad, so the first model needs d + 3 of them.
             "hpbandster": the groups don't overlap, so the first model needs 2 (d + 1).
     """
@@ -241,11 +243,10 @@ class BOHBConfig:
         return max(self.min_points_in_model or 0, dimensions + 1)
 
     def split_sizes(self, number: int, finite: int, dimensions: int) -> tuple[int, int] | None:
-        """Return the numbers of good and bad observations among `number`; `finite` have a finite loss.
+        """Return the numbers of good and of bad observations; None: too few observations for a model.
 
-        None: too few for a model. Observations without a finite loss count when the percentage is applied,
-            but
-        are never good themselves.
+        `finite` of the `number` observations have a finite loss. Observations without a finite loss count when
+        the percentage is applied, but are never good themselves.
         """
         least = self.least(dimensions)
         good = min(finite, max(least, math.floor(self.top_n_percent * number / 100)))
@@ -297,9 +298,9 @@ class Model:
 def imputed(rows: Floats, columns: Sequence[Column], rng: Generator) -> Floats:
     """Return `rows` with a value for every NaN, because a density needs values for inactive parameters.
 
-    If other rows have a value in the column, all missing values of the row are copied from one of them, drawn
-    at random. So parameters that occur together stay together. Otherwise the value is drawn from the whole
-    range.
+    If other rows have a value in the column, one of these rows is drawn at random, and all missing values of
+    the incomplete row are copied from the drawn row. So parameters that occur together keep values from the
+    same configuration. If no row has a value, the value is drawn from the whole range.
     """
     filled = rows.copy()
     for place, column in enumerate(columns):
@@ -318,7 +319,7 @@ def imputed(rows: Floats, columns: Sequence[Column], rng: Generator) -> Floats:
 
 
 def _code_of(name: str, domain: Domain) -> Code:
-    if isinstance(domain, Categorical):  # repeated values form one category
+    if isinstance(domain, Categorical):  # equal values form one category
         domain = dataclasses.replace(domain, categories=tuple(distinct(domain.categories)))
     return code_of(name, domain, "TuneBOHB")
 
@@ -361,7 +362,7 @@ class Encoding(Declared[Code]):
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Floats | None:
         try:
             return self.row(config)
-        # The configuration comes from a different space, or contains an object that the store did not keep.
+        # The configuration is outside the space, or contains an object that the store keeps only by name.
         except SpaceError:
             return None
 

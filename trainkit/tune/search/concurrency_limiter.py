@@ -13,9 +13,9 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     Args:
         searcher: searcher whose trials are limited.
-        max_concurrent: number of concurrent trials, 1 or more.
-        batch: True starts new trials only once the whole previous batch has ended. The searcher then receives
-            the results together, in the order in which the trials ended.
+        max_concurrent: maximum number of concurrent trials, 1 or more.
+        batch: True starts new trials only once all trials of the previous batch have ended. The searcher then
+            receives the results together, in the order in which the trials ended.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -54,7 +54,8 @@ class ConcurrencyLimiter(SearcherWrapper):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         self._paused.discard(trial_id)
-        # A trial that ended and was run again is not in `_running`.
+        # A trial that a restore runs again after its end is not in `_running`, so its result is passed on at
+        # once.
         if trial_id not in self._running or not self.batch:
             self._running.discard(trial_id)
             self._inner.on_trial_complete(trial_id, result, error=error)
@@ -86,7 +87,8 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self._inner.note(trial_id, config)
-        # The end of an unknown trial is never reported, so such a trial would count as running forever.
+        # If the searcher does not accept the trial, it is not notified of the trial's end, so the trial would
+        # count as running forever.
         if known:
             self._running.add(trial_id)
         return known

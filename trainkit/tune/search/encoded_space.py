@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 DRAWS = 100
-"""Random draws before the space is enumerated; enough for a model that repeats a small part of the space."""
+"""Number of random draws before a space is enumerated; enough if earlier trials cover a small part."""
 
 MAX_LISTED = 10_000
 """Largest number of configurations in a space that is enumerated completely."""
@@ -26,14 +26,15 @@ def alternatives(
 ) -> Iterator[dict[str, Any]]:
     """Yield configurations drawn at random, then all configurations of a small space in random order.
 
-    So the search finds no new configuration only in two cases: a small space is exhausted, or DRAWS draws
-    from a large space repeat known ones, because the draws are very uneven or the space is nearly exhausted.
+    The search therefore finds no new configuration in two cases only. Either a small space is exhausted, or
+    DRAWS draws from a large space all repeat earlier configurations, because the draws are very uneven or the
+    space is nearly exhausted.
 
     Args:
         space: space to draw from.
         rng: source of all randomness.
-        combination: combination of the grid to keep.
-        preset: values to keep, by path.
+        combination: index of the grid's combination that all configurations must contain.
+        preset: values that all configurations must contain, by path.
     """
     for _ in range(DRAWS):
         yield space.configuration(combination, rng, preset)
@@ -46,7 +47,7 @@ def alternatives(
 
 
 def leaves_open(space: Space, preset: Mapping[Path, Any]) -> bool:
-    """Return True if a configuration with the values of `preset` still has something to draw."""
+    """Return True if a configuration with the values of `preset` has further values that must be drawn."""
     open_: list[Path] = []
 
     def choose(path: Path, leaf: Any) -> Any:
@@ -65,16 +66,17 @@ def _options(path: Path, leaf: Any) -> Sequence[Any]:
 
 
 class Form(Protocol):
-    """A space in the form that a searcher uses.
+    """A search space in the form that a searcher uses.
 
     Attributes:
-        space: the space as domains of tune; None if the space is in another package's form.
+        space: the space with domains of trainkit; None if the space is in the form of a different package.
     """
 
     space: Space | None
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[Any, bool]:
-        """Return the model's encoding of a user's point, and True if the point leaves parameters open.
+        """Return the encoding of a user's point for the model, and True if other parameters must still be
+        drawn.
 
         Raises:
             ConfigError: the point does not fit the space.
@@ -85,11 +87,11 @@ class Form(Protocol):
 
         Args:
             config: configuration, which may be outside of the space.
-            exactly: require that no other suggestion gives the same configuration.
+            exactly: True: return None also if a different encoding gives the same configuration.
         """
 
     def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
-        """Yield random configurations, each with its encoding, or with None if that is not available.
+        """Yield random configurations, each with its encoding; None: `known_by` must determine the encoding.
 
         For a small space the iterator ends after all configurations, for a large one after a fixed number.
         """
@@ -110,12 +112,12 @@ class Declared(Generic[C]):
 
     Args:
         space: the space.
-        code_of: returns the encoder of a parameter from its name and domain.
+        code_of: function of a parameter's name and domain that returns the parameter's encoder.
         searcher: the searcher's name, for messages.
         own: True if configurations may also contain constants of `param_space`.
 
     Attributes:
-        codes: encoders by the parameter's name, in the order of the space.
+        codes: encoders by parameter name, in the order of the space.
 
     Raises:
         ConfigError: the space has a grid, or an unsupported domain.
@@ -145,7 +147,7 @@ class Declared(Generic[C]):
         return self.encoded(given), leaves_open(self.declared, self.declared.preset(point))
 
     def encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the encodings of values, by the parameters' names."""
+        """Return the encodings of `values`, by parameter name."""
         return {name: self.codes[name].encode(value) for name, value in values.items()}
 
     def others(self, rng: Generator) -> Iterator[tuple[dict[str, Any], Any | None]]:
@@ -154,7 +156,7 @@ class Declared(Generic[C]):
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
         try:
             return self.encoded(self.choices(config))
-        except SpaceError:  # the value is outside the domains, or an object that the store did not keep
+        except SpaceError:  # a value is outside its domain, or stored only by name
             return None
 
 

@@ -28,8 +28,8 @@ F = TypeVar("F", bound=Form)
 class ModelBasedSearcher(Searcher, Generic[F]):
     """Base of searchers with a model of the results; a subclass provides the model.
 
-    A searcher without a Tuner begins with its first suggestion. It searches its own space or the space from
-    `set_search_properties`, and its suggestions are unlimited.
+    A searcher that is used without a Tuner begins with its first suggestion. Such a searcher uses its own
+    space or the space from `set_search_properties`, and makes any number of suggestions.
 
     Args:
         space: space to search, in the subclass's form; None: the experiment's space. With a space here,
@@ -38,7 +38,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         mode: "min" or "max"; None: the TuneConfig's mode.
         points_to_evaluate: complete or partial configurations to try first.
         seed: seed of all draws; None: the TuneConfig's seed.
-        seed_name: the subclass's name of the argument `seed`.
+        seed_name: name of the argument `seed` in the subclass.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -69,21 +69,21 @@ class ModelBasedSearcher(Searcher, Generic[F]):
         self._number = 0
         """Number of the next suggestion."""
         self._rejected = (-1, 0)
-        """Number of a suggestion, and the number of its rejected attempts."""
+        """Number of the last rejected suggestion, and the number of rejected attempts at this suggestion."""
         self._drawn = True
         self._offered: tuple[dict[str, Any], Any | None] = {}, None
         """The last alternative, and its encoding in the model."""
         self._left_out: set[str] = set()
         """Earlier trials that are outside of the space, because the space has changed."""
         self._given: tuple[str | None, str | None, dict[str, Any]] = None, None, {}
-        """The last arguments of `set_search_properties`, before the searcher has begun."""
+        """The last arguments of `set_search_properties`, kept until the searcher begins."""
         self._begun = self._alone = False
 
     # --- the model, which a subclass provides -----------------------------------------------------
 
     @abstractmethod
     def _form_of(self, space: Any, *, own: bool) -> F:
-        """Return the encoding of configurations for the model.
+        """Return the object that encodes configurations for the model.
 
         Args:
             space: the constructor's space, or the experiment's space.
@@ -96,30 +96,31 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     @abstractmethod
     def _begin_model(self, form: F) -> None:
-        """Create the model; metric, mode and `_base` are already set."""
+        """Create the model; the metric, the mode and the seed (`_base`) are already set."""
 
     @abstractmethod
     def _suggested(self, trial_id: str, fixed: Any) -> dict[str, Any] | str:
-        """Suggest a configuration and count it as running; FINISHED: no further suggestions.
+        """Return a configuration that the model suggests, and record it as running; FINISHED: none is left.
 
-        The draws depend only on `_base`, `_number` and `_redraws`.
+        The random draws depend only on the seed `_base`, the suggestion's number and the number of rejected
+        attempts.
 
         Args:
             trial_id: id of the configuration in the model.
-            fixed: values fixed by a point, encoded by the form; None: no values are fixed.
+            fixed: encoded values of a point that the user gave; None: the model chooses all values.
         """
 
     @abstractmethod
     def _note(self, trial_id: str, known: Any) -> None:
-        """Add a running configuration that the model did not suggest; `known` is its encoding."""
+        """Record a running configuration that the model did not suggest; `known` is its encoding."""
 
     @abstractmethod
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        """Remove the last suggestion, which will not run; `result` belongs to its earlier duplicate."""
+        """Remove the last suggestion, which was rejected; `result` belongs to its earlier duplicate."""
 
     @abstractmethod
     def _learn(self, name: str, known: Any, evaluated: Evaluated) -> None:
-        """Learn from a configuration evaluated elsewhere; `name` is used like a trial's id."""
+        """Learn from a configuration evaluated elsewhere; `name` identifies it, like a trial's id."""
 
     # --- the search space -------------------------------------------------------------------------
 
@@ -264,7 +265,8 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
         known = self.form.known_by(config)
-        # The configuration is inserted at its own index, so that waiting points keep their order.
+        # The entry moves the remaining points of the user back by one index, because the added configuration
+        # takes the index of the next point.
         if known is not None:
             self._to_run.insert(self._number, (None, True))
         return self._took(trial_id, known)
@@ -309,11 +311,11 @@ class LastReportSearcher(ModelBasedSearcher[F]):
 
     @abstractmethod
     def _tell(self, trial_id: str, value: float | None) -> None:
-        """Record a trial's `value`, which may be NaN or infinite; None: failed, or never reported a value."""
+        """Record a trial's value, which may be NaN or infinite; None: the trial failed or has no value."""
 
     @abstractmethod
     def _runs(self, trial_id: str) -> None:
-        """Mark a trial with a recorded value as running again."""
+        """Record that a trial with a recorded value is running again."""
 
     def _learn(self, name: str, known: Any, evaluated: Evaluated) -> None:
         self._note(name, known)
@@ -345,11 +347,11 @@ class LastReportSearcher(ModelBasedSearcher[F]):
 class RefittedSearcher(LastReportSearcher[F]):
     """Base of searchers that build their model again for each suggestion, from all results known then.
 
-    Nothing is carried over between suggestions, so a restore needs no internal state of a package.
+    No model is kept between suggestions, so a restore needs no internal state of a package.
     """
 
     _known: dict[str, tuple[Any, float | None]]
-    """Encoding and loss of each trial. Loss None: the trial is running; NaN: it has no usable result."""
+    """Encoding and loss of each trial. A loss of None marks a running trial, NaN a trial without a result."""
 
     def begin(
         self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int

@@ -1,4 +1,4 @@
-"""Searchers by name, and their reconstruction from an experiment's file."""
+"""Registry of searchers by name, and functions that recreate searchers from the file of an experiment."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SEARCHERS = Registry(
         "variant_generator": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
     },
 )
-"""One row per searcher; other packages add their searchers by entry points."""
+"""Registry with the searchers of trainkit; other packages add their searchers by entry points."""
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
-    """Return the searcher with this name or class name, made with the arguments of `kwargs` that it accepts.
+    """Return the searcher with this name or class name; `kwargs` that its class does not accept are ignored.
 
     Raises:
         ConfigError: the name is unknown; the message lists the known names.
@@ -40,7 +40,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
 
 
 def describe_searcher(searcher: Searcher) -> dict[str, Any]:
-    """Return the class, arguments and evaluated points of a searcher and of the searchers inside it."""
+    """Return the class, arguments and evaluated points of a searcher, with those of any inner searcher."""
     arguments = {
         name: describe_searcher(value) if name == "searcher" else value
         for name, value in called(searcher).arguments.items()
@@ -52,6 +52,6 @@ def describe_searcher(searcher: Searcher) -> dict[str, Any]:
 
 
 def described_searcher(description: Mapping[str, Any]) -> Searcher | None:
-    """Recreate the searcher of a description; None if its class or an argument was defined by the user."""
+    """Return the searcher of a description; None if its class or an argument was defined by the user."""
     searcher: Searcher | None = made_again(SEARCHERS, description, inner="searcher")
     return searcher

@@ -1,4 +1,4 @@
-"""Several trials of one configuration as a unit, for example folds of a cross-validation, or seeds.
+"""Searches in which each configuration has a unit of several trials, for example one per fold or seed.
 
 searcher.suggest -> unit -> trial with __trial_index__ 0, 1, ... repeat - 1
     searcher.on_trial_complete(mean) <- all trials of the unit have ended
@@ -24,7 +24,7 @@ from trainkit.tune.space.configurations import copied, fingerprint
 from trainkit.tune.space.search_space import Space
 
 TRIAL_INDEX = "__trial_index__"
-"""Key of a configuration for the trial's index in its unit, from 0."""
+"""Key in a configuration for the index of the trial among the trials of its unit, from 0."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class RepeatedResult:
     Attributes:
         config: the configuration without the index.
         results: results of the trials, in the order of the index.
-        values: metric of the trials that reported it.
-        mean: mean of `values`; NaN without values.
+        values: values of the metric, from all trials that reported the metric.
+        mean: mean of `values`; NaN if `values` is empty.
         std: sample standard deviation of `values`; 0 for a single value.
     """
 
@@ -53,7 +53,7 @@ def by_unit(results: Iterable[Any], metric: str) -> list[RepeatedResult]:
 
         best = min(by_unit(grid, "loss"), key=lambda unit: unit.mean)
 
-    A unit with fewer values than the best unit was cut short by `skip` or by failures.
+    A unit has fewer values than the best unit if `skip` ended it early or if some of its trials failed.
 
     Args:
         results: a `ResultGrid`, or a list of `Result`s.
@@ -90,7 +90,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def without_index(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration that a trial repeats."""
+    """Return a trial's configuration without the index of the trial in its unit."""
     return {key: value for key, value in config.items() if key != TRIAL_INDEX}
 
 
@@ -99,13 +99,13 @@ SkipRule = Literal["forgiving", "aggressive"]
 
 @dataclass
 class _Unit:
-    """One configuration and its trials.
+    """One configuration and the trials that repeat it.
 
     Attributes:
         primary: id of the first trial, which identifies the unit for the searcher.
         config: the configuration without the index.
-        folds: ids of the trials, by index.
-        results: results of trials that ended; None for a failed trial.
+        folds: ids of the trials so far, in the order of the index.
+        results: results of the ended trials, by trial id; None for a failed trial.
         lost: True once the remaining trials are skipped.
         told: True once the searcher has received the unit's result.
     """
@@ -121,20 +121,23 @@ class _Unit:
 class Repeater(SearcherWrapper):
     """A wrapper that runs each configuration of a searcher several times, and reports the mean once.
 
-    `num_samples` counts all trials, as in Ray: 15 with `repeat=5` are three configurations. A remainder is
-    not run. With a `BasicVariantGenerator`, the grid is drawn and tried `num_samples // repeat` times.
+    `num_samples` counts all trials, as in Ray: 15 with `repeat=5` are three configurations. Trials that do
+    not fill a unit are not run. With a `BasicVariantGenerator`, `num_samples // repeat` is the number of
+    samples of the whole grid.
 
-    The searcher receives the metric's mean over the trials of a unit, with `repeat_std`, the sample standard
-    deviation, and `repeat_count`. Failed trials are left out; a unit fails if all of its trials fail.
+    The searcher receives the mean of the metric over the trials of a unit, the sample standard deviation as
+    `repeat_std`, and the number of values as `repeat_count`. Failed trials do not count; a unit fails if all
+    of its trials fail.
 
     Args:
-        searcher: source of the configurations.
+        searcher: searcher that suggests the configurations.
         repeat: number of trials of each configuration, 1 or more.
-        set_index: store the trial's index in its unit, from 0, in `config["__trial_index__"]`, to select
-            a fold or a seed.
-        skip: rule for skipping the remaining trials of a unit. None: never. "forgiving": the mean so far is
-            worse than the worst single trial of the best unit. "aggressive": the mean so far is worse than
-            the best unit's mean. Only units in which every trial reported can be the best unit.
+        set_index: True: `config["__trial_index__"]` is the trial's index in its unit, from 0, by which the
+            trial selects a fold or a seed.
+        skip: rule for skipping the remaining trials of a unit. None: never skip. "forgiving": skip if the
+            mean so far is worse than the worst single trial of the best unit. "aggressive": skip if the mean
+            so far is worse than the best unit's mean. Only units in which every trial reported can be the
+            best unit.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -152,9 +155,9 @@ class Repeater(SearcherWrapper):
         self._unit_of: dict[str, _Unit] = {}
         self._units = 0
         self._open: _Unit | None = None
-        """The unit with trials that have not started yet."""
+        """The latest unit, which may have trials that have not started yet."""
         self._best: list[float] = []
-        """Values of the best complete unit's trials."""
+        """Values of the metric from the trials of the best complete unit."""
 
     in_units = True
 
@@ -183,7 +186,7 @@ class Repeater(SearcherWrapper):
         )
 
     def note(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """Return False: the trial runs only once, but the searcher learns only from units."""
+        """Return False: the searcher learns only from units, but an added configuration is a single trial."""
         return False
 
     def resize(self, num_samples: int) -> None:
@@ -202,7 +205,7 @@ class Repeater(SearcherWrapper):
         if unit is not None:
             return self._hand_out(unit, trial_id)
         units = self._inner.total_samples
-        if units is not None and self._units >= units:  # skipped trials do not make room for more units
+        if units is not None and self._units >= units:  # no units replace skipped trials
             return self.FINISHED
         suggestion = self._inner.suggest(trial_id)
         return self._begin_unit(trial_id, suggestion) if isinstance(suggestion, dict) else suggestion
@@ -225,7 +228,7 @@ class Repeater(SearcherWrapper):
         self._units -= 1
         self._open = None
         first = self._unit_of.get(result.get("trial_id", "")) if result else None
-        # The unit's result is reported, not that of a single trial.
+        # The searcher must receive the result of the whole unit instead of the result of its first trial.
         if first is not None and self._ended(first):
             result = self._summary(first)
         self._inner.on_rejected(unit.primary, result)
@@ -281,7 +284,7 @@ class Repeater(SearcherWrapper):
         """Ignore the pause: a unit ends once all of its trials have ended."""
 
     def on_unpause(self, trial_id: str) -> None:
-        """Ignore the resumption, like the pause."""
+        """Ignore the resumption: the searcher was not notified of the pause."""
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -312,7 +315,7 @@ class Repeater(SearcherWrapper):
             self._best = values
 
     def _summary(self, unit: _Unit) -> dict[str, Any] | None:
-        """Return the result for the searcher; None: all trials failed."""
+        """Return the unit's result for the searcher; None: all trials of the unit failed."""
         last = next((result for result in reversed(unit.results.values()) if result is not None), None)
         values = self._values(unit)
         if last is None or self.metric is None:
@@ -327,7 +330,7 @@ class Repeater(SearcherWrapper):
         }
 
     def _values(self, unit: _Unit) -> list[float]:
-        """Return the metric of the unit's trials that reported it, in the order of the index."""
+        """Return the metric's values from the unit's trials, without missing values, in the order of the index."""
         found = [lookup(unit.results.get(fold) or {}, self.metric or "") for fold in unit.folds]
         return [float(value) for value in found if is_number(value)]
 

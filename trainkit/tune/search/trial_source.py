@@ -1,12 +1,12 @@
-"""Trials made from suggestions: complete, allowed, new configurations, with names and resources.
+"""Trials made from a searcher's suggestions, which are completed and checked for rules and repetitions.
 
     searcher.suggest -> whole configuration -> forbidden, or drawn before? -> on_rejected, and once more
                                             -> otherwise a trial
 
-Only drawn values are drawn again. Repetitions that come from a grid, constants or the user's points are kept.
-After TRIES rejections in a row the searcher must provide alternatives, which end when a finite space is
-exhausted. So a search over two values ends after two trials, and reports why. A restore takes the same steps,
-so it makes the same choices.
+Only suggestions that were drawn at random are rejected. Repetitions that come from a grid, constants or the
+user's points are kept. After TRIES rejections in a row the searcher must provide alternatives, which end when
+a finite space is exhausted. A search over two values therefore ends after two trials, and reports the reason.
+A restore repeats these steps, and so creates the same trials.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from trainkit.tune.space.tree import in_config, spell
 ONE_CPU = PlacementGroupFactory([{"CPU": 1}])
 
 TRIES = 20
-"""Consecutive rejected suggestions before the searcher is asked for alternatives."""
+"""Number of consecutive rejected suggestions after which the searcher is asked for alternatives."""
 
 PATIENCE = 200
-"""Consecutive rejected suggestions before the search ends, if the searcher has no alternatives."""
+"""Number of consecutive rejected suggestions after which a search without alternatives ends."""
 
 
 @dataclass(slots=True)
@@ -44,9 +44,10 @@ class Additions:
     """Configurations that users add to a running experiment.
 
     Attributes:
-        waiting: configurations without a trial yet, oldest first, each with the number of earlier additions.
+        waiting: configurations that have no trial yet, oldest first, each with the number of configurations
+            added before.
         number: number of all added configurations.
-        left_out: number of added configurations that get no trial.
+        left_out: number of added configurations that will have no trial.
     """
 
     waiting: deque[tuple[int, dict[str, Any]]] = field(default_factory=deque)
@@ -64,7 +65,7 @@ class Additions:
         self.number -= 1
 
     def leave_out(self, number: int) -> None:
-        """Leave out the configuration that was added after `number` others."""
+        """Remove the configuration that was added after `number` others; it gets no trial."""
         self.waiting = deque(each for each in self.waiting if each[0] != number)
         self.left_out += 1
 
@@ -74,10 +75,11 @@ class Additions:
 
 
 class TrialSource:
-    """Source of trials between an experiment and its searcher: it creates trials and passes results on.
+    """Link between an experiment and its searcher that creates the trials and passes results on to the
+    searcher.
 
     Args:
-        searcher: a searcher that has begun.
+        searcher: a searcher whose `begin` was called.
         space: search space of the experiment.
         seed: seed of the experiment.
         allow_duplicates: True: a drawn configuration may be tried again.
@@ -85,13 +87,14 @@ class TrialSource:
         trainable_name: name of the trainable, used for trials and folders.
         request_of: function, possibly the user's, that returns the resources of a trial from its
             configuration; None: one CPU.
-        namer: object that gives trials the user's names.
+        namer: object that names trials and folders with the user's functions.
 
     Attributes:
         name: class name of the searcher, for messages.
         space: space of the experiment.
-        experiment_path: path of the experiment's folder; '' without a folder.
-        hears_results, hears_decisions: True if the searcher overrides the method for results or decisions.
+        experiment_path: path of the experiment's folder; '' if the experiment has no folder.
+        hears_results, hears_decisions: True if the searcher overrides `on_trial_result` or
+            `on_trial_decision`.
         created: number of existing trials.
         added: configurations that users have added.
     """
@@ -128,16 +131,16 @@ class TrialSource:
         self._proposed = 0
         self._allow_duplicates = allow_duplicates
         self._first: dict[bytes, str] = {}
-        """First trial with each configuration, by the configuration's fingerprint."""
+        """Id of the first trial with each configuration, by the configuration's fingerprint."""
         self._results: dict[str, dict[str, Any] | None] = {}
         self._unknown: set[str] = set()
         """Trials that the searcher does not know, so their results are not passed to the searcher."""
         self.corrected = 0
-        """Number of trials for which a restored searcher made a different suggestion than before."""
+        """Number of trials for which a restored searcher did not repeat its original suggestion."""
         self._ahead: dict[str, dict[str, Any] | str] = {}
         self._gave_up = False
         self.reason = ""
-        """Reason why fewer trials than requested exist, set once no more will come."""
+        """Reason why the search ended with fewer trials than requested; otherwise ''."""
 
     @property
     def num_samples(self) -> int:
@@ -153,25 +156,26 @@ class TrialSource:
     def total(self) -> int | None:
         """Upper limit on the number of trials; None: unlimited.
 
-        An added configuration usually counts as one of the samples, like a point to evaluate. It is an extra
-        trial beside a grid, which is always tried completely, and after all samples were suggested.
+        An added configuration usually counts as one of the samples, like a point to evaluate. It is an
+        additional trial if the space has a grid, which is always tried completely, or if all samples were
+        already suggested.
         """
         total = self._suggested
         return None if total is None else max(total, self._enough)
 
     @property
     def _suggested(self) -> int | None:
-        """Number of trials from the searcher, and of added configurations beside them; None: unlimited."""
+        """Number of the searcher's trials, plus added configurations beyond the samples; None: unlimited."""
         total = self._searcher.total_samples
-        # A searcher that ends although `num_samples` is -1 suggests a fixed list, so added configurations
-        # come on top of that list.
+        # A searcher that has an end although `num_samples` is -1 suggests a fixed list, so added
+        # configurations are additional trials.
         beside = self.space.axes or self._searcher.in_units or self.num_samples == -1
         added = self.added.number - self.added.left_out if beside else 0
         return None if total is None else total + added
 
     @property
     def _enough(self) -> int:
-        """Number of existing trials, plus waiting added configurations."""
+        """Number of existing trials, plus added configurations that have no trial yet."""
         return self.created + len(self.added.waiting)
 
     @property
@@ -184,11 +188,11 @@ class TrialSource:
 
     @property
     def hears_again(self) -> bool:
-        """True if the searcher may be notified twice of the end of a trial."""
+        """True if the searcher must also be notified of the second end of a trial that was run again."""
         return self._searcher.hears_again
 
     def next_trial(self) -> Trial | None:
-        """Return the next trial; None if no more trials come, or none yet.
+        """Return the next trial; None if no trial can be created now, or no further trial will come.
 
         Raises:
             ConfigError: the searcher raised, or returned something other than a configuration.
@@ -216,7 +220,7 @@ class TrialSource:
         return ONE_CPU if self._request_of is None else self._request_of(trial.config)
 
     def go_on_after(self, trials: Sequence[Trial]) -> None:
-        """Continue after the trials of a restored experiment."""
+        """Take over the number and the folder names of the trials of a restored experiment."""
         self.created = len(trials)
         self._namer.reserve(trial.dirname for trial in trials)
 
@@ -268,7 +272,7 @@ class TrialSource:
             rejected = 0
 
     def ahead(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return what `propose` will return for the next trial."""
+        """Return, in advance, the configuration that `propose` will return for the next trial."""
         if trial_id not in self._ahead and (config := self.propose(trial_id)) is not None:
             self._ahead[trial_id] = config
         return self._ahead.get(trial_id)
@@ -313,7 +317,7 @@ class TrialSource:
         """Change the searcher's number of samples, including those already suggested.
 
         Raises:
-            ConfigError: more trials exist or wait, or the number of trials would not change.
+            ConfigError: more trials already exist or wait, or the number of trials would not change.
         """
         before, total_before, enough = self.num_samples, self._suggested, self._enough
         self._resize_searcher(num_samples)
@@ -344,7 +348,7 @@ class TrialSource:
             ) from error
 
     def note(self, trial_id: str, config: dict[str, Any]) -> dict[str, Any]:
-        """Start a trial with an added configuration; the searcher learns from the trial if it can."""
+        """Return the configuration of a trial that a user added; notify the searcher of the trial."""
         if not self._tell("note", trial_id, config):
             self._unknown.add(trial_id)
         return self._accept(trial_id, config)
@@ -357,18 +361,19 @@ class TrialSource:
         Args:
             trial_id: id of the trial.
             stored: configuration of the trial.
-            same_space: False: the configuration was drawn from a different space than the current one.
+            same_space: False: the configuration was drawn from a different space than the current space.
 
         Returns:
-            The suggestion, with the objects that the store keeps only by name; None: the searcher has ended.
+            The suggestion, with the original objects where the store keeps only names; None: the searcher has
+            ended.
         """
         config = self._searcher.replay(trial_id, stored, same_space=same_space)
         if config is not None:
             return self._accept(trial_id, config)
         proposed = self.propose(trial_id)
         if proposed is None:
-            # The searcher waits for the end of a trial, but was not notified of this end, because that trial
-            # resumes.
+            # The searcher waits for the end of an earlier trial. A restore does not report this end, because
+            # the earlier trial will resume.
             self._unknown.add(trial_id)
             return self._accept(trial_id, stored)
         if isinstance(proposed, str):
@@ -380,7 +385,7 @@ class TrialSource:
         return self._corrected(trial_id, stored, proposed)
 
     def _corrected(self, trial_id: str, stored: dict[str, Any], proposed: dict[str, Any]) -> dict[str, Any]:
-        """Accept `stored` although the searcher, changed or unseeded, now makes a different suggestion."""
+        """Use `stored`, although the searcher, which was changed or is unseeded, now suggests `proposed`."""
         self.corrected += 1
         if self._searcher.is_drawn(trial_id):
             self._tell("on_rejected", trial_id, None)
@@ -388,7 +393,7 @@ class TrialSource:
                 self._unknown.add(trial_id)
         if self._first.get(fingerprint(proposed)) == trial_id:
             del self._first[fingerprint(proposed)]
-        self._proposed -= 1  # both suggestions belong to the same trial, so they count once
+        self._proposed -= 1  # both suggestions belong to one trial, so they count once
         return self._accept(trial_id, stored)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
@@ -467,7 +472,7 @@ class TrialSource:
         )
 
     def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
-        """Return a suggestion with keys such as a/b nested, and with the constants of the space."""
+        """Return the whole configuration of a suggestion, with keys such as a/b nested, and with constants."""
         config = merged(copied(self._constants), nested(suggestion))
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):

@@ -145,7 +145,7 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
 
 
 def _is_switch(site: Site) -> bool:
-    """Return True if conditions may require any value: the leaf is computed, or a constant outside of choices."""
+    """Return True if a condition may require any value: of a computed leaf, or a constant not in a choice."""
     chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
     return isinstance(site.leaf, SampleFrom) or (not chosen and site.path == in_config(site.path))
 

@@ -34,31 +34,32 @@ if TYPE_CHECKING:
 class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     """Search with a sampler of Optuna.
 
-    For suggestion n, the sampler is seeded again from the seed and n. A failed trial is reported to Optuna as
-    failed, and samplers ignore it. A trial is reported as pruned, with its reports, in three cases: the
-    scheduler stopped it before its `max_t`, it stayed paused to the end, or its last report of the metric is
-    NaN. TPE ranks pruned trials after complete ones, the trials that got furthest first, and NaN as bad;
-    other samplers ignore pruned trials. Infinite values are reported unchanged. TPE needs `n_startup_trials`
-    (10) complete trials for its model. Until then TPE sees a paused trial as pruned until it resumes, while
-    `storage` still shows it as running.
+    For each suggestion, the sampler is seeded again from the seed and the number of the suggestion. A failed
+    trial is reported to Optuna as failed, and samplers ignore it. A trial is reported as pruned, with its
+    reports, in three cases: the scheduler stopped the trial before its `max_t`, the trial stayed paused to
+    the end, or its last report of the metric is NaN. TPE ranks pruned trials after complete trials, those
+    with the most iterations first, and treats NaN as bad. Other samplers ignore pruned trials. Infinite
+    values are reported unchanged. TPE needs `n_startup_trials` (10) complete trials for its model. Before
+    that, TPE treats paused trials as pruned until they resume, although `storage` shows them as running.
 
     Args:
-        space: domains as in `param_space`; Optuna's distributions by name, where 'net/width' is
-            `config["net"]["width"]`; or a function that asks an Optuna trial for values, may branch freely,
-            and may return constants. None: `param_space`. With a space here, `param_space` may contain only
-            constants, which are added to every configuration.
+        space: dictionary with domains, as in `param_space`; or a dictionary from names to Optuna's
+            distributions, where 'net/width' is `config["net"]["width"]`; or a function that asks an Optuna
+            trial for values. The function may branch freely, and may return constants. None: `param_space` is
+            searched. With a space here, `param_space` may contain only constants, which are added to every
+            configuration.
         metric: metric to optimise, or a list of metrics; None: the TuneConfig's metric.
-        mode: "min" or "max", or a list with one for each metric; None: the TuneConfig's mode.
+        mode: "min" or "max", or a list with a mode for each metric; None: the TuneConfig's mode.
         points_to_evaluate: complete or partial configurations to try first; they count toward `num_samples`.
         sampler: Optuna's sampler; a copy is used. None: `TPESampler`, multivariate, with groups if trials
-            differ in their parameters. It counts running trials as bad (`constant_liar`), so that concurrent
-            trials don't crowd together before their first reports.
+            differ in their parameters. This default sampler counts running trials as bad (`constant_liar`),
+            so that concurrent trials do not all have similar configurations before their first reports.
         study_name: name of the study in `storage`; "optuna" by default.
-        storage: an Optuna storage or its address, which also keeps the trials. The search learns from trials
-            that its study already has.
+        storage: an Optuna storage or its address, where the trials are also stored. The search learns from
+            trials that are already in the study.
         seed: seed of the sampler; None: the sampler's own seed, or else the TuneConfig's.
-        evaluated_rewards: known values of the single metric for each of `points_to_evaluate`; the search
-            then learns from these points and does not run them.
+        evaluated_rewards: known value of the single metric for each of `points_to_evaluate`; the search then
+            learns from these points and does not run them.
 
     Raises:
         MissingDependencyError: Optuna is not installed.
@@ -182,14 +183,14 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         self._study.add(trial_id, known)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # Some samplers look only at results, so they would repeat the suggestion. For these samplers, the
-        # rejected trial gets no result and the next draw a new seed. Other samplers count their suggestions,
-        # so each suggestion gets a result.
+        # Some samplers depend only on results and the seed. For these samplers, the rejected trial gets no
+        # result, and the next draw gets a new seed. Other samplers count their suggestions, so they need a
+        # result for each suggestion.
         answer = None if samplers.follows_from_trials(self._suggester) else result
         self._study.reject(trial_id, *self._outcome(trial_id, answer), self._looked_at(answer))
 
     def _looked_at(self, result: dict[str, Any] | None) -> dict[str, float]:
-        """Return a report's numbers for a `constraints_func`; {} without such a function, to save writes."""
+        """Return a report's numbers if the sampler has a `constraints_func`; otherwise {}, to save writes."""
         return reported_numbers(result or {}) if samplers.constraints_of(self._suggester) else {}
 
     def replay(
@@ -197,8 +198,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     ) -> dict[str, Any] | None:
         if not same_space or samplers.follows_from_trials(self._suggester):
             return super().replay(trial_id, config, same_space=same_space)
-        # The study in the user's storage contains everything that the sampler wrote there, so the trial is
-        # adopted from it.
+        # The study in the user's storage contains everything that the sampler wrote, so no new suggestion is
+        # needed if the study contains the trial.
         known = self._storage is not None and not holds_opaque(config) and self._study.adopt(trial_id)
         self._number += known
         return config if known else None
@@ -206,7 +207,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     # --- results ----------------------------------------------------------------------------------
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        # The trial is running, for example because a restore started it again.
+        # A report shows that the trial is running, for example because a restore started the trial again.
         self._cut_short.discard(trial_id)
         if len(self._aims) > 1:
             return  # Optuna accepts no reports for several objectives.
@@ -237,7 +238,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     def _outcome(
         self, trial_id: str, result: Mapping[str, Any] | None
     ) -> tuple[TrialState, list[float] | None]:
-        """Return the state and values of a trial with this last report; a `result` of None means failure."""
+        """Return the state and values of a trial with the last report `result`; None: the trial failed."""
         from optuna.trial import TrialState
 
         values = [lookup(result or {}, each.metric) for each in self._aims]
@@ -258,8 +259,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         elif evaluated.pruned or math.isnan(value):
             state = TrialState.PRUNED
         reports = dict(enumerate(evaluated.intermediate_values or []))
-        # The mark is a hash of the content. After a restore, it shows that a study in a database already has
-        # the point.
+        # The mark is a hash of the point. After a restore, the mark shows whether a study in a database
+        # already contains the point.
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
         values = [float(value)] if state is TrialState.COMPLETE else None

@@ -1,7 +1,7 @@
 """Optuna's samplers: their seeds, restrictions and log messages.
 
 A suggestion of a fresh TPE, random or Gaussian process sampler depends only on the study's trials and a seed.
-When reused, these samplers keep state between suggestions that a restore could not rebuild: the groups of a
+A sampler of these kinds that is used again keeps state that a restore could not rebuild: the groups of a
 conditional space in the order in which trials ended, and the kernel of the last fit. CMA-ES, the genetic
 samplers, quasi-random sequences and grids write their state into the study with each suggestion.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def without_repeated_messages(said: set[str]) -> Iterator[None]:
-    """Hide Optuna's sampler log lines in this thread that are already in `said`, ignoring trial numbers."""
+    """Hide log lines of Optuna's samplers in this thread that repeat a line in `said` for another trial."""
     here = threading.get_ident()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -38,8 +38,8 @@ def without_repeated_messages(said: set[str]) -> Iterator[None]:
         said.add(words)
         return new
 
-    # A filter only sees records of its own logger, and each of Optuna's modules has its own logger, so all of
-    # them get the filter.
+    # A filter sees only the records of its own logger, and each module of Optuna has its own logger, so the
+    # filter is added to every logger.
     names = [name for name in list(logging.Logger.manager.loggerDict) if name.startswith("optuna.samplers")]
     loggers = [logging.getLogger(name) for name in names]
     for each in loggers:
@@ -67,7 +67,7 @@ def quiet() -> Iterator[None]:
 
 
 def default_sampler(conditional: bool) -> BaseSampler:
-    """Return the default sampler of `OptunaSearch`, a TPE."""
+    """Return the default sampler of `OptunaSearch`, a TPESampler."""
     from optuna.samplers import TPESampler
 
     with quiet():
@@ -75,16 +75,17 @@ def default_sampler(conditional: bool) -> BaseSampler:
 
 
 def _inner(sampler: BaseSampler) -> BaseSampler:
-    """Return the sampler of the values that a PartialFixedSampler does not fix."""
+    """Return the sampler inside a PartialFixedSampler; any other sampler is returned unchanged."""
     from optuna.samplers import PartialFixedSampler
 
     return _inner(sampler._base_sampler) if isinstance(sampler, PartialFixedSampler) else sampler
 
 
 def follows_from_trials(sampler: BaseSampler) -> bool:
-    """Return True if a fresh copy's suggestion depends only on the study's trials and the seed.
+    """Return True if a suggestion of a fresh copy depends only on the study's trials and the seed.
 
-    Other samplers write counts, populations or models into the study; repeating suggestions rebuilds these.
+    Other samplers write counts, populations or models into the study. A restore rebuilds these by repeating
+    the suggestions.
     """
     from optuna.samplers import GPSampler, RandomSampler, TPESampler
 
@@ -92,11 +93,12 @@ def follows_from_trials(sampler: BaseSampler) -> bool:
 
 
 def learns_from_paused(sampler: BaseSampler) -> int:
-    """Return the number of complete trials from which paused trials no longer count as pruned; 0: never do.
+    """Return the number of complete trials below which paused trials count as pruned.
 
-    TPE ranks pruned trials by their reports, after the complete ones. So TPE can build a model before enough
-    trials are complete. A Gaussian process ignores pruned trials, but avoids running ones. Samplers with
-    state across suggestions rely on an ended trial staying ended.
+    The number is 0 for samplers other than TPE. TPE ranks pruned trials by their reports, after complete
+    trials, so it can build a model before enough trials are complete. A Gaussian process ignores pruned
+    trials, but avoids configurations of running trials. Samplers that keep state between suggestions expect
+    that an ended trial does not run again.
     """
     from optuna.samplers import TPESampler
 
@@ -105,11 +107,11 @@ def learns_from_paused(sampler: BaseSampler) -> int:
 
 
 def prepared(sampler: BaseSampler, words: Callable[[int], list[int]]) -> BaseSampler:
-    """Return the sampler for one suggestion, seeded for this suggestion: if possible, a fresh copy.
+    """Return the sampler, or a fresh copy if `follows_from_trials`, with the seeds for one suggestion.
 
     Args:
         sampler: the user's sampler.
-        words: function that returns a given number of 32 bit seeds.
+        words: function of a number n that returns n seeds of 32 bits.
     """
     one = copy.deepcopy(sampler) if follows_from_trials(sampler) else sampler
     generators = list(_generators(one))
@@ -127,7 +129,7 @@ def seed_in(sampler: BaseSampler) -> int | None:
 
 
 def settle(sampler: BaseSampler, seed: int) -> None:
-    """Seed the scrambling of quasi-random points; a single seed determines the whole sequence."""
+    """Seed the scrambling of a QMCSampler, whose whole quasi-random sequence depends on a single seed."""
     from optuna.samplers import QMCSampler
 
     if isinstance(inner := _inner(sampler), QMCSampler):
@@ -135,7 +137,7 @@ def settle(sampler: BaseSampler, seed: int) -> None:
 
 
 def _generators(sampler: Any) -> Iterator[Any]:
-    """Yield the sampler's generators, objects with an `rng` that is created on first use without a seed."""
+    """Yield the sampler's random generators: objects with an `rng` that is created unseeded on first use."""
     seen: set[int] = set()
 
     def look(node: Any) -> Iterator[Any]:
@@ -155,7 +157,7 @@ def _generators(sampler: Any) -> Iterator[Any]:
 
 
 def in_params(sampler: BaseSampler, param_of: Callable[[str, Any], Any]) -> BaseSampler:
-    """Return the sampler with the user's fixed values encoded for Optuna.
+    """Return a copy of the sampler in which values that the user gave are encoded for Optuna.
 
     Raises:
         SpaceError: a value is outside of its parameter's domain.
@@ -183,16 +185,16 @@ def _known_by(values: Mapping[str, Any], param_of: Callable[[str, Any], Any]) ->
 
 
 def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evaluated: bool) -> None:
-    """Raise an error for uses that the sampler would ignore, or at which it would fail later.
+    """Raise an error for inputs that the sampler would ignore, or that would make it fail later.
 
     Args:
         sampler: the user's sampler.
         objectives: number of objectives.
-        points: True if points to try first exist.
-        evaluated: True if points evaluated elsewhere exist.
+        points: True if the user gave points to try first.
+        evaluated: True if the user gave points that were evaluated elsewhere.
 
     Raises:
-        ConfigError: the sampler does not support this use.
+        ConfigError: the sampler does not support these inputs.
     """
     from optuna.samplers import CmaEsSampler, GridSampler
 
@@ -209,7 +211,7 @@ def require_takes(sampler: BaseSampler, *, objectives: int, points: bool, evalua
 
 
 def marks_of_evaluated(sampler: BaseSampler) -> dict[str, Any]:
-    """Return the attributes by which a sampler accepts trials from elsewhere, as its first generation."""
+    """Return the trial attributes by which a genetic sampler counts a trial in its first generation."""
     from optuna.samplers import NSGAIIISampler, NSGAIISampler
 
     inner = _inner(sampler)
@@ -222,7 +224,7 @@ def constraints_of(sampler: BaseSampler) -> Callable[[FrozenTrial], Sequence[flo
 
 
 def constraint_marks(sampler: BaseSampler, trial: FrozenTrial) -> dict[str, Any]:
-    """Return the attributes that tell a sampler how far an ended trial satisfies its constraints."""
+    """Return the trial attributes with the values of the sampler's constraints for an ended trial."""
     function = constraints_of(sampler)
     ended = trial.state.name in ("COMPLETE", "PRUNED")
     return {"constraints": tuple(function(trial))} if function and ended else {}

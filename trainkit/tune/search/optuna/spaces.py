@@ -1,4 +1,4 @@
-"""Spaces for Optuna: tune's domains, Optuna's distributions, or a function of Optuna's trial."""
+"""Search spaces for Optuna: domains of trainkit, distributions of Optuna, or a function of Optuna's trial."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ if TYPE_CHECKING:
 
 
 QUANTILES = 2**20
-"""Number of steps for quantiles of a normal distribution; whole steps let a value determine its step."""
+"""Number of steps for the quantiles of a normal distribution; with steps, a value has a single encoding."""
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
 class OptunaParameter:
-    """One parameter as a distribution of Optuna.
+    """One parameter of trainkit in the form of an Optuna distribution.
 
-    Steps are suggested as counts, which are exact, also on a logarithmic scale. A normal distribution is
-    suggested as quantiles, so that Optuna's uniform start follows the user's prior. Listed values that are
-    not plain are suggested as text: their index and a shortened repr.
+    A multiple k * q is suggested as the whole number k, which is exact, also on a logarithmic scale. A
+    normally distributed value is suggested as a quantile, so that the uniform draws at the start of a search
+    follow the user's distribution. If a value of a list is not a str, int, float, bool or None, all values of
+    the list are suggested as text, with their index and a shortened repr.
 
     Attributes:
         distribution: the parameter as Optuna's distribution.
-        exact: True if a value determines Optuna's parameter uniquely.
+        exact: True if each value has only one encoding for Optuna.
     """
 
     def __init__(self, name: str, domain: Domain) -> None:
@@ -105,7 +106,7 @@ def alternatives(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> 
     """Yield configurations drawn at random, then all configurations of a small space.
 
     Args:
-        suggest: function that returns the configuration of an Optuna trial, which it asks for values.
+        suggest: function that asks an Optuna trial for values and returns a configuration.
         rng: source of all randomness.
     """
     from optuna.samplers import RandomSampler
@@ -119,7 +120,7 @@ def alternatives(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> 
 
 
 def _asked(suggest: Callable[[Trial], dict[str, Any]], sampler: BaseSampler) -> Found:
-    """Yield configurations one by one, from a separate study."""
+    """Yield configurations from a new study in memory, so that the searcher's own study does not change."""
     import optuna
 
     with quiet():
@@ -138,11 +139,12 @@ def _listed(suggest: Callable[[Trial], dict[str, Any]], rng: Generator) -> Found
 
 
 class _Enumeration:
-    """A sampler for Optuna that enumerates all combinations once; the last parameter changes first.
+    """A sampler for Optuna that enumerates all combinations once; the last parameter changes fastest.
 
-    The values of a parameter come in random order. Later parameters may depend on a value, so they are
-    collected again when the value changes. Optuna's BruteForceSampler reads all trials for each value, and
-    can't distinguish unhashable values of a list, such as the layers of a network, [64] and [64, 32].
+    The values of a parameter come in random order. Which parameters follow may depend on a value, so these
+    are determined again when the value changes. Optuna's BruteForceSampler is not used, because it reads all
+    trials for each value, and can't distinguish unhashable values, such as the lists of layers [64] and [64,
+    32].
     """
 
     def __init__(self, rng: Generator) -> None:
@@ -168,7 +170,7 @@ class _Enumeration:
         return self._left[self._asked - 1][-1]
 
     def advance(self) -> bool:
-        """Move on to the next combination; return False after the last."""
+        """Move on to the next combination; return False after the last combination."""
         while self._left:
             self._left[-1].pop()
             if self._left[-1]:
@@ -178,7 +180,7 @@ class _Enumeration:
 
 
 def _values(distribution: Any) -> list[Any]:
-    """Return all values of a small distribution, in the sense of `_is_small`."""
+    """Return all values of a distribution that `_is_small` accepts."""
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     if isinstance(distribution, CategoricalDistribution):
@@ -186,8 +188,8 @@ def _values(distribution: Any) -> list[Any]:
     low, high, step = distribution.low, distribution.high, distribution.step
     if isinstance(distribution, IntDistribution):
         return list(range(low, high + 1, step))
-    # The values are rounded like in Optuna's samplers, so that each suggestion of a sampler exactly equals a
-    # value of this list.
+    # The values are rounded as in Optuna's samplers, so that each suggested value exactly equals a value of
+    # this list.
     return [min(place * step + low, high) for place in range(round((high - low) / step) + 1)]
 
 
@@ -201,7 +203,7 @@ def _is_small(distribution: Any) -> bool:
 
 
 class OptunaForm(Form, Protocol):
-    """A space in a form for Optuna; the model describes a trial by its `Params`.
+    """A search space in the form that Optuna's samplers need; a trial is encoded as `Params`.
 
     Attributes:
         conditional: True if trials may differ in their parameters.
@@ -210,7 +212,7 @@ class OptunaForm(Form, Protocol):
     conditional: bool
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        """Return the configuration that `trial` suggests; `rng` is the source of all other randomness."""
+        """Return the configuration that `trial` suggests; `sample_from` functions draw from `rng`."""
 
     def param_of(self, name: str, value: Any) -> Any:
         """Return the encoding of a parameter's value for Optuna.
@@ -221,7 +223,7 @@ class OptunaForm(Form, Protocol):
 
 
 class OptunaDomains(Declared[OptunaParameter]):
-    """Domains such as `tune.uniform(0, 1)`, with conditions."""
+    """A search space of domains such as `tune.uniform(0, 1)`, with conditions."""
 
     def __init__(self, space: Space, *, own: bool = False) -> None:
         super().__init__(space, OptunaParameter, searcher="OptunaSearch", own=own)
@@ -248,7 +250,7 @@ class OptunaDomains(Declared[OptunaParameter]):
 
 
 class _Asked(ABC):
-    """Base of spaces that are discovered by asking a trial of Optuna for values."""
+    """Base of spaces whose parameters become known only when an Optuna trial is asked for values."""
 
     @abstractmethod
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
@@ -259,7 +261,7 @@ class _Asked(ABC):
 
 
 class Distributions(_Asked):
-    """A dictionary of Optuna's distributions, nested or with keys such as 'net/width'."""
+    """A search space of Optuna's distributions in a dictionary, nested or with keys such as 'net/width'."""
 
     conditional = False
     space: Space | None = None
@@ -306,7 +308,7 @@ class Distributions(_Asked):
 
 
 class DefineByRun(_Asked):
-    """A function that asks an Optuna trial for values, may branch freely, and may return constants."""
+    """A search space given as a function that asks an Optuna trial for values and may return constants."""
 
     conditional = True
     space: Space | None = None
@@ -325,7 +327,7 @@ class DefineByRun(_Asked):
         trial = FixedTrial(given)
         try:
             self._call(trial)
-        except ValueError:  # FixedTrial has no value for this parameter.
+        except ValueError:  # the point lacks a value that the function asks for
             return flatten(point), True
         unknown = [name for name in flatten(point) if name not in trial.params]
         if unknown:
@@ -342,13 +344,13 @@ class DefineByRun(_Asked):
         trial = FixedTrial(_by_name(config))
         try:
             with warnings.catch_warnings():
-                # Optuna warns of values outside a domain, which must fail here.
+                # Optuna only warns of a value outside a domain, but such a value must fail here.
                 warnings.simplefilter("error", UserWarning)
                 constants = self._call(trial)
         except Exception:  # the next suggestion calls the function again, and then raises the error
             return None
         if constants.keys() & trial.params.keys():
-            return None  # the function has replaced a suggested value by a constant
+            return None  # a constant replaced the suggested value, which is lost
         return dict(trial.params), dict(trial.distributions)
 
     def param_of(self, name: str, value: Any) -> Any:
@@ -369,10 +371,10 @@ _ABSENT = object()
 
 
 def form_of(space: Any, *, own: bool) -> OptunaForm:
-    """Return the form of a user's `space`.
+    """Return the object that represents a user's `space` for Optuna.
 
     Raises:
-        ConfigError: `space` is not in one of the three forms.
+        ConfigError: `space` is neither a dictionary of domains or distributions, nor a function.
     """
     if isinstance(space, Space):
         return OptunaDomains(space)
@@ -399,14 +401,14 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
         low, high = distribution.low, distribution.high
         return trial.suggest_int(name, low, high, step=distribution.step, log=distribution.log)
     if isinstance(distribution, CategoricalDistribution):
-        with warnings.catch_warnings():  # only databases need plain choices, so the warning is ignored
+        with warnings.catch_warnings():  # the warning concerns only databases
             warnings.simplefilter("ignore", UserWarning)
             return trial.suggest_categorical(name, distribution.choices)
     raise ConfigError(f"{name}: {distribution!r} is not a float, int or categorical distribution of Optuna")
 
 
 def _by_name(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return all values by path, including dictionaries: {"a": {"b": 1}} gives "a" and "a/b"."""
+    """Return all values by path, also values that are dictionaries: {"a": {"b": 1}} gives "a" and "a/b"."""
     named: dict[str, Any] = {}
     for key, value in config.items():
         named[f"{prefix}{key}"] = value

@@ -38,7 +38,7 @@ class PausedAsPruned:
     Args:
         storage: storage that keeps paused trials as running.
         paused: function that returns the numbers of the trials that are paused now.
-        enough: number of complete trials from which the view shows paused trials unchanged.
+        enough: number of complete trials at which the view begins to show paused trials unchanged.
     """
 
     def __init__(self, storage: BaseStorage, paused: Callable[[], Collection[int]], enough: int) -> None:
@@ -46,10 +46,10 @@ class PausedAsPruned:
         self._paused = paused
         self._enough = enough
         self._seen: dict[int, tuple[FrozenTrial, FrozenTrial]] = {}
-        """Paused trials and their views by number, cached because each suggestion reads all of them."""
+        """Paused trials and their pruned copies, by number; a cache, as each suggestion reads all trials."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_storage":  # `copy` asks for these attributes before they exist.
+        if name.startswith("__") or name == "_storage":  # `copy` reads these attributes before they exist
             raise AttributeError(name)
         return getattr(self._storage, name)
 
@@ -92,7 +92,7 @@ def _pruned(trial: FrozenTrial) -> FrozenTrial:
 
 
 MARK = "trainkit_trial"
-"""Attribute of a trial in the user's storage: the trainkit id by which a restore finds the trial."""
+"""Name of the attribute of a stored trial with the trainkit id by which a restore finds the trial."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class _KnownTrial:
         reports: reported values of the metric, by step.
         state: Optuna's state; None: the trial is running.
         values: values of the metrics at the trial's end.
-        marks: the sampler's attributes for a trial that the sampler did not suggest.
+        marks: trial attributes by which the sampler accepts a trial that it did not suggest.
         attributes: numbers of the trial's last report, if the sampler reads them.
     """
 
@@ -122,13 +122,13 @@ _TRIES = 6
 
 
 def _storage_at(given: BaseStorage | str) -> BaseStorage:
-    """Return the storage; retry an address while another program creates the database's tables."""
+    """Return the storage; retry while a different program creates the tables of the database."""
     import optuna
 
     for number in range(1, _TRIES):
         try:
             return optuna.storages.get_storage(given)
-        except Exception as error:  # errors of databases have no common type without an import of SQLAlchemy
+        except Exception as error:  # database errors have a common class only in SQLAlchemy
             if not re.search("already exists|locked|unique|duplicate", str(error), re.IGNORECASE):
                 raise
             SYSTEM.sleep(0.1 * 2**number)
@@ -136,13 +136,13 @@ def _storage_at(given: BaseStorage | str) -> BaseStorage:
 
 
 class LazyStudy:
-    """An Optuna study that is opened on first use, with the trials known by then.
+    """An Optuna study that is opened on first use; the trials recorded before are then added.
 
     Args:
         modes: "min" or "max", for each metric.
         name: name of the study.
         storage: the user's storage or its address; None: in memory.
-        sampler: sampler that is notified of the ends of trials.
+        sampler: sampler that is notified when a trial ends.
     """
 
     def __init__(
@@ -162,13 +162,13 @@ class LazyStudy:
         self._numbers: dict[str, int] = {}
         """Number of each trial in the open study, by trainkit id."""
         self._told: Counter[str] = Counter()
-        """Number of ends that the user's storage already has of each trial found there."""
+        """Number of recorded ends of each trial that a restore has found in the user's storage."""
         self._paused: set[str] = set()
 
     # --- suggestions ------------------------------------------------------------------------------
 
     def ask(self, sampler: BaseSampler, trial_id: str, fixed: Mapping[str, Any] | None = None) -> Trial:
-        """Return a new trial from the sampler, with the values of `fixed` kept."""
+        """Return a new trial for which `sampler` suggests all values that are not in `fixed`."""
         study = self._open()
         study.sampler = sampler
         if fixed:
@@ -183,7 +183,7 @@ class LazyStudy:
         """Clear the sampler's stored suggestions for a trial whose parameters are all known.
 
         TPE and the Gaussian process store suggestions in advance, for concurrent callers. In a conditional
-        space these include parameters that the trial turns out not to have.
+        space, these suggestions include parameters that the trial does not have.
         """
         place = self._place(trial_id)
         for key in self._storage.get_trial_system_attrs(place):
@@ -247,7 +247,8 @@ class LazyStudy:
         values: list[float] | None = None,
         attributes: Mapping[str, float] | None = None,
     ) -> None:
-        """Record the end of a trial. A second end, after the trial was run again, becomes a second entry.
+        """Record the end of a trial. If the trial was run again after its end, its second end becomes an
+        additional trial of the study.
 
         The sampler may read the trial's attributes, for example in a `constraints_func`.
         """
@@ -284,7 +285,7 @@ class LazyStudy:
     def reject(
         self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
     ) -> None:
-        """Mark the newest trial as rejected; a later trial will get the same id."""
+        """Mark the newest trial as rejected, because a later trial will have the same trainkit id."""
         if self._study is not None and self._given is not None:
             self._storage.set_trial_user_attr(self._place(trial_id), MARK, f"rejected for {trial_id}")
         self.tell(trial_id, state, values, attributes)
@@ -293,7 +294,7 @@ class LazyStudy:
         return self._storage.get_trial(self._place(trial_id))
 
     def _place(self, trial_id: str) -> int:
-        """Return the storage's id of a trial."""
+        """Return the id of a trial in the storage, from its trainkit id."""
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._numbers[trial_id])
 
     # --- the study --------------------------------------------------------------------------------
@@ -346,7 +347,7 @@ class LazyStudy:
         self.exhausted = True
 
     def _marked(self) -> dict[str, tuple[FrozenTrial, int]]:
-        """Return the last trial of each trainkit id in the user's storage, and the number of its ends."""
+        """Return, by trainkit id, the last trial in the user's storage and the number of ended trials."""
         marked: dict[str, tuple[FrozenTrial, int]] = {}
         for trial in self._storage.get_all_trials(self._study_id, deepcopy=False):
             if MARK in trial.user_attrs:
@@ -360,7 +361,7 @@ class LazyStudy:
         params, distributions = known.params
         state = known.state if known.state is not None else TrialState.RUNNING
         values = known.values
-        # Optuna's own `tell` treats pruned trials in the same way.
+        # Optuna's own `tell` also uses the last report as the value of a pruned trial.
         if state is TrialState.PRUNED and known.reports:
             last = known.reports[max(known.reports)]
             values = None if math.isnan(last) else [last]
@@ -373,7 +374,8 @@ class LazyStudy:
             user_attrs={**known.attributes, **({MARK: known.trial_id} if self._given is not None else {})},
             system_attrs=known.marks,
         )
-        # The finished trial goes directly into the storage, so the sampler is not notified of its end.
+        # The finished trial is written directly to the storage, so the sampler is not notified of the end and
+        # can't add the values of its constraints.
         if known.attributes:
             trial.system_attrs |= samplers.constraint_marks(self._sampler, trial)
         created = self._storage.create_new_trial(self._study_id, template_trial=trial)
