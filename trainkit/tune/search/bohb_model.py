@@ -245,8 +245,8 @@ class BOHBConfig:
     def split_sizes(self, number: int, finite: int, dimensions: int) -> tuple[int, int] | None:
         """Return the numbers of good and of bad observations; None: too few observations for a model.
 
-        `finite` of the `number` observations have a finite loss. Observations without a finite loss count when
-        the percentage is applied, but are never good themselves.
+        `finite` of the `number` observations have a finite loss. The others count when the percentage is
+        applied, but are never good themselves.
         """
         least = self.least(dimensions)
         good = min(finite, max(least, math.floor(self.top_n_percent * number / 100)))

@@ -330,7 +330,7 @@ class Repeater(SearcherWrapper):
         }
 
     def _values(self, unit: _Unit) -> list[float]:
-        """Return the metric's values from the unit's trials, without missing values, in the order of the index."""
+        """Return the values of the metric that the unit's trials reported, in the order of the index."""
         found = [lookup(unit.results.get(fold) or {}, self.metric or "") for fold in unit.folds]
         return [float(value) for value in found if is_number(value)]
 

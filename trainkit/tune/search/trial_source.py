@@ -472,7 +472,7 @@ class TrialSource:
         )
 
     def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
-        """Return the whole configuration of a suggestion, with keys such as a/b nested, and with constants."""
+        """Return the whole configuration of a suggestion: keys such as a/b nested, and constants added."""
         config = merged(copied(self._constants), nested(suggestion))
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
