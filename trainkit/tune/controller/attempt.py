@@ -1,4 +1,4 @@
-"""One attempt of a trial: its process, results and checkpoints."""
+"""One attempt to run a trial: its process, results and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.tune.schedulers.base import Decision, score_of
 
 
 def checkpoint_score(policy: CheckpointConfig, result: Mapping[str, Any]) -> float | None:
-    """Return the rank value of this report's checkpoint, larger is better; None: rank by age."""
+    """Return the score that ranks the checkpoint of this report (larger is better); None: rank by age."""
     if policy.checkpoint_score_attribute is None:
         return None
     value = lookup(result, policy.checkpoint_score_attribute)
@@ -29,7 +29,7 @@ def to_drop(
     """Return the checkpoints that the policy does not keep. `checkpoints` must be sorted, oldest first.
 
     The policy keeps the `num_to_keep` best checkpoints; among equal checkpoints, later checkpoints are
-    better. A running trial also keeps its latest checkpoint, because a retry resumes from it.
+    better. A running trial also keeps its latest checkpoint, because a retry resumes from this checkpoint.
     """
     if policy.num_to_keep is None or len(checkpoints) <= policy.num_to_keep:
         return []
@@ -59,7 +59,7 @@ def full_result(metrics: Mapping[str, Any], origin: Origin, *, done: bool) -> di
     return {
         "trial_id": origin.trial_id,
         "experiment_tag": origin.experiment_tag,
-        "date": None,  # the trial's meter replaces this placeholder
+        "date": None,  # the date among the trial's metrics replaces None
         "pid": origin.pid,
         "hostname": origin.hostname,
         "node_ip": origin.node_ip,
@@ -78,9 +78,10 @@ def add_checkpoint(
     *,
     adopted: bool = False,
 ) -> None:
-    """Add the checkpoint in `dirname`, saved at `iteration`, and drop the checkpoints that it displaces.
+    """Add the checkpoint in `dirname`, saved at `iteration`; drop checkpoints that exceed the policy.
 
-    With `adopted`, another trial saved the checkpoint, so no report of this trial ranks it.
+    With `adopted`, another trial saved the checkpoint, so the checkpoint gets no score from this trial's
+    reports.
     """
     number = int(dirname.rsplit("_", 1)[1])
     score = checkpoint_score(policy, {} if adopted else trial.last_result)
@@ -94,8 +95,8 @@ def add_checkpoint(
 def drop_checkpoints(step: ev.Step, policy: CheckpointConfig, trial: Trial, *, running: bool) -> None:
     """Drop the checkpoints that the policy does not keep; their folders are deleted after the commit.
 
-    Nothing is dropped until a checkpoint has a value for ranking, because the attribute's name may be
-    misspelt.
+    No checkpoint is dropped until a report has the value that ranks checkpoints, because the setting with the
+    value's name may be misspelt.
     """
     name = policy.checkpoint_score_attribute
     unknown = name is not None and lookup(trial.last_result, name) is None
@@ -136,19 +137,19 @@ FINISHED: Outcome = (TrialStatus.TERMINATED, "finished")
 
 @dataclass(slots=True)
 class ActiveAttempt:
-    """Attempt that has, or is about to get, a process.
+    """Attempt to run a trial that has a process, or is about to get a process.
 
     Attributes:
         trial: trial of the attempt.
         times_out: time at which the attempt exceeds its timeout.
-        origin: origin of its results, once the process has been set up.
-        outcome: status and reason of the trial after the process ends; None: undecided.
+        origin: trial and process that the results come from; None: the process has not been set up yet.
+        outcome: the trial's status after the process ends, and the reason for this status; None: undecided.
         failure: failure to report, if the outcome is ERROR.
         deadline: time by which the process must end, or report, once the outcome is decided.
         interrupts: time at which the running code is interrupted, so that its clean-up runs before the
             deadline.
-        excused: True if the attempt received a request to end, and so need not have reported the metric.
-        pause: decision of the scheduler, if the outcome is PAUSED.
+        excused: True if the attempt received a request to end, so that a missing metric is no error.
+        pause: decision to pause the trial, if the outcome is PAUSED.
         saving: True while the trial saves a checkpoint at a report, before it continues.
     """
 
@@ -165,14 +166,14 @@ class ActiveAttempt:
 
     @property
     def limit(self) -> float:
-        """Time at which the process is killed, whatever it does."""
+        """Time at which the process is killed if it has not ended."""
         return min(self.deadline, self.times_out)
 
     def must_end(self, outcome: Outcome, time: float, grace_s: float) -> None:
         """Set the trial's outcome, unless it is already decided; the trial may run to its next report.
 
-        Half of the grace time is for reaching the report. After that, the trial is interrupted, and the rest
-        is for its clean-up.
+        The trial has half of the grace time to reach the report. After that, the trial is interrupted, and
+        has the rest of the grace time for its clean-up.
         """
         if self.outcome is None:
             self.outcome, self.excused = outcome, True
@@ -192,7 +193,7 @@ class ActiveAttempt:
 
     @property
     def is_ending(self) -> bool:
-        """True if the attempt's end is decided and is not a pause; later decisions have no effect."""
+        """True if the attempt must end, and not for a pause; later decisions then have no effect."""
         return self.outcome is not None and not self.is_pausing
 
     @property
@@ -220,7 +221,7 @@ def take_report(
 def take_along(
     step: ev.Step, policy: CheckpointConfig, trial: Trial, event: ev.Reported | ev.Finished
 ) -> None:
-    """Add the checkpoint of an event and record its problem, if the event has them."""
+    """Add the checkpoint and record the problem of an event, if the event has a checkpoint or a problem."""
     if event.checkpoint is not None:
         add_checkpoint(step, policy, trial, event.checkpoint, event.iteration)
     if event.problem:  # a failed clean-up is recorded but does not change the trial's outcome

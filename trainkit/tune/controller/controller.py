@@ -1,8 +1,9 @@
 """Controller of an experiment: a state machine from events to records and actions.
 
-It reads no clock and no file and starts nothing. Each event contains its time, random numbers come from the
-searcher's and the scheduler's generators, and all effects are returned as actions. The caller commits the
-records before it carries out the actions, so a report is acknowledged only once it can't be lost.
+The controller reads no clock and no file and starts no process. Each event contains its time. Random numbers
+come from the generators of the searcher and the scheduler. All effects are returned as actions. The caller
+commits the records before it carries out the actions, so a trial continues after a report only once the
+report can't be lost.
 
 Status changes:   PENDING -- Start --> starting -- Started --> running -- Reported --> ...
                      ^                                            |
@@ -49,15 +50,16 @@ class Controller:
 
     Args:
         plan: rules of the experiment.
-        source, scheduler: source of trials, and judge of reports; already rebuilt when an experiment is
-            resumed.
+        source, scheduler: source of trials, and scheduler that judges reports; in a resumed experiment, both
+            are already restored.
         ledger: resources for trials.
-        trials: trials of the resumed experiment, the first suggested first; the PENDING trials will run.
+        trials: trials of the resumed experiment, in the order of suggestion; trials with the status PENDING
+            will run.
         with_metric: ids of `trials` that have reported the metric.
         stop: stop rules that have already received the earlier reports; None: new rules from `plan.stop`.
         spent_s: seconds that the experiment ran before this run.
         steering: commands from earlier runs that still apply.
-        owed: decisions on paused trials that the previous run ended too early to carry out, by trial id.
+        owed: decisions on paused trials, by trial id, that the previous run made but did not carry out.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Controller:
         begin_budget(self._state, 0.0)
 
     def _tell_total(self, time: float) -> None:
-        """Notify the scheduler if the number of trials changed, as a restore may change it."""
+        """Notify the scheduler if the number of trials has changed, for example by a restore."""
         try:
             steering.tell_total(self._state, time)
         except ConfigError:
@@ -120,19 +122,20 @@ class Controller:
         state.step.records.append(ev.Noted(time, ev.BEGAN))
         guarded(state, time, state.scheduler.on_begin)
         guarded(state, time, self._tell_total, time)
-        # A kill may have prevented the clean-up after a trial's end, so it is repeated here.
+        # A kill may have prevented the clean-up after a trial's end, so the clean-up is repeated here.
         for trial in self.trials:
             if trial.status.is_finished:
                 drop_checkpoints(state.step, state.plan.checkpoints, trial, running=False)
         end_if_due(state, time)
-        # The restore may have ended trials, to which the scheduler responds with verdicts.
+        # The restore may have ended trials, after which the scheduler may have new decisions on paused
+        # trials.
         heed_scheduler(state, time)
         guarded(state, time, take_up_owed, state, self._owed, time)
         _fill(state, time)
         return state.step.take()
 
     def handle(self, batch: Sequence[ev.Event]) -> ev.Step:
-        """Process events in order of time; `batch` must not be empty, so send a Tick if nothing happened."""
+        """Process events in order of time; `batch` must have an event, such as a Tick if nothing happened."""
         state = self._state
         for event in batch:
             _HANDLERS[type(event)](state, event)
@@ -153,19 +156,19 @@ class Controller:
     def error(self) -> Exception | None:
         """Error that ended the experiment, for example from the searcher, the scheduler or a stopper.
 
-        `fit` raises it once the running trials have ended.
+        `fit` raises this error once the running trials have ended.
         """
         return self._state.error
 
     def fail_by(self, error: Exception) -> None:
-        """Store `error`, which `raise_error` raises, unless an earlier error is already stored."""
+        """Store `error` for `raise_error`, unless an earlier error is already stored."""
         self._state.error = self._state.error or error
 
     def raise_error(self) -> None:
-        """Raise the stored `error`, if any, and forget it.
+        """Raise the stored `error`, if any, and remove it from this object.
 
-        The frames of its traceback refer to this object. If this object kept the error, the reference cycle
-        would keep all parameters of the trials in memory until garbage collection.
+        The error's traceback refers to this object. If this object kept the error, the reference cycle would
+        keep all parameters of the trials in memory until garbage collection.
         """
         state = self._state
         error, state.error = state.error, None
@@ -187,7 +190,7 @@ class Controller:
 
     @property
     def done(self) -> bool:
-        """True if nothing runs and nothing will run."""
+        """True if no trial runs and no trial will run."""
         state = self._state
         return not state.active and (
             state.ending is not None or (is_over(state) and not paused.between_lines(state))
@@ -200,13 +203,13 @@ class Controller:
 
     @property
     def is_held(self) -> bool:
-        """True if nothing runs and nothing can start before a command allows it."""
+        """True if no trial runs, and no trial can start before a user's command allows it."""
         state = self._state
         return not state.active and bool(state.held or state.steering.paused_by)
 
     @property
     def deadline(self) -> float:
-        """Time by which a Tick must arrive; infinity: no Tick is needed."""
+        """Time by which `handle` must receive a Tick, if no other event comes; infinity: no Tick needed."""
         state = self._state
         return min(state.more_by, end_deadline(state), lifecycle.first_limit(state))
 
@@ -217,7 +220,7 @@ class Controller:
         return state.estimate.remaining_s([active.trial for active in state.active.values()], to_come, time)
 
     def close(self, time: float) -> ev.Step:
-        """End the trials that never ran or stayed paused; call once, when `done`."""
+        """End the trials that never ran or are still paused; called once, when `done` is True."""
         state = self._state
         if state.ending is not None and not state.ending.resumable:
             aside = [trial for trial in state.held.values() if trial.status is TrialStatus.PENDING]
@@ -234,7 +237,7 @@ class Controller:
 
 
 def _fill(state: ControllerState, time: float) -> None:
-    """Start waiting trials while they fit; the first trial that does not fit stays first in its queue."""
+    """Start waiting trials while resources are free; a trial that does not fit stays first in its queue."""
     state.more_by = math.inf
     if state.steering.paused_by:
         return
@@ -274,7 +277,7 @@ def _start_next(state: ControllerState, time: float) -> bool:
 
 
 def _take_in(state: ControllerState, trial: Trial, time: float) -> bool:
-    """Add a new trial; return False if it failed at once."""
+    """Add a new trial; return False if the trial failed at once."""
     state.trials.append(trial)
     state.by_id[trial.trial_id] = trial
     state.step.records.append(ev.TrialAdded(trial))
@@ -288,7 +291,7 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
     """Handle the lack of a trial to start; return True if the search for a trial should be repeated.
 
     Raises:
-        ConfigError: nothing runs or waits, yet the searcher suggests nothing.
+        ConfigError: no trial runs or waits, yet the searcher suggests no trial.
     """
     exhausted = state.source.exhausted
     idle = not (state.active or paused.between_lines(state) or state.waiting or state.held)
@@ -328,7 +331,7 @@ def _on_callback_raised(state: ControllerState, event: ev.CallbackRaised) -> Non
 
 
 def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
-    """Move the experiment to a new session; the loss of a node does not count as a failure of its trials."""
+    """Move the experiment to a new session after the loss of its node, which no trial counts as a failure."""
     state.step.records.append(ev.Noted(event.time, ev.SESSION_LOST, event.problem))
     if event.by:
         end_experiment(state, Ending(f"stopped by {event.by}", resumable=True), event.time)
@@ -343,7 +346,7 @@ def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
 
 
 def _on_tick(state: ControllerState, event: ev.Tick) -> None:
-    """Do nothing: `handle` itself checks the time."""
+    """Do nothing, because `handle` itself checks the time limits after each batch of events."""
 
 
 def _on_adopted(state: ControllerState, event: ev.Adopted) -> None:

@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 def begin_budget(state: ControllerState, time: float) -> None:
-    """Start the running time and the time budget of the experiment."""
+    """Begin to count the experiment's running time and time budget."""
     budget_s = state.plan.time_budget_s
     state.began = time
     state.budget_ends = math.inf if budget_s is None else time + budget_s
 
 
 def end_deadline(state: ControllerState) -> float:
-    """Return the latest time for the next check of the time limits."""
+    """Return the time by which the experiment's time limits must be checked again."""
     if state.ending is not None:
         return math.inf
     if state.stop.ends_none:

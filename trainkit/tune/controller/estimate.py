@@ -12,7 +12,7 @@ from statistics import median_high
 from trainkit.tune.core.trial import Trial
 
 FEW = 2
-"""Minimum number of trials with known length before an estimate is given."""
+"""Minimum number of trials with a known duration for an estimate."""
 SIMULATED = 1000
 """Maximum number of future trials that are scheduled individually; for more trials, the result is scaled."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -20,11 +20,12 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True, slots=True)
 class RunningTrial:
-    """Trial that has not ended.
+    """Trial that has not ended yet.
 
     Attributes:
-        elapsed_s: seconds that it has run, including earlier attempts.
-        fraction: completed fraction of its maximum length; None: unknown, or no report yet.
+        elapsed_s: seconds that the trial has run, including earlier attempts.
+        fraction: completed fraction of the trial's maximum number of reports; None: unknown, or no report
+            yet.
     """
 
     elapsed_s: float
@@ -42,12 +43,12 @@ def remaining_s(
     """Return the seconds until the last trial has ended; None if no estimate is possible.
 
     Trials that have already ended tend to be short. Running trials therefore count as censored observations
-    (Kaplan and Meier, 1958), limited by their maximum length. Future trials are scheduled on the slots that
-    are now in use, with lengths spread over the estimated distribution.
+    (Kaplan and Meier, 1958), limited by their maximum duration. Future trials are scheduled on as many slots
+    as trials run now, with durations spread over the estimated distribution.
 
     Args:
         finished: durations of ended trials in seconds.
-        running: trials that have a process; as many trials will run at once.
+        running: trials that run now; the same number of trials is assumed to run at once in future.
         to_come: number of future trials; None: no limit.
     """
     if to_come is None:
@@ -64,20 +65,20 @@ def remaining_s(
     free_at = [at + skipped_s for at in free_at]
     heapq.heapify(free_at)
     for number in range(laid_out):
-        # Multiples of the golden ratio modulo 1 are evenly spread but unordered, so they serve as random
+        # Multiples of the golden ratio modulo 1 are evenly spread but unordered, so they replace random
         # numbers.
         heapq.heapreplace(free_at, free_at[0] + lengths.quantile((number + 0.5) * _GOLDEN % 1.0))
     return max(free_at)
 
 
 class _Lengths:
-    """Distribution of a trial's length in seconds, as the steps of a survival curve."""
+    """Distribution of a trial's duration in seconds, as the steps of a survival curve."""
 
     def __init__(self, finished: Sequence[float], elapsed: Sequence[float], full: Sequence[float]) -> None:
         at_risk = len(finished) + len(elapsed)
         survival = 1.0
         self._steps: list[tuple[float, float]] = []
-        """Pairs of a length and the share of trials that last longer, sorted by length."""
+        """Pairs of a duration and the fraction of trials that last longer, sorted by duration."""
         for length, ended in sorted([*((s, 0) for s in finished), *((s, 1) for s in elapsed)]):
             if ended == 0:
                 survival *= 1 - 1 / at_risk
@@ -98,7 +99,7 @@ class _Lengths:
         return area
 
     def quantile(self, share: float) -> float:
-        """Return the length at which this share of trials has ended."""
+        """Return the duration after which the fraction `share` of trials has ended."""
         place = bisect_right(self._steps, share, key=lambda step: 1 - step[1])
         return self._steps[min(place, len(self._steps) - 1)][0]
 

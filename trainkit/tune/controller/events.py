@@ -1,7 +1,7 @@
 """Events that go into the controller, and records and actions that come out.
 
-These objects must not be changed, which type checkers verify. Each report creates about a dozen of them, so
-they are unfrozen dataclasses with slots. Creating such an object takes two thirds of the time of a named
+No code may change these objects; type checkers verify this. Each report creates about a dozen such objects,
+so they are unfrozen dataclasses with slots. Creating such an object takes two thirds of the time of a named
 tuple and a fifth of the time of a frozen dataclass. Reading a field takes a quarter of the time of a named
 tuple.
 
@@ -35,7 +35,7 @@ class _Fixed(metaclass=_Kind):
 
 
 class Placed(_Fixed):
-    """The trial has its resources and a process that is not yet set up; sent only with a trial timeout."""
+    """The trial has its resources and a process that is not set up yet; sent only if trials have timeouts."""
 
     trial_id: str
     attempt: int
@@ -54,7 +54,7 @@ class Started(_Fixed):
 
 
 class Reported(_Fixed):
-    """The trial has reported and waits in `report()`; with `done`, it has also ended.
+    """The trial has reported and waits in `report()`; with `done`, the trial has also ended.
 
     `problem`, here and in `Finished`, is the traceback of an exception in the user's clean-up.
     """
@@ -70,7 +70,7 @@ class Reported(_Fixed):
 
 
 class Finished(_Fixed):
-    """The trial's run is complete: it ended by itself or after a Stop."""
+    """The trial's run is complete: the trial ended by itself or after a Stop."""
 
     trial_id: str
     attempt: int
@@ -91,7 +91,7 @@ class Saved(_Fixed):
 
 
 class Adopted(_Fixed):
-    """A donor's checkpoint was copied to a paused trial's folder; if it is None, `problem` says why."""
+    """A donor's checkpoint was copied to a paused trial's folder; if the copy failed, `problem` says why."""
 
     trial_id: str
     attempt: int
@@ -126,7 +126,7 @@ class CallbackRaised(_Fixed):
 class CommandGiven(_Fixed):
     """A user's command to the experiment: a verb of `steering.VERBS` with its arguments.
 
-    `by` is the user, `id` identifies the command.
+    `by` is the name of the user; `id` identifies the command.
     """
 
     time: float
@@ -137,7 +137,7 @@ class CommandGiven(_Fixed):
 
 
 class SessionLost(_Fixed):
-    """The runtime's node and all trial processes have ended; `by` is the person who ended the node.
+    """The runtime's node and all trial processes have ended; `by` names the user who ended the node.
 
     `problem` says what happened to the node.
     """
@@ -173,7 +173,7 @@ Event = (
 
 
 class TrialAdded(_Fixed):
-    """A new configuration was suggested."""
+    """A new trial, with a suggested configuration."""
 
     trial: Trial
 
@@ -266,7 +266,7 @@ class Noted(_Fixed):
 
 
 class SettingsChanged(_Fixed):
-    """Settings that apply from now on.
+    """Changed settings of the experiment, which apply from now on.
 
     Attributes:
         settings: settings of TuneConfig that a command has changed.
@@ -287,7 +287,7 @@ NO_MORE_TRIALS = "no more trials"
 TOTAL = "total"
 LEFT_OUT = "addition left out"
 SESSION_LOST = "session lost"
-"""Kinds of notes, besides the statuses, that a restore or a person reads."""
+"""Kinds of notes that a restore or a person reads; trial statuses are further kinds."""
 
 Record = (
     TrialAdded
@@ -322,7 +322,7 @@ class Advance(_Fixed):
 
 
 class Save(_Fixed):
-    """Let the trial save a checkpoint at its current report, if it supports this."""
+    """Let the trial save a checkpoint at its current report, if the trial supports this."""
 
     trial_id: str
 
@@ -362,7 +362,7 @@ class Kill(_Fixed):
 
 
 class Renew(_Fixed):
-    """Begin a new session in place of the lost session."""
+    """Begin a new runtime session in place of the lost session."""
 
 
 class DeleteCheckpoint(_Fixed):
@@ -397,7 +397,7 @@ _METHODS: Mapping[type[Action], str] = dict(zip(get_args(Action), _NAMES, strict
 
 
 def carry_out(executor: object, action: Action) -> None:
-    """Call the method of `executor` for this kind of action; the method returns at once."""
+    """Call the executor's method for this kind of action; the method returns at once."""
     method = getattr(executor, _METHODS[type(action)], None)
     if method is None:
         raise TypeError(f"{type(executor).__name__} can't carry out {action!r}")

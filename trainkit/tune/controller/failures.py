@@ -26,7 +26,7 @@ _SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if `error` says that the memory of the process, the machine or a GPU was not enough."""
+    """Return True if `error` says that a process, the machine or a GPU ran out of memory."""
     if _CLASSES & {cls.__name__ for cls in type(error).__mro__}:
         return True
     text = str(error).lower()
@@ -35,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return speaks and any(words in text for words in _WORDS)
 
 
-# --- failures without a guilty trial --------------------------------------------------------------
+# --- losses of nodes ------------------------------------------------------------------------------
 
 
 class Losses:
@@ -47,7 +47,7 @@ class Losses:
         self._furthest: dict[str, int] = {}
 
     def count(self, trials: Sequence[Trial]) -> int:
-        """Count one more loss; return the number of losses since a trial last ended or progressed.
+        """Count one more loss; return the number of losses since a trial last progressed or ended.
 
         Args:
             trials: all trials, with their current iterations.
@@ -81,11 +81,11 @@ def timeout_words(limit_s: float) -> str:
 
 
 HOPELESS = 12
-"""Number of first trials that end an endless search if all have failed and no trial ever reported."""
+"""An unlimited search ends if this number of first trials have failed and no trial has ever reported."""
 
 
 def too_many_failed(trials: Sequence[Trial], folder: str, limit: int | None) -> str:
-    """Return the message for an experiment that ended because of failed trials: failures and remedies.
+    """Return the message about failures and remedies for an experiment that ended because of failed trials.
 
     Args:
         trials: trials of the experiment.
@@ -120,7 +120,10 @@ def grouped(failed: Iterable[tuple[str, Failure]]) -> str:
 
 
 def _place(failure: Failure) -> tuple[str, ...]:
-    """Return the class and frames that identify an error; its message may depend on the configuration."""
+    """Return the class and stack frames of an error, which identify the error better than its message.
+
+    The message may depend on the configuration.
+    """
     frames = re.findall(r'^ *File "(.+)", line (\d+), in (.+)$', failure.traceback, re.MULTILINE)
     if not frames:
         return (failure.kind, re.sub(r"\d+", "N", failure.message))

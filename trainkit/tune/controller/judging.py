@@ -1,6 +1,7 @@
-"""Judgement of trials: the decisions of the scheduler, then of the stop rules, and their execution.
+"""Judgement of trials: decisions of the scheduler, then of the stop rules, and their effects.
 
-A decision on a report becomes the outcome of its trial. Decisions on waiting trials act at once.
+A decision on a report sets the outcome of the report's trial. Decisions on waiting trials take effect at
+once.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from trainkit.tune.core.stoppers import missing_metric, misspelt
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import BY_COMMAND, Decision, Verdict, words_for
 
-# These module constants save time: every report checks them, and reading an attribute of an enumeration is
-# slow.
+# These module constants save time, because every report is compared with them, and reading an attribute of an
+# enumeration is slow.
 PAUSED, TERMINATED, ERROR = TrialStatus.PAUSED, TrialStatus.TERMINATED, TrialStatus.ERROR
 
 
@@ -30,7 +31,8 @@ def judge(state: ControllerState, active: ActiveAttempt, result: dict[str, Any],
     """Judge a report: set the outcome of its trial, and end the experiment if a rule requires it."""
     if state.source.hears_results:
         guarded(state, event.time, state.source.on_trial_result, active.trial.trial_id, result)
-    # The trial is judged first, because this decision takes precedence over an end of the whole experiment.
+    # The trial is judged first, because the decision on a trial takes precedence over an end of the whole
+    # experiment.
     guarded(state, event.time, _decide, state, active, result, event)
     if not state.has_reports:
         guarded(state, event.time, _require_metric, state, result)
@@ -50,12 +52,13 @@ def _decide(
 
 
 def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported) -> Decision | Failure:
-    """Return the decision on a report, or the failure if the report is invalid or a stop rule raised.
+    """Return the decision on a report, or the failure if the report is invalid or a stop rule raises.
 
-    Values that a stop rule adds to `result` are copied to the event's metrics, so that they are stored.
+    Values that a stop rule adds to `result` are copied to the event's metrics, so that these values are
+    stored.
     """
     trial_id, metrics = event.trial_id, event.metrics
-    # The user's function has not returned, but its report contains `done`.
+    # A report may contain `done` although the user's function has not returned.
     says_done = not event.done and bool(metrics.get("done"))
     # The scheduler receives every report first, even an invalid one, because a replay does the same.
     decision = state.scheduler.on_result(trial_id, result)
@@ -74,7 +77,8 @@ def _decision(state: ControllerState, result: dict[str, Any], event: ev.Reported
     if reached is None and says_done:
         reached = {"stop": "reported done=True"}
     if reached is not None:
-        # A stop overrides the decision. An exploit is then cancelled, so its facts are left out.
+        # A stop rule overrides the scheduler's decision. A takeover of a donor's state is then cancelled, so
+        # the decision's facts only say what the stop replaced.
         facts = {"instead_of": decision.reason} if decision.donors else decision.reason
         return Decision(Verdict.STOP, {**facts, **reached})
     return decision
@@ -143,9 +147,9 @@ def _take_decision(state: ControllerState, active: ActiveAttempt, decision: Deci
 
 
 def _runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool:
-    """Return True if a trial that should pause continues instead, as a pause would gain nothing.
+    """Return True if a trial that should pause continues instead, because a pause would gain nothing.
 
-    The function then records that the trial was resumed.
+    If the trial continues, the function records that the trial was resumed.
     """
     decision, trial = active.pause, active.trial
     if decision is None or decision.request is not None:
@@ -166,7 +170,7 @@ def _runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool
 
 
 def _pull(state: ControllerState, active: ActiveAttempt) -> None:
-    """Pause a trial at its report on a user's command, if it has a checkpoint or can save one."""
+    """Pause a trial at its report on a user's command, if the trial has or can save a checkpoint."""
     trial = active.trial
     if trial.checkpoint is None and not state.plan.saves:
         return

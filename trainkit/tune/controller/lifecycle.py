@@ -1,4 +1,4 @@
-"""Life of a trial: the consequences of each event of its process.
+"""Life of a trial: the consequences of each event of the trial's process.
 
 Reported --> attempt: recorded --> judging: judged, and its outcome set --> Advance, Save or Stop
 Finished --> paused: PAUSED, or PENDING again, or judging: TERMINATED, or a failure
@@ -27,13 +27,13 @@ from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 from trainkit.tune.schedulers.base import Decision, Verdict
 from trainkit.tune.space.serialization import complete, decode_config, encode_config, holds_opaque
 
-# These module constants save time: every report checks a dozen, and reading an attribute of an enumeration is
-# slow.
+# These module constants save time, because every report is compared with a dozen, and reading an attribute of
+# an enumeration is slow.
 PENDING, RUNNING, PAUSED = TrialStatus.PENDING, TrialStatus.RUNNING, TrialStatus.PAUSED
 TERMINATED, ERROR = TrialStatus.TERMINATED, TrialStatus.ERROR
 
 LOST = "the runtime's node died"
-"""Reason for waiting of a trial whose process ended with the session."""
+"""Reason why a trial waits again: the trial's process has ended with the session."""
 
 
 def handle_attempt_event(
@@ -56,7 +56,7 @@ def _on_placed(state: ControllerState, active: ActiveAttempt, event: ev.Placed |
 
 def _on_started(state: ControllerState, active: ActiveAttempt, event: ev.Started) -> None:
     if state.plan.trial_timeout_s is not None:
-        # Some executors send no Placed event, so Started does its work.
+        # Some executors send no Placed event, so Started also starts the timeout.
         _on_placed(state, active, event)
     trial = active.trial
     place = (event.pid, event.hostname, event.node_ip)
@@ -106,7 +106,8 @@ def _on_finished(state: ControllerState, active: ActiveAttempt, event: ev.Finish
 
 
 def _on_failed(state: ControllerState, active: ActiveAttempt, event: ev.Failed) -> None:
-    # The SIGTERM that ends the experiment may also have killed the trial's subprocesses.
+    # The SIGTERM that ends the experiment may also have killed the trial's subprocesses, so the trial has not
+    # failed.
     if state.ending is BY_SIGTERM and active.excused:
         state.step.records.append(
             ev.Noted(event.time, "cleanup", event.failure.message, active.trial.trial_id)
@@ -159,11 +160,11 @@ class Retry:
 
 
 def what_follows(trial: Trial, failure: Failure, policy: FailureConfig) -> Retry | Failure:
-    """Return the retry of the trial, or the failure that ends it.
+    """Return the decision to retry the trial, or the failure that ends the trial.
 
     Args:
         trial: the trial; its number of failures does not yet include this failure.
-        failure: failure of its latest attempt.
+        failure: failure of the trial's latest attempt.
         policy: the user's policy.
     """
     if failure.out_of_memory and policy.out_of_memory is not None:
@@ -227,7 +228,7 @@ def fail(state: ControllerState, trial: Trial, failure: Failure, time: float) ->
     state.failed += 1
     limit = state.plan.failure.max_failed_trials
     endless = state.source.num_samples == -1 and math.isinf(state.budget_ends)
-    # Running trials extend the limit, because some of them may only be slow to report.
+    # The number of running trials is added to the limit, because running trials may only be slow to report.
     first = state.trials[: HOPELESS + len(state.active)]
     if limit is None and endless and not state.has_reports and all(each.status is ERROR for each in first):
         limit = HOPELESS
@@ -261,7 +262,7 @@ def _let_go(state: ControllerState, trial: Trial, time: float) -> None:
 
 
 def lose_all(state: ControllerState, time: float) -> None:
-    """Handle the loss of all processes: trials with a decided outcome get it, and all others run again."""
+    """Handle the loss of all processes: decided outcomes take effect, and all other trials run again."""
     for active in list(state.active.values()):
         trial, outcome = active.trial, active.outcome
         if outcome is None or (active.is_pausing and not paused.may_pause(state, trial, active.pause)):
@@ -308,7 +309,7 @@ def kill_overdue(state: ControllerState, now: float) -> None:
 
 
 def set_request(state: ControllerState, trial: Trial, time: float) -> bool:
-    """Set the trial's resource request; if it is unknown or infeasible, fail the trial and return False."""
+    """Set the trial's resource request; if it raises or is infeasible, fail the trial and return False."""
     try:
         trial.request = trial.granted or state.source.request(trial)
         state.ledger.require_feasible(trial.request, what=f"trial {trial.name}")

@@ -1,8 +1,8 @@
-"""Paused trials: resumption, end, and copies of another trial's state.
+"""Paused trials: their resumption, their end, and copies of other trials' states.
 
 PAUSE --> process saves and ends --> PAUSED --> chosen --> PENDING, from its checkpoint
                                            |  donors: Adopt --> Adopted, with another configuration
-PAUSE of a trial that would be chosen next anyway: it continues in its process
+PAUSE of a trial that would be chosen next anyway: the trial continues in its process
 a user's command: like PAUSE, but the trial is in no queue until another command resumes it
 """
 
@@ -31,7 +31,7 @@ BEGINS_ANEW = (
 
 
 def between_lines(state: ControllerState) -> int:
-    """Return the number of paused trials that wait for a donor's checkpoint or for its copy."""
+    """Return the number of paused trials that wait for a donor's checkpoint or for the copy of one."""
     return len(state.awaiting_donor) + len(state.adopting)
 
 
@@ -68,7 +68,7 @@ def begin_pause(
             text = f"{state.scheduler.label} paused the trial, which left no checkpoint to resume from: "
             return Failure("CheckpointError", text + problem)
         by = state.scheduler.label if decision.request is None else "a change of resources"
-        # Without progress since the last restart, the trial would restart forever.
+        # If the trial made no progress since its last restart, it would restart forever.
         if trial.iteration <= state.begun_anew.get(trial.trial_id, -1):
             text = f"{by} paused the trial again without progress, and the trial has {NO_CHECKPOINT}"
             return Failure("ConfigError", text, retry=False)
@@ -89,7 +89,7 @@ def may_pause(state: ControllerState, trial: Trial, decision: Decision | None) -
 
 
 def carry_out(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
-    """Give a paused trial the decision's resources, and the state of its donor."""
+    """Give a paused trial the resources and the donor's state that the decision contains."""
     if decision.request is not None:
         before, trial.request = trial.request, decision.request
         trial.granted = decision.request
@@ -124,7 +124,7 @@ def note_no_exchange(state: ControllerState, trial: Trial, decision: Decision, t
 
 
 def retry_exchanges(state: ControllerState, time: float) -> None:
-    """Retry the exploits that waited for a donor's checkpoint."""
+    """Retry the takeovers of a donor's state that waited for a donor's checkpoint."""
     if not state.awaiting_donor:
         return
     for trial_id, decision in list(state.awaiting_donor.items()):
@@ -172,7 +172,7 @@ def resumed(state: ControllerState, trial: Trial) -> str:
 
 
 def why_not_chosen(state: ControllerState, trial: Trial) -> str:
-    """Record and return the reason why a trial stayed paused until the end; '' if unknown."""
+    """Record and return the reason why a trial stayed paused until its end; '' if unknown."""
     decision = Decision(Verdict.STOP, state.scheduler.why_not_chosen(trial.trial_id))
     if decision.reason:
         state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
@@ -180,19 +180,19 @@ def why_not_chosen(state: ControllerState, trial: Trial) -> str:
 
 
 def forget_pause(state: ControllerState, trial: Trial) -> bool:
-    """Remove a paused trial, which must end, from all lists; return False if it isn't paused."""
+    """Remove a paused trial that must end from its queue and from takeovers; return False if not paused."""
     hoped = state.awaiting_donor.pop(trial.trial_id, None) is not None
     adopted = state.adopting.pop(trial.trial_id, None) is not None
     return leave_line(state, trial) or hoped or adopted
 
 
 def leave_line(state: ControllerState, trial: Trial) -> bool:
-    """Remove a paused trial from its queue; return False if it waits for a donor or is not paused."""
+    """Remove a paused trial from its queue; return False if the trial waits for a donor or isn't paused."""
     return state.paused.remove(trial) or state.held.pop(trial.trial_id, None) is not None
 
 
 def leave_lines(state: ControllerState, trial: Trial) -> bool:
-    """Remove a trial, which must end, from the queues; return False if it isn't in a queue."""
+    """Remove a trial that must end from its queue; return False if the trial isn't waiting."""
     return state.waiting.remove(trial) or forget_pause(state, trial)
 
 

@@ -56,18 +56,19 @@ class Plan:
     """Rules of an experiment for its trials.
 
     Attributes:
-        metric: metric that every trial must report before it ends; None: no such rule.
+        metric: metric that every trial must report before it ends; None: no metric is required.
         other_metrics: further metrics that the same report must have, for several objectives.
         stop: stop rules for single trials or for the experiment.
-        time_budget_s: seconds from `begin` after which every trial ends at its next report.
-        trial_timeout_s: maximum seconds of each attempt once it has its resources; after that, the attempt is
-            killed and counts as failed.
+        time_budget_s: seconds from the start of the run after which every trial ends at its next report.
+        trial_timeout_s: maximum seconds of each attempt, counted once the attempt has its resources; an
+            attempt that takes longer is killed and counts as failed.
         max_iteration: maximum number of reports of a trial, if known; used for estimates.
-        failure, checkpoints: settings of RunConfig.
-        grace_s: seconds for a trial that must end to reach its next report.
-        cleanup_s: seconds for a trial to end after the request.
+        failure, checkpoints: RunConfig's settings for failures and for checkpoints.
+        grace_s: seconds that a trial gets to reach its next report after a request to end.
+        cleanup_s: seconds that a trial gets to end once its last report has been judged.
         saves: True if trials can save a checkpoint at any report, as a class with save_checkpoint() can.
-        keeps_processes: True if a trial that would be resumed at once continues in its process.
+        keeps_processes: True if a trial that should pause but would be resumed at once continues in its
+            process.
     """
 
     metric: str | None = None
@@ -93,7 +94,7 @@ class StopRules:
     """Stop rules of an experiment. Each rule receives every report; the first rule that ends a trial counts.
 
     Args:
-        rules: the rules in order.
+        rules: the stop rules, in the order in which they are checked.
     """
 
     def __init__(self, rules: Sequence[OneStopRule]) -> None:
@@ -102,7 +103,7 @@ class StopRules:
         self._stoppers = [rule for rule in rules if isinstance(rule, Stopper)]
         self._timed = [each for each in self._stoppers if _looks_at_time(each)]
         self.ends_none = not self._stoppers
-        """True if no rule can end the experiment; a cached value, as every report needs it."""
+        """True if no rule can end the experiment; cached, because every report needs this value."""
 
     @classmethod
     def of(cls, rule: StopRule | None) -> StopRules:
@@ -115,7 +116,7 @@ class StopRules:
         return cls([copy.deepcopy(each) if isinstance(each, Stopper) else each for each in rules])
 
     def on_report(self, trial_id: str, result: dict[str, Any]) -> dict[str, Any] | None:
-        """Return facts about the rule that ends the trial, its text under "stop"; None if no rule ends it.
+        """Return facts about the rule that ends the trial, with a text as `stop`; None if no rule does.
 
         Raises:
             MetricError: a rule names a value that the result lacks.
@@ -134,7 +135,7 @@ class StopRules:
             return
 
     def end(self, elapsed_s: float) -> str:
-        """Return why the experiment must end after running for `elapsed_s` seconds; '' if it continues."""
+        """Return why the experiment must end after `elapsed_s` seconds of running; '' if it may continue."""
         for stopper in self._timed:
             stoppers.tell_time(stopper, elapsed_s)
         for stopper in self._stoppers:
@@ -159,7 +160,7 @@ def _looks_at_time(stopper: Stopper) -> bool:
 
 
 def words_of(stopper: Stopper) -> str:
-    """Return a text such as 'stopped by TimeoutStopper: timeout 60'."""
+    """Return a stopper's reason as text, such as 'stopped by TimeoutStopper: timeout 60'."""
     facts = dict(stoppers.facts_of(stopper))
     name = facts.pop("stopper", type(stopper).__name__)
     words = ", ".join(
@@ -169,7 +170,7 @@ def words_of(stopper: Stopper) -> str:
 
 
 def _judge_of(rule: OneStopRule) -> Callable[[str, dict[str, Any]], dict[str, Any] | None]:
-    """Return a function that returns the facts if `rule` ends a report's trial, otherwise None."""
+    """Return a function that applies `rule` to a report: facts if the rule ends the trial, otherwise None."""
     if isinstance(rule, Mapping):
         return partial(_reached, rule)
     if isinstance(rule, Stopper):

@@ -1,4 +1,4 @@
-"""Order in which trials run."""
+"""Order in which waiting trials run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
         has_room: True if resources for another trial may be free, so that a trial may be suggested or
             resumed.
     """
-    # The running trial runs alone, so no trial may start.
+    # The only running trial must run alone, so no other trial may start.
     if len(state.active) == 1 and next(iter(state.active.values())).trial.alone:
         return None
     for trial_id in reversed(state.steering.first):
@@ -36,7 +36,7 @@ def next_trial(state: ControllerState, *, has_room: bool) -> Trial | None:
     if not state.waiting and not state.paused:
         return state.source.next_trial() if has_room else None
     alone = state.waiting.first_alone
-    # An experiment with an unlimited number of trials never becomes idle, so the trial that runs alone is
+    # An experiment with an unlimited number of trials never becomes idle, so a trial that must run alone is
     # started as soon as possible.
     if alone is None or state.source.to_come is not None:
         trial = _sharing(state, has_room=has_room)
@@ -60,7 +60,7 @@ def _out_of_turn(state: ControllerState, trial_id: str, *, has_room: bool) -> Tr
 
 
 def would_go_on_at_once(state: ControllerState, trial: Trial) -> bool:
-    """Return True if a trial that should pause would be the next to resume."""
+    """Return True if a trial that should pause would be the next trial to resume."""
     paused = state.paused.sharing
     paused.add(trial)
     chosen = _chosen(state, paused, new=not state.source.exhausted)

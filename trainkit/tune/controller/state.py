@@ -1,4 +1,4 @@
-"""State of an experiment's controller, which all its functions receive."""
+"""State of an experiment's controller, which all functions of the controller receive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from trainkit.tune.search.trial_source import TrialSource
 class Line(Sequence[str]):
     """Queue of trial ids in the order of suggestion; trials may be added and removed in any order.
 
-    The first id is read far more often than all ids, so a heap yields it. The heap may contain removed ids.
+    The first id is read far more often than all ids, so a heap yields the first id. The heap may contain
+    removed ids.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class WaitingTrials:
         self._alone = Line()
         self._by_id: dict[str, Trial] = {}
         self.sharing = Line()
-        """Ids of trials that may run beside other trials, or are paused; not copied, as they can be many."""
+        """Ids of paused trials, or of pending trials that may run beside others; too many to be copied."""
         for trial in trials:
             if trial.status is status:
                 self.add(trial)
@@ -92,15 +93,15 @@ class WaitingTrials:
         return trial
 
     def remove(self, trial: Trial) -> bool:
-        """Remove a trial; return False if it was not waiting."""
+        """Remove a trial; return False if the trial was not waiting."""
         if self._by_id.pop(trial.trial_id, None) is None:
             return False
         self._line_of(trial).remove(trial)
         return True
 
     def _line_of(self, trial: Trial) -> Line:
-        # Only pending trials wait in the line for running alone. The scheduler chooses among all paused
-        # trials together.
+        # Only pending trials that must run alone have a separate queue. The scheduler chooses among all
+        # paused trials together.
         return self._alone if trial.alone and self._parts else self.sharing
 
     @property
@@ -126,7 +127,7 @@ class Steering:
         paused_by: person who paused the whole experiment, or ''.
         holds: person who paused a single trial, by trial id.
         pulled: ids of trials that were paused while running. The scheduler is not notified of these pauses,
-            because it would have let the trials continue.
+            because its decision was that the trials continue.
         first: prioritised trials with the time of each request; later requests run first.
     """
 
@@ -136,7 +137,7 @@ class Steering:
     first: dict[str, float] = field(default_factory=dict)
 
     def take(self, verb: str, arguments: Mapping[str, Any], by: str, time: float) -> None:
-        """Apply a command that was carried out; a restore applies it again."""
+        """Apply a user's command; a restore applies recorded commands again."""
         trial_id: Any = arguments.get("trial")
         match verb:
             case "pause" if trial_id is None:
@@ -173,33 +174,35 @@ class ControllerState:
     Attributes:
         plan: rules of the experiment.
         stop: stop rules, which have already received the earlier reports.
-        source: source of trials and their resource requests; it receives the results.
-        scheduler: receives the results and decides.
-        ledger: reserved resources of trials.
+        source: source of trials and their resource requests, which also receives the results.
+        scheduler: scheduler that receives the results and decides on trials.
+        ledger: account of the resources that trials have reserved.
         estimate: estimate of the remaining time.
         trials: trials of the experiment, in the order of suggestion.
-        by_id: the same trials by id.
+        by_id: all trials of the experiment, by id.
         waiting, paused: queues of pending and of paused trials.
-        steering: users' commands that apply.
+        steering: users' commands that still apply.
         held: trials that a command keeps out of both queues, by id.
         spent_s: seconds that the experiment ran before this run.
         with_metric: ids of trials that have reported the metric.
         failed: number of failed trials.
-        active: attempts that have a process, by trial.
-        watched: active attempts with a time limit; when the experiment ends, all active attempts have one.
-        awaiting_donor: decisions on paused trials whose donor is still saving a checkpoint.
+        active: attempts that have a process, by trial id.
+        watched: active attempts with a time limit, by trial id; when the experiment ends, all active attempts
+            have a time limit.
+        awaiting_donor: decisions on paused trials whose donor is still saving a checkpoint, by trial id.
         adopting: donor and iteration of the checkpoint that is being copied to a trial, by trial id.
-        step: collected records and actions.
+        step: records and actions collected for the caller.
         ending: reason of an early end; None while the experiment continues.
         error: first error of searcher, scheduler or stopper, or the error that ended the experiment.
         began: start time of this run.
         budget_ends: time at which the time budget is spent.
         has_reports: True if any trial has reported.
-        none_come: True if the scheduler was notified that no further trials will be suggested.
+        none_come: True if the scheduler was notified that no new trials follow.
         more_by: time at which to start further trials.
         losses: counter of consecutively lost sessions.
         left_out: keys with unstorable values that stoppers have added to reports.
-        begun_anew: iteration at which a pause last made a trial without a checkpoint restart, by trial id.
+        begun_anew: iteration at which a trial without a checkpoint was last paused, so that it must restart,
+            by trial id.
     """
 
     plan: Plan

@@ -1,4 +1,4 @@
-"""Commands of users to a running experiment: effects on the controller's state, and records."""
+"""Users' commands to a running experiment: their effects on the controller's state, and their records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def obey(state: ControllerState, event: ev.CommandGiven) -> None:
 
 
 def _trial_of(state: ControllerState, event: ev.CommandGiven) -> Trial | None:
-    """Return the trial that the command names; None: the whole experiment.
+    """Return the trial that the command names; None: the command is for the whole experiment.
 
     Raises:
         ConfigError: the trial does not exist or has ended.
@@ -66,7 +66,7 @@ def _trial_of(state: ControllerState, event: ev.CommandGiven) -> Trial | None:
 
 
 def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
-    """End a trial for good; without a trial, end the experiment like Ctrl-C."""
+    """End a trial for good; a command without a trial ends the experiment like Ctrl-C."""
     words, time, trial = f"stopped by {event.by}", event.time, _trial_of(state, event)
     if trial is None:
         end_experiment(state, Ending(words, resumable=True), time)
@@ -82,7 +82,7 @@ def _stop(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Pause a trial; without a trial, start no more trials and pause the trials that can pause."""
+    """Pause a trial; a command without a trial pauses all trials that can pause, and no trial starts."""
     steering, trial = state.steering, _trial_of(state, event)
     if trial is None:
         if steering.paused_by:
@@ -110,7 +110,7 @@ def _pause(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _resume(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Resume a trial that a command paused; without a trial, resume the experiment."""
+    """Resume a trial that a command paused; a command without a trial resumes the experiment."""
     steering, trial = state.steering, _trial_of(state, event)
     if trial is None:
         if not steering.paused_by:
@@ -170,7 +170,7 @@ def _add(state: ControllerState, event: ev.CommandGiven) -> str:
 
 
 def _set(state: ControllerState, event: ev.CommandGiven) -> str:
-    """Change the number of trials, the limit of concurrent trials or the time budget; all or nothing."""
+    """Change the number of trials, the concurrency limit or the time budget; an error changes nothing."""
     given = dict(event.arguments)
     if not given or not given.keys() <= _SETTINGS.keys():
         raise ConfigError(f"cannot set {', '.join(given) or 'nothing'}: use {', '.join(_SETTINGS)}")
@@ -212,10 +212,10 @@ def _resize(state: ControllerState, num_samples: int, time: float) -> None:
 
 
 def tell_total(state: ControllerState, time: float) -> None:
-    """Notify the scheduler of the number of trials, unless it already has this number.
+    """Notify the scheduler of the number of trials, unless the scheduler already has this number.
 
     Raises:
-        ConfigError: the scheduler can't change its number of trials.
+        ConfigError: the scheduler can't work with a changed number of trials.
     """
     if state.scheduler.resize(state.source.total):
         state.step.records.append(ev.Noted(time, ev.TOTAL, encode(state.source.total)))

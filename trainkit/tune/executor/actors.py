@@ -32,7 +32,7 @@ logger = logging.getLogger("trainkit.tune")
 
 @dataclass(slots=True)
 class _Leaving:
-    """Process that must end by `deadline`; `ref` is ready once it has ended."""
+    """Process that must end by `deadline`; `ref` is ready once the process has ended."""
 
     actor: ActorHandle
     group: PlacementGroup | None
@@ -45,7 +45,7 @@ class LeavingProcesses:
 
     Args:
         now: function that returns the time in seconds, which never decreases.
-        leave_s: maximum seconds until a process has ended.
+        leave_s: maximum seconds from the request until the process has ended.
     """
 
     def __init__(self, *, now: Callable[[], float], leave_s: float) -> None:
@@ -59,14 +59,14 @@ class LeavingProcesses:
     def let_leave(self, actor: ActorHandle, group: PlacementGroup | None) -> None:
         """Request that a process ends cleanly, which frees its resources.
 
-        The request is explicit, because a stored exception may keep a handle to the actor, and so its
-        process, alive.
+        The request is explicit, because a stored exception may keep a handle to the actor alive, and with the
+        handle the actor's process.
         """
         ref = actor.leave.remote(os.getpid())
         self._leaving.append(_Leaving(actor, group, ref, self._now() + self._leave_s))
 
     def see_off(self) -> None:
-        """Forget the processes that have ended, and kill overdue processes."""
+        """Remove the processes that have ended from this object, and kill overdue processes."""
         if not self._leaving:
             return
         refs = [leaving.ref for leaving in self._leaving]
@@ -83,7 +83,7 @@ class LeavingProcesses:
         self._leaving = staying
 
     def wait(self) -> None:
-        """Return when a process has ended or is overdue."""
+        """Wait until a process has ended or is overdue."""
         overdue_s = self.deadline - self._now()
         refs = [leaving.ref for leaving in self._leaving]
         api.wait(refs, num_returns=1, timeout=max(0.0, overdue_s) if math.isfinite(overdue_s) else None)
@@ -94,17 +94,17 @@ class LeavingProcesses:
         return min((leaving.deadline for leaving in self._leaving), default=math.inf)
 
     def with_bundles(self) -> list[ObjectRef[Any]]:
-        """Return the refs of processes in placement groups; `see_off` must release their bundles."""
+        """Return the refs of processes with placement groups, which `see_off` must release."""
         return [leaving.ref for leaving in self._leaving if leaving.group is not None]
 
     def take_all(self) -> list[tuple[ActorHandle, PlacementGroup | None]]:
-        """Forget the processes that have not ended and return them, to be killed at once."""
+        """Remove and return the processes that have not ended; the caller must kill them at once."""
         doomed, self._leaving = self._leaving, []
         return [(leaving.actor, leaving.group) for leaving in doomed]
 
 
 def end_now(actor: ActorHandle, group: PlacementGroup | None) -> None:
-    """Kill a process and release its bundles."""
+    """Kill a process and release its placement group."""
     with contextlib.suppress(NodeDiedError):  # the process died with its node
         api.kill(actor)
     if group is not None:
@@ -163,7 +163,7 @@ class ActorExecutor(Executor):
         bound: the trainable with its parameters.
         specs: factory of the specification for each trial's process.
         now: function that returns the time for events.
-        leave_s: maximum seconds until an unneeded process has ended.
+        leave_s: maximum seconds until a process that is no longer needed has ended.
         reuse: True: processes of cleanly ended trials run further trials.
         timed: True: attempts have a timeout, so an event is sent when an attempt gets its resources.
     """
@@ -210,9 +210,9 @@ class ActorExecutor(Executor):
         remove_checkpoint(f"{self._folder}/{action.trial.dirname}", action.checkpoint.dirname)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when a trial has an event, when bundles must be released, or after `timeout_s`.
+        """Return when a trial has an event, when a placement group must be released, or after `timeout_s`.
 
-        `collect` handles both cases.
+        `collect` then returns the event and releases the group.
         """
         if self._at_once or not self._running:
             return
@@ -234,14 +234,15 @@ class ActorExecutor(Executor):
         for ref in ready:
             running = by_id[ref.id]
             trial_id = running.start.trial.trial_id
-            # After the loss of the session, unread replies are discarded. The trials will repeat them.
+            # After the loss of the session, unread replies are discarded, because the trials run again and
+            # repeat their reports.
             if self._lost:
                 break
             # The trial moves to the end of the dictionary, so that trials take turns.
             self._running[trial_id] = self._running.pop(trial_id)
             if (event := self._event(running)) is not None:
                 news.append(event)
-        # The event of the loss comes last, because the reports are older.
+        # The event about the lost session comes last, because the reports are older.
         return news + self._taken() if self._lost else news
 
     @property
@@ -297,7 +298,7 @@ class ActorExecutor(Executor):
 
     def _begin_again(self) -> None:
         self._pool = self._new_pool()
-        # All reports of these trials are committed by now, so their files can be tidied.
+        # All reports of these trials are committed by now, so checkpoints without a report can be removed.
         for trial in self._cut_off:
             self._tidy(trial)
         self._cut_off.clear()
@@ -398,13 +399,13 @@ class ActorExecutor(Executor):
         try:
             folder, durable = f"{self._folder}/{trial.dirname}", self._specs.durable
             dirname = link_checkpoint(source, folder, action.dirname, durable=durable)
-        # Without the copy, the trial can still resume from its own checkpoint.
+        # The error is not raised, because the trial can still resume from its own checkpoint.
         except OSError as error:
             problem = f"{source} cannot be copied: {type(error).__name__}: {error}"
         self._at_once.append(ev.Adopted(trial.trial_id, trial.attempt, time, dirname, problem))
 
     def _tidy(self, trial: Trial) -> None:
-        """Remove saved or partial checkpoints of a trial that do not belong to a report."""
+        """Remove a trial's complete or partial checkpoints that do not belong to a report."""
         remove_unknown(f"{self._folder}/{trial.dirname}", {kept.dirname for kept in trial.checkpoints})
 
     def _let_leave(self, process: _Process) -> None:

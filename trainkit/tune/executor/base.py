@@ -1,4 +1,4 @@
-"""Code that the executors share: trial specifications, replies, idle processes and the session."""
+"""Code that the executors share: events from replies, failures, and the loss of the session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
         if metrics is None:
             return ev.Finished(trial_id, attempt, time, iteration, checkpoint, problem)
         # Interning shares the metric names between reports. Otherwise each trial's last report would keep its
-        # own copies.
+        # own copies of the names.
         metrics = {intern(name): value for name, value in metrics.items()}
         return ev.Reported(trial_id, attempt, time, iteration, metrics, checkpoint, done, problem)
     if type(answer) is dict:
@@ -44,7 +44,7 @@ def event_of(trial_id: str, attempt: int, time: float, answer: Any) -> ev.Event:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return an exception as a failure; errors about wrong arguments are not retried."""
+    """Return the failure for an exception; a trial with an error about wrong arguments is not retried."""
     cause = error.cause if isinstance(error, TaskError) and error.cause is not None else error
     wrong = (MetricError, ConfigError, SerializationError)
     return Failure(
@@ -88,7 +88,7 @@ class Executor(ABC):
 
     Args:
         now: function that returns the time for events.
-        session: session of the trials; None: trials run in this process only.
+        session: watch over the runtime session of the trials; None: trials run in this process only.
 
     Attributes:
         errors: exceptions of attempts, by trial and attempt.
@@ -100,7 +100,7 @@ class Executor(ABC):
         self._at_once: list[ev.Event] = []
         self._session = session
         self._lost = False
-        """True between the loss of the node and the controller's request for another session."""
+        """True between the loss of the node and the controller's request for a new session."""
         self._problem = ""
         self._ran: list[Trial] = []
         """Trials that were running when the last session was lost."""
@@ -143,7 +143,7 @@ class Executor(ABC):
         """True if no trial runs and no event is waiting."""
 
     def waits(self) -> str:
-        """Return a clause about what the first trial that has not begun is waiting for; "" if unknown."""
+        """Return text that says what the first trial that has not begun waits for; "" if unknown."""
         return ""
 
     @abstractmethod
@@ -156,7 +156,7 @@ class Executor(ABC):
         return True
 
     def wait_gone(self) -> None:
-        """Return when a released process has ended or is overdue."""
+        """Wait until a released process has ended or is overdue."""
 
     @abstractmethod
     def close(self) -> None:
@@ -164,14 +164,14 @@ class Executor(ABC):
 
     @abstractmethod
     def _forget_processes(self) -> list[Trial]:
-        """Forget all processes after the loss of the session; return the trials that were running."""
+        """Remove all processes, which have ended with the session; return the trials that were running."""
 
     @abstractmethod
     def _begin_again(self) -> None:
         """Start using the new session after a loss."""
 
     def _is_lost(self) -> bool:
-        """Check, after a failure in the session, if the session is lost; if so, report the loss."""
+        """Return True if the session is lost, and report a new loss; called after an error in the session."""
         loss = None if self._lost or self._session is None else self._session.loss()
         if loss is not None:
             self._lose(loss)
@@ -186,13 +186,13 @@ class Executor(ABC):
         self._at_once.append(ev.SessionLost(self._now(), self._problem, loss.ended_by))
 
     def _taken(self) -> list[ev.Event]:
-        """Return the events that need no waiting, and clear their list."""
+        """Return the events that are already available, and clear their list."""
         taken, self._at_once = self._at_once, []
         return taken
 
 
 def _lost_words(problem: str, ran: Sequence[Trial]) -> str:
-    """Return a message about the trials that ran, once the controller has processed their reports."""
+    """Return a message about the trials that ran at a loss, once the controller has processed the loss."""
     waiting = [trial for trial in ran if trial.status is TrialStatus.PENDING]
     going_on = sum(trial.has_checkpoint() for trial in waiting)
     return (

@@ -1,4 +1,4 @@
-"""Idle processes of ended trials, which other trials take over."""
+"""Pool of idle processes of ended trials, in which other trials can run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProcessPool(Generic[P]):
     """Idle processes of trials, with a resource ledger of all processes.
 
     Args:
-        existing: total amounts by resource name, shared by all processes.
+        existing: total amount of each resource, by name, for all processes together.
     """
 
     def __init__(self, existing: Mapping[str, float]) -> None:
@@ -64,18 +64,18 @@ class ProcessPool(Generic[P]):
         self._ledger.release(name)
 
     def overdue(self, now: float) -> list[P]:
-        """Forget and return the processes that have been idle for IDLE_S."""
+        """Remove and return the processes that have been idle for IDLE_S, and release their resources."""
         late = [name for name, idle in self._idle.items() if now >= idle.since + IDLE_S]
         return self._forget_all(late)
 
     def take_all(self) -> list[P]:
-        """Forget and return all idle processes."""
+        """Remove and return all idle processes, and release their resources."""
         return self._forget_all(list(self._idle))
 
     @property
     def deadline(self) -> float:
         """Time at which the next process has been idle for IDLE_S; infinity without an idle process."""
-        # The dictionary is ordered by time, so its first process became idle first.
+        # The dictionary is ordered by time, so its first process has been idle for the longest time.
         first = next(iter(self._idle.values()), None)
         return math.inf if first is None else first.since + IDLE_S
 

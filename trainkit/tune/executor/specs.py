@@ -20,7 +20,8 @@ class SpecFactory:
     Args:
         folder: folder of the experiment.
         run: settings of the run.
-        seed_of: function that receives a trial's index and returns the seed of its generators, or None.
+        seed_of: function that receives a trial's index and returns the seed of the trial's random generators,
+            or None.
         start_from: path of a checkpoint from which trials without their own checkpoint start, or None.
         durable: True: trial folders are created beforehand, and checkpoints are flushed to the disk.
     """

@@ -2,9 +2,9 @@
 
 Start -> Started at once    Advance -> a task -> Reported    Stop -> Finished at once    Kill -> no process
 
-The worker processes serve only this experiment and end with it, because the next experiment may find other
-modules, variables and folders. A waiting step starts as soon as a worker process is free, even while the
-controller is busy.
+The worker processes serve only this experiment and end with the experiment, because the next experiment may
+need changed modules, variables and folders. A waiting step starts as soon as a worker process is free, even
+while the controller is busy.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class _RunningTask:
 
 
 class _StepExecutor(Executor):
-    """Base class of both executors; keeps the state of trials between steps.
+    """Base class of `TaskExecutor` and `ProgramExecutor`; keeps the state of trials between steps.
 
     Args:
         bound: the trainable with its parameters.
-        specs: creates the specification of each trial.
-        now: function that returns the time for events.
-        session: session of the trials; None: trials run in this process only.
+        specs: factory of the specification for each trial.
+        now: function that returns the time in seconds for events.
+        session: watch over the runtime session of the trials; None: trials run in this process only.
         pid: process id to report for the trials.
     """
 
@@ -146,8 +146,8 @@ class TaskExecutor(_StepExecutor):
 
     Args:
         bound: the trainable with its parameters.
-        specs: creates the specification of each trial.
-        now: function that returns the time for events.
+        specs: factory of the specification for each trial.
+        now: function that returns the time in seconds for events.
     """
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
@@ -191,7 +191,7 @@ class TaskExecutor(_StepExecutor):
                 event = None if self._lost else self._event(running, ref)
                 if event is not None:
                     news.append(event)
-        # The event of the loss comes last, because the reports are older.
+        # The event about the lost session comes last, because the reports are older.
         return news + self._taken() if self._lost else news
 
     def dismiss(self) -> None:
@@ -203,7 +203,7 @@ class TaskExecutor(_StepExecutor):
         return {ref: running for running in self._running.values() for ref in running.refs}
 
     def _step_for(self, request: PlacementGroupFactory) -> Any:
-        """Return the task function with the resources of a trial."""
+        """Return the remote function that runs a step with the resources of a trial."""
         kind = kind_of(request)
         if kind not in self._steps:
             rest = dict(request.head)
@@ -243,8 +243,8 @@ class ProgramExecutor(_StepExecutor):
 
     Args:
         bound: the trainable with its parameters.
-        specs: creates the specification of each trial.
-        now: function that returns the time for events.
+        specs: factory of the specification for each trial.
+        now: function that returns the time in seconds for events.
     """
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
