@@ -64,7 +64,7 @@ class ActorLookup:
         self._namespace = namespace
 
     def is_abroad(self, actor: ActorEndpoint) -> bool:
-        """Return whether an actor belongs to a different session than this process."""
+        """Return True if an actor belongs to a different session than this process."""
         return actor.peer.home not in (None, self._parts.mark)
 
     def _answer(self, ref: LocalRef) -> Any:
@@ -88,7 +88,7 @@ class ActorLookup:
         return met
 
     def existing(self, wanted: specs.Registration | None) -> ActorEndpoint | None:
-        """Return the actor that has the name in `wanted` already, if any.
+        """Return the actor that already has the name requested in `wanted`, if any.
 
         Return None without get_if_exists=True.
         """
@@ -161,10 +161,12 @@ class ActorLookup:
         return self._ask_for(self._parts.mark, lambda conn: self._answer(self._node.ask(message, conn)))
 
     def _ask_for(self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]) -> Met | messages.NotFound:
-        """Connect to the actor that the function `ask` finds in the session with the folder `home`.
+        """Connect to an actor in the session with the folder `home`.
 
-        A new connection is made only if this process has no connection to the actor. Further connections
-        would use descriptors of the node until a busy actor accepts them.
+        The function `ask` asks the session's node for the actor.
+
+        A new connection is made only if this process has no connection to the actor. A busy actor accepts a
+        connection late, and until then the connection uses a descriptor of the node.
         """
         answer = ask(())
         if isinstance(answer, messages.NotFound):
@@ -208,7 +210,7 @@ class ActorLookup:
             try:
                 with sessions.connect(session.folder) as node:
                     found = self._ask_for(home, lambda conn: node.ask(message, conn, _SEARCH_S))  # noqa: B023
-            except ObjectLostError:  # without a descriptor, it is unknown whether the session has the actor
+            except ObjectLostError:  # with no descriptor left, the session may still have the actor
                 raise
             except TrainkitError as error:  # an ended or hanging session is only mentioned in the final error
                 looked_at[-1] += f", which did not answer: {error}"
@@ -243,7 +245,7 @@ class ActorClient:
         with descriptors_explained:
             if wanted is None or not wanted.get_if_exists:
                 return self._start(spec)
-            with making:  # so that concurrent threads start one actor and share one connection to it
+            with making:  # concurrent threads must start one actor and share one connection to it
                 return self._lookup.existing(wanted) or self._start(spec)
 
     def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
@@ -287,7 +289,7 @@ class ActorClient:
                 peer.send(INIT, 0, body)
             if spec.registration is None:
                 self._node.tell(request, [first, *kept.handles], kept.buffers)
-        finally:  # runs after Ctrl-C too, as the actor would otherwise keep its name and never start
+        finally:  # this also runs after Ctrl-C, as the actor would otherwise keep its name and never start
             if waits_for:
                 tell = functools.partial(self._node.tell, messages.ArgumentsThere(request.worker_id))
                 parts = self._parts
@@ -350,7 +352,7 @@ def in_turn(parent: Path) -> Iterator[None]:
     Otherwise two threads could create detached actors with the same name.
 
     Raises:
-        TrainkitError: the same other thread has been in the block for 10 s.
+        TrainkitError: one other thread has been running the block for 10 s.
     """
     global _turns
     _await_turn(parent, lambda: _own_turn.acquire(timeout=_LOOK_S), lambda: (os.getpid(), _turns))
@@ -374,9 +376,9 @@ _turns = 0
 
 
 def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:
-    """Call `take` until it returns True.
+    """Call the function `take` until it returns True.
 
-    Raise TrainkitError if the result of `turn` stays the same for 10 s.
+    Raise TrainkitError if the result of the function `turn` stays the same for 10 s.
     """
     seen, since = turn(), SYSTEM.monotonic()
     while not take():

@@ -125,8 +125,8 @@ class ActorConnection(CallConnection):
         life: number of the actor's restarts before its current process; None if the actor is never restarted.
         in_order: True if the actor runs the calls of each caller in the order in which they were made.
         max_task_retries: number of retries of a call, unless its method sets a different number.
-        endpoints: number of `ActorEndpoint` objects that use this connection. At 0, this process stops
-            sending over the connection.
+        endpoints: number of `ActorEndpoint` objects that use this connection. Without endpoints, this process
+            stops sending over the connection.
     """
 
     kind = ACTOR
@@ -210,12 +210,12 @@ class ActorConnection(CallConnection):
         if frame.call_id != last:
             return
         if call.may_be_made_again:
-            for ref in call.kept:  # a cancellation finds the call here while its retry is decided
+            for ref in call.kept:  # `cancel` finds the call through `ref.body` while its retry is decided
                 ref.body = call
             decide(self, frame.body, call.kept, functools.partial(self._made_again, call))
             return
         for ref_id in [*others, last]:
-            if self._retriable.pop(ref_id, None) is not None:  # other references of the call have a value
+            if self._retriable.pop(ref_id, None) is not None:  # references with a value are left out
                 super().on_frame(Frame(FAILURE, ref_id, frame.body))
 
     def _made_again(self, call: SentCall, error: TaskError) -> bool:
@@ -229,7 +229,7 @@ class ActorConnection(CallConnection):
         for ref in call.kept:
             ref.attach(self)
             ref.body = None
-        if call.cancelled:  # checked after attaching, as later cancellations go to the actor's process
+        if call.cancelled:  # checked only now, as later cancellations are sent to the actor's process
             self.forget(call.refs)
             reason = f"a call of {self.name} raised an exception and was cancelled before its retry"
             fail(call.kept, TaskCancelledError, reason)
@@ -256,13 +256,13 @@ class ActorConnection(CallConnection):
         return held + len(set(map(call_of, list(self.pending))))
 
     def hold(self, call: CallAwaitingArguments, waits_for: Sequence[LocalRef]) -> None:
-        """Send `call` after `waits_for` are completed and the earlier calls of the same queue are sent."""
+        """Send `call` when its arguments `waits_for` have arrived and earlier calls of its queue are sent."""
         for ref in call.refs:
             ref.body = call
         with InterruptGuard():  # Ctrl-C must not leave behind a call that is never sent.
             with self._order:
                 if not self._lanes and not self.is_watched:
-                    call.parts.background.watch(self, END)  # so that the call fails if the connection ends
+                    call.parts.background.watch(self, END)  # the call must fail if the connection ends
                 self._lanes.setdefault(call.lane, deque()).append(call)
                 if self.in_order:
                     self.takes_small_calls = False

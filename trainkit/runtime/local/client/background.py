@@ -23,13 +23,13 @@ _TICK_S = 0.001
 _QUIET_TICKS = 5
 """Number of consecutive ticks (periodic flushes) without data after which a connection's ticking stops.
 
-Starting again costs as much time as a few ticks.
+Starting the ticks again costs as much time as a few ticks.
 """
 
 END = "end"
 """Reason for `watch`: notice only the end of the connection.
 
-With this reason, other threads read the data that arrives.
+Other threads read the data of the connection.
 """
 _END_ALONE: set[Hashable] = {END}
 
@@ -48,7 +48,7 @@ class BackgroundThread:
     """Thread that reads and flushes connections. The thread starts at its first use."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant, as garbage collection may call methods of this class
+        self._lock = threading.RLock()  # the lock is reentrant, as garbage collection may call these methods
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
         self._watched: dict[Watched, set[Hashable]] = {}
@@ -63,7 +63,7 @@ class BackgroundThread:
         return threading.current_thread() is self._thread
 
     def watch(self, conn: Watched, why: Hashable) -> None:
-        """Read `conn` until it closes, or until `unwatch` was called for every `why` passed here."""
+        """Read `conn` until it closes, or until `unwatch` was called for each reason `why` that was given."""
         with self._lock:
             reasons = self._watched.setdefault(conn, set())
             if not reasons or reasons == _END_ALONE:
@@ -71,7 +71,7 @@ class BackgroundThread:
             reasons.add(why)
 
     def unwatch(self, conn: Watched, why: Hashable) -> None:
-        """Undo `watch`; do nothing if `conn` is not watched for that reason."""
+        """Undo `watch`. Do nothing if `conn` is not watched for the reason `why`."""
         with self._lock:
             reasons = self._watched.get(conn)
             if reasons is not None:
@@ -81,7 +81,7 @@ class BackgroundThread:
                     self._wake()
 
     def flush(self, conn: Connection) -> None:
-        """Write `conn`'s backlog as the kernel accepts it, and read `conn` meanwhile.
+        """Write the unsent data of `conn` as soon as the kernel accepts it, and read `conn` meanwhile.
 
         `conn` is read because the other end may have stopped reading until its answers are read.
         """
@@ -90,7 +90,7 @@ class BackgroundThread:
             self._wake()
 
     def tick(self, conn: Connection) -> None:
-        """Flush the posted entries of `conn` periodically, until no more follow.
+        """Flush the posted entries of `conn` periodically, until no more entries are posted.
 
         Posted entries are small messages that are collected for a batch.
         """
@@ -125,7 +125,7 @@ class BackgroundThread:
             if not self._jobs:
                 self._wake()
                 if threading.current_thread() is self._thread:
-                    # Garbage collection may have called this method after the loop took the jobs of this
+                    # Garbage collection may call this method after the loop has taken the jobs of its current
                     # turn. The loop is woken again, so that it also runs this job.
                     os.eventfd_write(self._wake_fd, 1)
             self._jobs.append(job)
@@ -149,7 +149,7 @@ class BackgroundThread:
                 poll, by_fd = self._registered(contested)
             if jobs:
                 _run_all(jobs)
-                by_fd.clear()  # connections are freed now, as this may add jobs for the next turn
+                by_fd.clear()  # freeing connections may add jobs, which run in the next turn
                 continue
             hurry = _CONTESTED_S if contested else _TICK_S if self._ticking else None
             events = poll.poll(None if hurry is None else hurry * 1000)

@@ -72,7 +72,7 @@ class LocalEngine:
     Args:
         control: the socket to the node.
         totals: total amounts of the session's resources, by name.
-        account: counter of the shared memory that the session's objects use.
+        account: budget of the shared memory that the session's objects use.
         serial: this process's number in the session.
         cpus: number of CPUs reserved for this process. Other processes may use these CPUs while this process
             waits.
@@ -124,7 +124,7 @@ class LocalEngine:
         self._inherited: tuple[Any, bytes] = None, b""
         """`os.environ`, `sys.path` and `sys.argv` for new workers, as last read and as JSON."""
         self._is_closed = False
-        wake_fd()  # opened now, as all descriptors may be in use when it is needed
+        wake_fd()  # the wake-up descriptor is opened now, as all descriptors may be in use later
         self.background = BackgroundThread()
         self.unread = UnreadFailures(self.background.run)
         ids = Ids(serial)
@@ -222,7 +222,7 @@ class LocalEngine:
         return messages.WorkerEnvironment(known[1], process.working_folder(), preload)
 
     def _placed(self, placement: Placement, name: str) -> Placement:
-        """Return `placement`, moved into this process's group if the group captures child tasks."""
+        """Return `placement`, moved into this process's placement group if the group captures child tasks."""
         require_feasible([placement.resources], self._totals, what=name)
         if placement.labels:
             require_labels(placement.labels, self.state("nodes")[0], name)
@@ -248,12 +248,12 @@ class LocalEngine:
         calls = {}
         for peer in actor_peers():
             if peer.worker_id is not None and peer.home in (None, self.mark):
-                peer.try_read()  # reads answers that arrived although no thread waited for them
+                peer.try_read()  # first read the answers that arrived although no thread waited for them
                 calls[peer.worker_id] = peer.calls_in_flight(self._call_of)
         self.node.tell(messages.CallsCounted(calls))
 
     def owes(self) -> bool:
-        """Return True if other processes wait for results of this process or its own calls are unfinished."""
+        """Return True if this process still owes results to others or waits for its own calls."""
         unfinished = [
             *self._tasks.unfinished(),
             *(ref for conn in actor_peers() for ref in conn.unfinished()),
@@ -342,7 +342,7 @@ class LocalEngine:
                 self._node_process.let_stay()
             else:
                 self._node_process.join()
-        finally:  # runs after Ctrl-C too, so that the node notices that its driver has ended
+        finally:  # this also runs after Ctrl-C, so that the node notices that its driver has ended
             with InterruptGuard():
                 self._let_go()
 
@@ -386,7 +386,7 @@ class UnreadFailures:
 
     def __init__(self, run_soon: Callable[[Callable[[], None]], None]) -> None:
         self._run_soon = run_soon
-        self._lock = threading.RLock()  # reentrant, as garbage collection may drop another failure
+        self._lock = threading.RLock()  # reentrant, as garbage collection may record another failure
         self._dropped: list[Packed] = []
         self._since = SYSTEM.monotonic()
         self._shown: set[str] = set()
@@ -427,7 +427,7 @@ class UnreadFailures:
                 logger.error("Unhandled error (suppress with %s=1): %s", IGNORE_UNHANDLED_ERRORS, text)
 
     def finish(self) -> None:
-        """Show the remaining failures and ignore later ones."""
+        """Log the remaining failures and ignore later failures."""
         self.show()
         self._show_count()
         self._is_over = True

@@ -2,9 +2,9 @@
 
     worker ──ITEM──ITEM──VALUE──▶ StreamRef ──▶ items: done, done, pending ──▶ LocalStream ──▶ user
 
-The reference of a streaming call represents the end of the stream. Each value has its own reference. The last
-value's reference is always pending, and a reader that is faster than the generator waits for it. A slow
-reader does not slow the generator down, as arrived values are kept in this process.
+The reference of a streaming call represents the end of the stream. Each value of the stream has its own
+reference. The last reference in the stream is always pending, and a reader that is faster than the generator
+waits for it. A slow reader does not slow the generator down, as arrived values are kept in this process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Owed:
-    """Callback that settles a future when its result arrives.
+    """Callback that completes a future when its result arrives.
 
     The class has slots because the garbage collector may have to visit thousands of these objects.
     """
@@ -66,7 +66,7 @@ class Futures:
 
     Args:
         background: background thread, which completes the futures.
-        waiter: object that has the background thread read the answers.
+        waiter: object that makes the background thread read the answers.
     """
 
     def __init__(self, background: BackgroundThread, waiter: Waiter) -> None:
@@ -123,8 +123,8 @@ class Futures:
             self._background.run(self._settle_arrived)
 
     def _settle_arrived(self) -> None:
-        """Settle all futures whose results have arrived, in one job."""
-        self._is_asked = False  # reset first, so that a result that arrives from now on starts another job
+        """Complete all futures whose results have arrived."""
+        self._is_asked = False  # the flag is reset first, so that later results start another job
         try:
             for _ in range(len(self._arrived)):
                 owed = self._arrived.popleft()
@@ -145,7 +145,7 @@ class Futures:
             by(what)
 
     def fail(self, error: Exception) -> None:
-        """Fail all unsettled futures, at the end of the session."""
+        """Fail all incomplete futures, at the end of the session."""
         for future in list(self._unsettled):
             self._settle(future, future.set_exception, error)
 
@@ -195,7 +195,7 @@ class StreamRef(LocalRef):
         self.items.popleft()
 
     def complete(self, kind: int, body: Any) -> None:
-        # A failure replaces the next value. A normal end marks the last item as `ENDED`.
+        # A failure takes the place of the stream's next value. A normal end marks the last item as `ENDED`.
         self.items[-1].complete(ENDED if kind == VALUE else kind, body)
         super().complete(kind, body)
 
@@ -366,7 +366,7 @@ class Results:
     def new(self, count: int, conn: CallConnection | None) -> list[LocalRef]:
         """Return new references for the results of a call with `num_returns=count`.
 
-        The connection `conn` is None if it is not known yet.
+        `conn` is the connection for the call, or None if no connection is known yet.
         """
         if count == 1 or count in (0, DYNAMIC):
             return [LocalRef(self.new_id(), conn)]

@@ -31,7 +31,7 @@ class NodeProcess:
     Attributes:
         control: the socket to the node.
         mark: path of the session's folder, which is in the environment of all processes of the session.
-        account: counter of the shared memory that the session's objects use.
+        account: budget of the shared memory that the session's objects use.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NodeProcess:
         self.account = account
 
     def status(self) -> str:
-        """Return a description of how the node ended, for messages."""
+        """Return a description of how the node ended, for error messages."""
         try:
             code = self.child.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -72,8 +72,8 @@ class NodeProcess:
 def end_leftovers(folder: Path) -> int:
     """Kill the processes of a session whose node has ended, remove its folder, and return the number killed.
 
-    Folders that are linked in the session's folder stay if the driver still runs, as the driver may use the
-    folders in another session.
+    Folders to which the session's folder links are kept if the driver still runs, as the driver may use them
+    in another session.
     """
     session = sessions.session_at(folder)
     spared = None

@@ -47,7 +47,7 @@ class LeaseOwner(Protocol):
         """Put `tasks`, which a worker did not complete, at the front of the queue."""
 
     def made_again(self, task: Task, error: TaskError) -> bool:
-        """Retry a task that raised `error` if its options allow it. Return whether the task is retried."""
+        """Retry a task that raised `error` if its options allow it. Return True if the task is retried."""
 
     def learn(self, function: int, each_s: float, at_least: bool = False) -> None:
         """Record how long a run of the function with the id `function` takes."""
@@ -247,7 +247,7 @@ class WorkerLease(CallConnection):
         return False
 
     def _take_back(self, call_ids: Sequence[int], why: str) -> None:
-        """Queue the tasks again that the worker returned without running them; see `channel.RETURNED`."""
+        """Queue again the tasks that the worker returned without running them; see `channel.RETURNED`."""
         tasks = [task for task in map(self.owing.get, call_ids) if task is not None]
         if why == channel.UNKNOWN:
             self._known.clear()

@@ -53,7 +53,7 @@ class Ids:
     def call_of(self, number: int) -> int:
         """Return the id of the call that produces the reference `number`.
 
-        This is the id of the call's first result.
+        The id of a call is the id of its first result.
         """
         beyond = number - self._first_block
         return number if beyond < 0 else number - beyond % _MOST_RETURNS
@@ -66,7 +66,7 @@ class NodeClient(CallConnection):
         sock: socket that is connected to the node.
         ids: generator of the ids of this process's references and calls.
         answer: function that waits for a reference and returns its value.
-        in_background: function that runs a function in the background thread.
+        in_background: function that runs its argument in the background thread.
         node: the node process, in the driver; None in a worker.
     """
 

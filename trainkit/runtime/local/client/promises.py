@@ -39,7 +39,7 @@ class OwedResults:
     wake-up grows with the number of watched objects.
 
     Args:
-        waiter: object that has the background thread read the answers.
+        waiter: object that makes the background thread read the answers.
         background: background thread, which sends the results.
 
     Attributes:
@@ -87,12 +87,12 @@ class OwedResults:
         return True
 
     def close(self) -> None:
-        """Stop reading, at the end of the session."""
+        """Stop reading requests at the end of the session."""
         self.closed = True
         self._poll.close()
 
     def promise(self, ref: LocalRef, due: Callable[[], None]) -> None:
-        """Call `due` once `ref` is done."""
+        """Call the function `due` once the answer for `ref` has arrived."""
         self._background.watch(self, "promises")
         ref.when_done(due)
         self._waiter.watch(ref)
@@ -118,7 +118,7 @@ class OwedResult(CallConnection):
     Args:
         sock: a connected socket, which this connection owns from now on.
         ref: reference to the result.
-        owed: all results that this process owes.
+        owed: register of all results that this process still has to send.
     """
 
     def __init__(self, sock: socket.socket, ref: LocalRef, owed: OwedResults) -> None:
@@ -138,7 +138,7 @@ class OwedResult(CallConnection):
         self._owed.run_soon(self.pay)
 
     def on_frame(self, frame: channel.Frame) -> None:
-        """Cancel the call, or add another process as a receiver of its result."""
+        """Cancel the call or add another process as a receiver of its result, as the frame requests."""
         if frame.kind == channel.CANCEL:
             self._owed.run_soon(lambda: current_client().cancel(self._ref, *frame.body.payload))
         for handle in frame.body.handles:
@@ -217,7 +217,7 @@ class PromiseReceiver(CallConnection):
 
     @property
     def answer(self) -> LocalRef:
-        """Reference that the answer completes."""
+        """Reference that the promise's answer completes."""
         with self._send_lock:
             ref = self._done or self._pending()
             if ref is None:
@@ -241,7 +241,7 @@ class PromiseReceiver(CallConnection):
         )
 
     def cancel(self, force: bool, recursive: bool) -> None:
-        """Ask the owner to stop the call."""
+        """Ask the process that owns the result to stop the call."""
         with contextlib.suppress(OSError):  # the answer has arrived, or will never arrive
             self.send(channel.CANCEL, 0, Packed(bytes((force, recursive))))
 

@@ -124,8 +124,8 @@ class ReconnectingConnection(ActorConnection):
         try:
             self.send(channel.CALL, call.refs[0], body)
         except (BrokenPipeError, ConnectionResetError):
-            # The process has ended, so the call is kept unsent until the thread that reads this connection
-            # notices.
+            # The actor's process has ended, so the call is kept unsent until the thread that reads this
+            # connection notices.
             call.sent, call.body = False, body.owned()
 
     def _send_small(self, call: SentCall) -> None:
@@ -252,7 +252,7 @@ class ReconnectingConnection(ActorConnection):
         with self._order:
             other_end, self._other_end = self._other_end, None
         if other_end is not None:
-            other_end.close()  # closing lets the thread that reads this connection find its end
+            other_end.close()  # the reading thread then notices that the connection has ended
 
     def _resume(self, reply: Reconnected) -> None:
         """Resume calls over the connection to the actor's new process."""
@@ -289,7 +289,7 @@ class ReconnectingConnection(ActorConnection):
             except (OSError, TrainkitError) as error:  # no descriptor is left for the call's handles
                 reason = f"a call could not be sent again after the restart of {self.name}: {error}"
                 self._gone = functools.partial(ObjectLostError, reason)
-                self.sock.shutdown(socket.SHUT_RDWR)  # the thread that reads this connection finds its end
+                self.sock.shutdown(socket.SHUT_RDWR)  # the reading thread then notices the end
             if self._let_go:
                 super().finish_sending()
 

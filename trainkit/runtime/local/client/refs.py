@@ -134,8 +134,8 @@ class LocalRef(ObjectRef[Any]):
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(callback)
-        # If the answer arrived meanwhile, two threads may get here. Only the thread that pops the callback
-        # runs it.
+        # If the answer arrived meanwhile, two threads may run this code. Only the thread that pops the
+        # callback runs it.
         if self.kind != PENDING:
             self._run_callbacks()
 
@@ -319,7 +319,7 @@ Verdict = Callable[[TaskError], bool]
 
 
 def decide(peer: CallConnection, failure: Packed, refs: Sequence[LocalRef], made_again: Verdict) -> None:
-    """Complete `refs` with their call's failure, unless `made_again` retries the call.
+    """Complete `refs` with their call's failure, unless the function `made_again` retries the call.
 
     The decision is made in a separate thread. Unpickling the error runs user code. That code may wait for
     other calls, so the thread that reads `peer` must not run it. Until the decision, `refs` have no

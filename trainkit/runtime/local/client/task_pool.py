@@ -39,10 +39,10 @@ _FUNCTIONS = 256
 class TaskPool:
     """Pool that runs tasks with the same placement.
 
-    A worker gets one task at a time until the tasks are known to be short. A worker then gets about 2 ms of
-    work at once. One lock guards all state, and is not held while tasks are sent. While tasks are queued, at
-    least one lease is requested or busy. If no lease is requested or busy, all queued tasks fail, so that no
-    task waits forever.
+    A worker gets one task at a time until the tasks are known to be short. A worker that runs short tasks
+    gets about 2 ms of work at once. One lock guards the state of the pool, and is not held while tasks are
+    sent. While tasks are queued, at least one lease is requested or busy. If no lease is requested or busy,
+    all queued tasks fail, so that no task waits forever.
 
     Args:
         placement: placement of the pool's tasks.
@@ -76,7 +76,7 @@ class TaskPool:
         self._expected.discard(task)
 
     def made_again(self, task: Task, error: TaskError) -> bool:
-        """Retry a task that raised `error` if its options allow it. Return whether the task is retried."""
+        """Retry a task that raised `error` if its options allow it. Return True if the task is retried."""
         if not restart_policy.retries_on(error.cause, task.retry_exceptions):
             with self._lock:
                 self._no_longer_expect(task)
@@ -346,7 +346,7 @@ class TaskPool:
             lease.returned = True
             self._forget(lease)
         lease.close_when_sent()
-        self._waiter.lend_no_longer()  # lending ends before another process gets the lease's CPUs
+        self._waiter.lend_no_longer()  # this process takes lent CPUs back before the lease's CPUs are free
         self._node.tell(ReturnLease(lease.worker_id or 0, lease.retiring or self._retired))
         self._ask_or_fail()  # the pool's new requests queue behind the requests that needed this lease
 
@@ -390,7 +390,8 @@ class TaskPool:
         with self._lock:
             given = [(f"{lease.worker_id or 0:016x}", lease.outstanding()) for lease in self._busy]
             queued = list(self._queue)
-        # A worker runs its first task while its other tasks wait. A worker without a pid has not started.
+        # A worker runs the first of its tasks while the other tasks wait. A worker without a pid has not
+        # started.
         where = [(task, key, not place) for key, tasks in given for place, task in enumerate(tasks)]
         where += [(task, "", False) for task in queued]
         return [

@@ -109,11 +109,10 @@ def await_many(
 
     Each reference is checked only once.
 
-    Meanwhile the background thread reads the answers, including answers over connections that references are
-    attached to later.
+    The background thread reads the answers, even if a reference gets its connection only later.
     """
     waker = _Waker()
-    left = itertools.count(count - 1, -1)  # next() is atomic, so exactly one callback sees 0
+    left = itertools.count(count - 1, -1)  # next() is atomic, so only one callback gets 0 and sets the waker
 
     def arrived() -> None:
         if next(left) == 0:
@@ -138,7 +137,7 @@ def await_many(
 
 _BRIEF_S = 0.01
 _BRIEF_WAITS = 4
-"""Number of waits of one call during which its process briefly keeps its CPUs.
+"""Number of waits of one call that briefly keep the CPUs of its process.
 
 Later waits lend the CPUs at once, as other calls may need them.
 """
@@ -171,9 +170,9 @@ class Waiter:
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
-        """References that the thread waits for while the CPUs are lent, by the `id` of their list.
+        """References of the wait during which the CPUs are lent, by the `id` of their list.
 
-        When that wait ends, the process takes its CPUs back.
+        When the wait for these references ends, the process takes its CPUs back.
         """
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
@@ -325,7 +324,7 @@ class Waiter:
 
         The list `refs` must not be empty.
         """
-        left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so exactly one callback sees 0
+        left = itertools.count(len(refs) - 1, -1)  # next() is atomic, so one callback gets 0 and calls `then`
         for ref in refs:
             ref.when_done(lambda: then() if next(left) == 0 else None)
             self.watch(ref)

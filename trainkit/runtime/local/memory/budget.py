@@ -3,12 +3,12 @@
     used, limit, session, driver, spilled, told, makers, folder   one small memory file that all processes map
 
 A process that makes a segment adds the segment's size to `used`, under a lock that all processes share. A
-process that frees a segment subtracts the size. Segments that a process keeps allocated for reuse (warm
-segments) stay counted. A segment also stays counted if other processes use it when the process that made it
-releases it or dies. So `used` may be too high but never too low. Counting takes only a microsecond for each
-new segment. If `used` would exceed the limit, the real use is read from the kernel's list of locks on
-segments (see `locks`). The warm segments of all processes are then freed. To find the warm segments, `makers`
-lists each process that has made segments and may keep some of them warm.
+process that frees a segment subtracts the segment's size from `used`. Segments that a process keeps allocated
+for reuse (warm segments) stay counted. A segment also stays counted if other processes use it when the
+process that made it releases it or dies. So `used` may be too high but never too low. Counting takes only a
+microsecond for each new segment. If `used` would exceed the limit, the real use is read from the kernel's
+list of locks on segments (see `locks`). All processes' warm segments are then freed. To find the warm
+segments, `makers` lists each process that has made segments and may keep some of them warm.
 
 Values that did not fit into memory are in files in `folder`, and do not count in `used`. `spilled` counts all
 values that were written to disk since the start of the session.
@@ -37,7 +37,8 @@ _NAME = "tk-store"
 class StoreBudget:
     """Budget of a session's shared memory, as opened by one process.
 
-    The class is not thread-safe. The process's pool of segments calls it from one thread at a time.
+    The class is not thread-safe. In each process, the pool of segments calls the budget from one thread at a
+    time.
 
     Args:
         fd: descriptor of the budget's memory file, which the caller keeps and closes.
@@ -104,8 +105,8 @@ class StoreBudget:
 
         Args:
             size_bytes: size of the value.
-            freed: True if this process made the value's segment in memory and closes it in the same `locked`
-                block.
+            freed: True if this process made the value's segment in memory and closes the segment in the same
+                `locked` block.
         """
         with self.locked():
             self._cells[_SPILLED_BYTES] += size_bytes
@@ -114,7 +115,7 @@ class StoreBudget:
                 self._cells[_USED] -= min(self._cells[_USED], size_bytes)
 
     def is_first_to_tell(self) -> bool:
-        """Return True only in the session's first call, so that one warning says that values go to disk."""
+        """Return True only in the session's first call, so that a single warning about the disk appears."""
         with self.locked():
             told, self._cells[_TOLD] = self._cells[_TOLD], 1
             return not told
@@ -160,8 +161,8 @@ class StoreBudget:
     def figures(self) -> dict[str, int]:
         """Return the memory limit, the current use of memory and disk, and the total of spilled values."""
         spilled_bytes, spilled_objects = self.spilled
-        # Other processes make and free segments meanwhile. A segment that is in both readings was certainly
-        # in use between them.
+        # Other processes make and free segments during these readings. A segment that is in both readings was
+        # certainly in use between the readings.
         before, after = locks.sizes_in_use(self.session), locks.sizes_in_use(self.session)
         return {
             "limit_bytes": self.limit_bytes,

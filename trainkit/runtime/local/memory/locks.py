@@ -1,9 +1,9 @@
 """Locks on memory segments, by which the kernel shows which segments are in use.
 
 Each process that uses, maps or has sent a segment has an open file of the segment with a shared lock. The
-lock belongs to the open file. So the lock is sent with the file through a socket, lasts as long as any
-mapping of the file, and ends when the process crashes. The locked range encodes the session and the segment's
-size:
+lock on a segment belongs to the open file. So the lock is sent with the file through a socket, and lasts as
+long as any mapping of the file. It ends when the process crashes. The locked range encodes the session and
+the segment's size:
 
     first byte = session's number * 2**40        length = size of the segment
                  + 2**39 if it lies on disk
@@ -30,7 +30,7 @@ SESSIONS = 1 << 22
 """Number of possible session numbers."""
 
 _SEQ_BYTES = 1 << 11
-"""Size in bytes below which a lock table was read completely.
+"""Size in bytes below which the kernel's lock table was read completely by one read.
 
 The kernel returns as many lines per read as fit into a page.
 """
@@ -65,7 +65,7 @@ class Span:
 def span_of(fd: int) -> Span:
     """Return the lock range of the segment that is open at `fd`.
 
-    The range follows from the segment's name and size, or from the segment's lock if it is on disk.
+    The range follows from the segment's name and size, or from the segment's lock if the segment is on disk.
     """
     name = os.readlink(f"/proc/self/fd/{fd}")
     if name.startswith(MEMORY_LINK):
@@ -102,7 +102,7 @@ def _parsed(line: str) -> tuple[int, int, int, bool] | None:
 
 
 def share(fd: int, span: Span) -> None:
-    """Take the shared lock on a segment. Raise BlockingIOError while a process has the exclusive lock."""
+    """Take the shared lock on a segment. Raise BlockingIOError if another process has the exclusive lock."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, span.share)
 
 
@@ -126,8 +126,9 @@ def release(fd: int, span: Span) -> None:
 def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[int, int]:
     """Return the sizes in bytes of all segments in use, by inode, including segments in sockets.
 
-    The kernel returns its table of locks page by page. If a lock is released in between, the kernel skips a
-    different lock. So a table of several pages is read until a reading has no new locks, at most 5 times.
+    The kernel returns its table of locks page by page. If a lock is released between two pages, the kernel
+    skips a different lock. So a table of several pages is read again until a reading has no new locks, at
+    most 5 times.
 
     Args:
         session: number of the session; None means any session.

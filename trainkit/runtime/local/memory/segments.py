@@ -2,9 +2,9 @@
 
 A value is written once, mapped by each reader, and freed by the kernel. A segment is an anonymous memory
 file. A segment exists as long as a process has it open or mapped, so segments can't be left behind. The
-kernel also knows whether a segment is in use, as each process that uses it has a separate open file with a
-shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no other process uses the
-segment, and its warm (already allocated) pages are reused for the next value.
+kernel also knows whether a segment is in use. Each process that uses the segment has a separate open file
+with a shared lock on the segment, see `locks`. When the writer gets the exclusive lock, no other process uses
+the segment, and its warm (already allocated) pages are reused for the next value.
 
 A new segment is filled by `pwrite`, which is twice as fast as touching each page of a mapping for the first
 time. If the kernel has no memory, `pwrite` raises an error, while a mapping would end the process by SIGBUS.
@@ -50,7 +50,7 @@ _KEEP_MOST = 16
 
 _KEEP_MOST_BYTES = 1 << 30
 _KEEP_SHARE = 10
-"""Divisor of the store's size. Each process keeps at most one tenth of the whole store for reuse."""
+"""Divisor of the store's size: each process keeps at most one tenth of the whole store for reuse."""
 
 _PATIENCE_S = 0.25
 """Longest wait in seconds for room in a full store.
@@ -61,7 +61,7 @@ A process that has received an answer may soon release the call's arguments.
 _LOOK_AGAIN_S = 0.01
 
 _BATCH_SHARE = 10
-"""Divisor of the store's size.
+"""Divisor of the store's size: one tenth.
 
 A process moves up to one tenth of a full store to disk at once, or more for a larger value.
 """
@@ -124,7 +124,7 @@ class Segment(Uncopied):
         return fd
 
     def fill(self, parts: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
-        """Write each part of a value to its range of the segment."""
+        """Write each part of a value to the range of the segment that is given for the part."""
         if self._memory is not None:
             with memoryview(self._memory) as target:
                 for part, (start, stop) in zip(parts, spans, strict=True):
@@ -140,7 +140,7 @@ class Segment(Uncopied):
         """Move the segment to disk if only this process has it and does not map it. Return True on success.
 
         The descriptor keeps its number, and then refers to the file on disk. If a thread opens the segment
-        meanwhile, the segment stays in memory.
+        during the move, the segment stays in memory.
 
         Args:
             account: budget of the session's shared memory.
@@ -208,7 +208,8 @@ class Segment(Uncopied):
         if self._mapping is not None and not private:
             return memoryview(self._mapping)
         # A mapping keeps its open file, and so the file's lock. A received segment thus stays locked while an
-        # array uses it. The writer maps a second open file, as it releases the lock on the first open file.
+        # array uses it. The writer maps a second open file, as the writer releases the lock on the first open
+        # file.
         fd = self.open_fd() if self._pool is not None else self._fd
         try:
             with _explained:
@@ -261,7 +262,7 @@ class SegmentPool:
         """Write a large value to a segment and return the stored value. Return a small value unchanged.
 
         Raises:
-            ObjectStoreFullError: the store is full or no descriptor is left, and nothing was changed.
+            ObjectStoreFullError: the store is full or no descriptor is left; the value was not written.
             OutOfDiskError: the store and the disk are full.
         """
         if packed.size_bytes < LARGE_BYTES:
@@ -354,9 +355,9 @@ class SegmentPool:
         For a small value, more segments are moved than needed, so that the next values fit at once.
         """
         account = self._account
-        # The code does not wait for the lock `_spilling`. Garbage collection may run a finalizer in here that
-        # writes a value itself, or that waits for a lock of another thread. If the lock is taken, the caller
-        # writes its value to disk directly.
+        # This code does not wait for the lock `_spilling`. Garbage collection during the move may run a
+        # finalizer that writes a value itself, or that waits for a lock of another thread. If another thread
+        # has `_spilling`, the caller writes its value to disk directly.
         if not self._spilling.acquire(blocking=False):
             return False
         try:
@@ -443,7 +444,7 @@ class SegmentPool:
                 self._drop(oldest)
 
     def _drop(self, kept: _Kept) -> None:
-        """Close a segment. Its memory is freed once no other process uses the segment."""
+        """Close a segment. The segment's memory is freed once no other process uses the segment."""
         if kept.memory is not None:
             kept.memory.close()
         if locks.claim(kept.fd, kept.span):

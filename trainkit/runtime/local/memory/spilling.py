@@ -86,7 +86,7 @@ def make_file(folder: str, span: Span) -> int:
             raise OutOfDiskError(_full_text(folder, size))
         with tempfile.TemporaryFile(prefix=PREFIX, dir=folder, buffering=0) as file:
             os.ftruncate(file.fileno(), size)
-            # The lock belongs to the open file, which outlives this descriptor.
+            # The lock belongs to the open file, and this file outlives the descriptor that is closed here.
             share(file.fileno(), span)
             return os.dup(file.fileno())
     except OSError as error:
@@ -106,7 +106,10 @@ def copy(source: int, target: int, folder: str, size_bytes: int) -> None:
 
 
 def explain(error: OSError, folder: str, size_bytes: int) -> None:
-    """Raise a readable error for a failed disk operation. Return if `error` is a lack of descriptors."""
+    """Raise a readable error for a failed disk operation.
+
+    Return without an error if `error` is a lack of descriptors.
+    """
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return
     if error.errno in _NO_SPACE:

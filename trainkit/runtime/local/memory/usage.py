@@ -21,8 +21,8 @@ class OpenSegment(NamedTuple):
 
     Attributes:
         path: path by which the segment can be opened.
-        locked: True if the open file has a lock, so that its process uses the segment rather than keeping it
-            warm.
+        locked: True if the open file has a lock. The file's process then uses the segment, and does not only
+            keep it for reuse.
     """
 
     pid: int
@@ -133,10 +133,7 @@ def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def describe_holders(session: int, driver: int) -> str:
-    """Return a text that lists the processes that use a session's shared memory.
-
-    The text gives amounts, largest first.
-    """
+    """Return a text that lists the processes that use a session's shared memory, largest amount first."""
     totals: dict[int, tuple[int, int]] = {}
     for size, pids in holders(all_pids(), session).values():
         for pid in pids or {_NOBODY}:

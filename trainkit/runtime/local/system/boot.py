@@ -55,11 +55,11 @@ class Boot:
             settings: descriptor of the file with the settings.
             account: descriptor of the memory file with the object store's budget.
         """
-        with contextlib.suppress(BrokenPipeError):  # the process has ended; later requests report this
+        with contextlib.suppress(BrokenPipeError):  # an ended process is reported by later requests
             socket.send_fds(self.control, [b"\0"], [settings, account])
 
     def end(self) -> None:
-        """Kill the process, which must not have received settings."""
+        """Kill the process. The process must not have received settings."""
         self.child.kill()
         self.child.wait()
 
@@ -77,7 +77,10 @@ def home() -> Path:
 
 @contextlib.contextmanager
 def begun() -> Iterator[None]:
-    """Keep a node process ready while the block runs. Kill the process if `take` has not taken it."""
+    """Keep a node process ready while the block runs.
+
+    Kill the process if the function `take` has not taken it over.
+    """
     global _begun
     if sys.platform == "linux":  # on other systems, the engine reports that it needs Linux
         _begun = take()
@@ -99,7 +102,7 @@ def take() -> Boot:
     found, _begun = _begun, None
     environ = dict(os.environ)
     if found is not None:
-        is_own = found.owner == os.getpid()  # False in a forked child, whose parent owns the process
+        is_own = found.owner == os.getpid()  # False in a forked child, whose parent owns the node process
         if is_own and found.environ == environ and found.child.poll() is None:
             return found
         found.control.close()

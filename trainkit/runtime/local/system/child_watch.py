@@ -32,7 +32,7 @@ class ChildWatch:
         return self._read_fd
 
     def ended(self) -> Iterator[tuple[int, int]]:
-        """Reap the ended children after the descriptor became readable, and yield pid and status of each."""
+        """Reap the ended children when the descriptor is readable, and yield each child's pid and status."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
         yield from ended_children()

@@ -13,12 +13,12 @@ from trainkit.runtime.specs import WhereAmI
 calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0, ""))
 """Id and name of the call that runs in this thread or coroutine, and optional items.
 
-The id 0 means no call.
+The id is 0 if no call runs.
 """
 
 
 class GivenName(str):
-    """Name that the user gave to a method call. The name is shown without the class name."""
+    """Name that the user gave to a method call. Such a name is shown without the class name."""
 
     __slots__ = ()
 

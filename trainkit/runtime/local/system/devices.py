@@ -52,7 +52,9 @@ def parse_cpu(text: str) -> float | None:
 
 
 def group_folders(membership: str, mounts: str, controller: str) -> list[PurePosixPath]:
-    """Return the folders of the cgroups that limit a process, innermost first, in each mounted version.
+    """Return the folders of the cgroups that limit a process, innermost first.
+
+    All mounted versions of cgroups are included.
 
     Args:
         membership: text of /proc/self/cgroup, such as "4:memory:/docker/1f3a" and "0::/user.slice".
@@ -87,7 +89,7 @@ def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
 def _group(membership: str, controller: str | None) -> str | None:
     """Return the path of a process's cgroup for a version 1 `controller`.
 
-    If `controller` is None, return the path in version 2.
+    If `controller` is None, return the path in cgroup version 2.
     """
     for line in membership.splitlines():
         number, controllers, path = line.split(":", 2)

@@ -179,7 +179,7 @@ def families(pids: Iterable[int]) -> dict[int, list[int]]:
         by_parent.setdefault(parent, []).append(pid)
     found = {pid: [pid] for pid in pids}
     for family in found.values():
-        for pid in family:  # the list grows while it is iterated
+        for pid in family:  # the loop also visits the pids that are added here
             family.extend(by_parent.get(pid, ()))
     return found
 
@@ -268,12 +268,12 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def end(left: Callable[[], Sequence[int]], patience_s: float) -> Sequence[int]:
-    """Kill the processes that `left` returns until it returns no pids.
+    """Kill the processes that the function `left` returns, until it returns no pids.
 
     Return the pids of the processes that did not end.
 
-    A busy machine ends processes slowly. So the function gives up only when the number of processes has not
-    decreased for `patience_s`.
+    A busy machine ends processes slowly. So this function gives up only when the number of processes has not
+    decreased for `patience_s` seconds.
     """
     fewest, given_up_at = sys.maxsize, 0.0
     while pids := left():
@@ -403,7 +403,7 @@ def stacks(pid: int) -> str | None:
     signal would kill a process that has not called `offer_stacks`, so such a process gets no signal.
     """
     try:
-        pidfd = os.pidfd_open(pid)  # ensures that the file and the signal belong to the same process
+        pidfd = os.pidfd_open(pid)  # this ensures that the file and the signal belong to the same process
     except OSError:
         return None
     try:

@@ -3,14 +3,14 @@
     sender ──send()──▶ kernel's buffer ──▶ read_available() ──▶ on_frame(frame)
               └─ full? ─▶ backlog ──flush(), by the background thread──▶ kernel's buffer
 
-A send never blocks, as data that the kernel doesn't accept waits in the backlog. One thread at a time may
-read, under the reading lock. This thread processes every frame that has arrived, including frames that other
-threads wait for. Descriptors are sent beside the bytes, and a frame's header contains the number of its
-descriptors.
+A send never blocks, as data that the kernel doesn't accept waits in the backlog. Only one thread at a time
+may read from a connection, under the reading lock. This thread processes every frame that has arrived,
+including frames that other threads wait for. Descriptors are sent beside the bytes, and a frame's header
+contains the number of its descriptors.
 
 Small calls and answers are posted, which means that they may be collected and sent in a batch. A single
-posted entry is sent at once. Entries in a burst are collected until the batch is full, until a thread waits
-for an answer, or until the next tick of the background thread.
+posted entry (call or answer) is sent at once. Entries that follow quickly (a burst) are collected until the
+batch is full, until a thread waits for an answer, or until the next tick of the background thread.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CANCEL = 12  # the frame asks a promise's owner to stop the call, with the bytes
 
 BLOCKED = "blocked"  # reason for RETURNED: the running call waits for other calls
 SLOW = "slow"  # reason for RETURNED: the running call takes long
-UNKNOWN = "unknown"  # reason for RETURNED: the worker does not know the function, or has forgotten it
+UNKNOWN = "unknown"  # reason for RETURNED: the worker does not have the function, or has forgotten it
 
 
 MOST = 256
@@ -64,7 +64,7 @@ A large batch amortizes the cost of a frame, but delays the receiver.
 """
 
 _ALONE_S = 30e-6
-"""Pause in seconds after a frame. An entry that is posted after a longer pause is sent at once."""
+"""An entry that is posted more than this number of seconds after the last batch is sent at once."""
 
 
 class Frame(NamedTuple):
@@ -184,7 +184,10 @@ class Explained:
 
 
 descriptors_explained = Explained(explain)
-"""Context manager for code that opens descriptors. It raises a readable error if no descriptor is left."""
+"""Context manager for code that opens descriptors.
+
+The context manager raises a readable error if no descriptor is left.
+"""
 
 
 class Connection:
@@ -372,7 +375,7 @@ class Connection:
     def open_further(self) -> int | None:
         """Ask the other process to serve a new connection.
 
-        Return one end of the connection, or None on failure.
+        Return one end of the new connection, or None on failure.
 
         The connection to the other process must have no other use, as a frame that does not fit at once is
         dropped.
@@ -409,7 +412,7 @@ class Connection:
                 try:
                     rest = self._write(data, fds)
                 except OSError:
-                    self._drop_backlog()  # the other end has closed; the reading thread notices this
+                    self._drop_backlog()  # the other end has closed, which the reading thread notices
                     break
                 if rest is not None:
                     self._backlog.appendleft(rest)
@@ -460,7 +463,10 @@ class Connection:
             _close_all(self._backlog.popleft()[1])
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float | None, guard: InterruptGuard) -> None:
-        """Read, or let another thread read, until `done()`, a timeout, the connection's end or Ctrl-C."""
+        """Read, or let another thread read, until `done()` is True, the time is over, or the connection ends.
+
+        Ctrl-C also ends the wait.
+        """
         now = SYSTEM.monotonic
         deadline = None if timeout_s is None else now() + timeout_s
         left = timeout_s
@@ -507,8 +513,8 @@ class Connection:
         self._wake_followers()
 
     def _wake_followers(self) -> None:
-        # A waiting thread counts itself before it checks the reading lock. So this method sees the waiting
-        # thread, or the waiting thread finds the lock free.
+        # A waiting thread counts itself before it checks the reading lock. So this method either sees the
+        # waiting thread, or the waiting thread finds the lock free.
         if self._followers:
             with self._changed:
                 self._changed.notify_all()
@@ -594,9 +600,9 @@ class Connection:
     def _take_fds(self, count: int) -> list[int]:
         """Return the `count` descriptors of a frame, with `_LOST` for each lost descriptor.
 
-        The kernel delivers the descriptors of one send together. If the kernel can't open all of them, it
-        only reports that the later descriptors are lost. A send contains descriptors of only one frame, see
-        `_write`.
+        The kernel delivers the descriptors of one send together. If the kernel can't open all descriptors of
+        a send, it only reports that the later descriptors are lost. A send contains descriptors of only one
+        frame, see `_write`.
         """
         taken: list[int] = []
         while len(taken) < count:
@@ -627,7 +633,7 @@ class Connection:
 
 
 def send_answer(conn: Connection, kind: int, body: Packed, call_id: int, where: str) -> None:
-    """Send an answer. If the answer can't be sent, send an error that names `where` the call ran.
+    """Send an answer. If the answer can't be sent, send an error that says `where` the call ran.
 
     Raises:
         OSError: the other end has closed.

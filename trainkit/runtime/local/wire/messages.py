@@ -39,7 +39,7 @@ def packed(message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] 
 
 
 def unpacked(body: Packed) -> Any:
-    """Return the message in the body of a frame, which must come from a process of trainkit."""
+    """Return the message in the body of a frame. The frame must come from a process of trainkit."""
     return pickle.loads(body.payload)
 
 
@@ -47,8 +47,8 @@ class WorkerEnvironment(NamedTuple):
     """Environment that a worker inherits from the process that requested it, as it was at the request.
 
     Attributes:
-        inherited: `os.environ`, `sys.path` and `sys.argv` of that process, as JSON. The JSON text is compared
-            for each worker, and a template process parses it only if it has changed.
+        inherited: `os.environ`, `sys.path` and `sys.argv` of the requesting process, as JSON. The JSON text
+            is compared for each worker, and a template process parses it only if it has changed.
         preload: packages to import before the worker is forked; see `wanted` in runtime/session.py.
     """
 
@@ -93,7 +93,7 @@ class ConstructorCall(NamedTuple):
 
     Attributes:
         max_restarts: maximum number of restarts; -1 for no limit.
-        payload, stored: the packed call, see `Packed`.
+        payload, stored: content of the packed call, see `Packed`.
         actors: for each handle of the call, the id of its actor; None for handles of other objects.
     """
 
@@ -106,15 +106,15 @@ class ConstructorCall(NamedTuple):
 class StartActor(NamedTuple):
     """Request to start a process for an actor. The frame's first handle is the actor's first connection.
 
-    Without a registration, the request has no answer. With a registration, the answer is None for a newly
-    registered actor, or the `Found` actor that already has the name.
+    Without a registration (a name), the request has no answer. With a registration, the answer is None for a
+    new actor, or the `Found` actor that already has the name.
 
     Attributes:
         constructor_call: constructor call that is repeated at restarts; None for an actor that is never
             restarted.
         registration: the actor's name, and whether the actor outlives its owner.
         interface: methods of the actor, for processes that find the actor by name.
-        ready: False while the constructor waits for an argument. The actor then gets resources only after
+        ready: False while the constructor waits for an argument. Such an actor gets resources only after
             `ArgumentsThere`.
     """
 
@@ -211,8 +211,8 @@ class Cancel(NamedTuple):
 class Abandoned(NamedTuple):
     """Request of an actor to which no handles are left, answered with True if the actor must end.
 
-    The answer is False if a process has found the actor by name meanwhile. The connection of that process
-    arrives before the answer.
+    The answer is False if a process has found the actor by name meanwhile. The connection of the process that
+    found the actor arrives before the answer.
 
     Attributes:
         introduced: number of `Connect` messages that have arrived at the actor.
@@ -225,8 +225,8 @@ class Departing(NamedTuple):
     """Message that a worker ends cleanly by itself and must not be restarted.
 
     Attributes:
-        stays: True if the process stays until it has sent the results that others wait for. In this case, the
-            actor counts as ended at once, and the node answers the message.
+        stays: True if the process stays until it has sent the results that others wait for. A process that
+            stays counts as ended at once, and gets an answer to this message.
         reason: reason for the end of an actor.
     """
 
@@ -243,7 +243,7 @@ class Imports(NamedTuple):
 class QueryExit(NamedTuple):
     """Request for the `ExitRecord` of a worker whose connection closed, answered once the worker has ended.
 
-    If the worker is alive, the connection was lost on its way to the worker, and the answer is an
+    If the worker is alive, the connection was lost before it reached the worker, and the answer is an
     ObjectLostError.
     """
 
@@ -256,7 +256,7 @@ class FindActor(NamedTuple):
     Any handle in the frame is one end of a new connection, which the actor receives.
 
     Attributes:
-        namespace: namespace of the name; None for the session's namespace.
+        namespace: namespace in which the name is looked up; None for the session's namespace.
         detached: True to find only a detached actor.
     """
 
@@ -284,7 +284,7 @@ class Found(NamedTuple):
 
 
 class NotFound(NamedTuple):
-    """Answer to `FindActor` if no such actor exists, with the names that exist in the namespace."""
+    """Answer to `FindActor` if no such actor exists, with the actors' names in the namespace."""
 
     namespace: str
     names: Sequence[str]
@@ -314,7 +314,7 @@ class FindGroup(NamedTuple):
 
 
 class AwaitGroup(NamedTuple):
-    """Request that is answered once a group is reserved."""
+    """Request to wait until a group is reserved, answered at that time."""
 
     group_id: int
 
@@ -326,13 +326,16 @@ class Release(NamedTuple):
 
 
 class Available(NamedTuple):
-    """Request for the free resources, answered with amounts by name."""
+    """Request for the free resources, answered with the amount of each resource."""
 
 
 class State(NamedTuple):
-    """Request for the state listing of a kind, such as `"actors"`. The answer is a list of mappings.
+    """Request for the state listing of a kind, such as `"actors"`.
 
-    For the kind `"calls"`, the node asks the driver. The answer is empty if the driver does not reply soon.
+    The answer to this request is a list of mappings.
+
+    For the kind `"calls"`, the node asks the driver for the number of calls. The answer is empty if the
+    driver does not reply soon to the node.
     """
 
     kind: str
@@ -355,16 +358,16 @@ class Reclaimed(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Notice that a worker waits, so that other processes may use its CPUs, or that the worker resumes."""
+    """Notice that a worker waits, so that its CPUs may be lent, or that the worker resumes its work."""
 
     waiting: bool
 
 
 class Shutdown(NamedTuple):
-    """Request to end the session. The connection closes when the session has ended.
+    """Request to end the session. The connection to the node closes when the session has ended.
 
     If the driver sends the request while detached actors or groups exist, these actors and groups stay. The
-    request is then answered when all other workers have ended.
+    request is then answered when all workers outside these actors and groups have ended.
     """
 
 
@@ -372,7 +375,7 @@ class Shutdown(NamedTuple):
 
 
 class Reconnected(NamedTuple):
-    """Answer to `Reconnect` for an actor that has been, or is being, restarted.
+    """Answer to `Reconnect` for an actor that has been restarted or is being restarted.
 
     Attributes:
         life: number of the actor's restarts so far.
@@ -384,7 +387,9 @@ class Reconnected(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """Notice to return idle leases now, and busy leases when they become idle, as a request waits.
+    """Notice to return idle leases now, and busy leases when they become idle.
+
+    A request for resources, or a query of the free resources, waits for the leases.
 
     Attributes:
         number: id of a query of the free resources that waits for `Reclaimed`; 0 if no query waits.
@@ -398,7 +403,7 @@ class CountCalls(NamedTuple):
 
 
 class ShownAs(NamedTuple):
-    """Notice to show a worker's output under this name from now on."""
+    """Notice to show a worker's output under the name `name` from now on."""
 
     name: str
 
@@ -448,8 +453,8 @@ class WorkerSpec(NamedTuple):
 
     Attributes:
         serial: number of the process in the session, which the ids of its references contain.
-        is_actor: True for an actor, which ends when its last connection closes. Other workers end by
-            `EndWorker`.
+        is_actor: True for an actor, which ends when its last connection closes. Workers that are no actors
+            end when they receive `EndWorker`.
         group_bundles: bundles of the placement group that the worker was started in.
         gpus: share of each granted GPU, 0 to 1, by the GPU's index.
         placement: requested placement.
@@ -525,7 +530,7 @@ class ForkFailed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """Notice that a process forked by the template process has ended, with its `waitpid` status."""
+    """Notice that a process that the template process has forked has ended, with its `waitpid` status."""
 
     pid: int
     status: int

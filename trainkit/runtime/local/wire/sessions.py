@@ -60,7 +60,7 @@ class Session(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Id by which users name the session."""
+        """Id by which users name the session in commands."""
         name = self.folder.name
         return name.removeprefix(PREFIX)
 
@@ -93,7 +93,7 @@ def folders(parent: Path) -> list[Path]:
 
 def session_at(folder: Path) -> Session | None:
     """Return the session of a folder; None if the file that describes it is missing or incomplete."""
-    import json  # imported here, as most programs look for no other session
+    import json  # imported here, as most programs never read the description of a session
 
     try:
         # Older versions of trainkit do not write the field "program".
@@ -108,7 +108,7 @@ def note_end(folder: Path, by: str) -> None:
 
     Args:
         folder: the session's folder.
-        by: name of the process that ends the session.
+        by: name of the process that ends the session, such as "ann@host (pid 12)".
     """
     with contextlib.suppress(FileNotFoundError):  # the session has just ended
         (folder / _ENDED_BY).write_text(by)
@@ -125,7 +125,7 @@ def ended_by(folder: Path) -> str:
 def socket_path(folder_fd: int) -> str:
     """Return the path of the node's socket in a session's folder that is open as `folder_fd`.
 
-    The path is for bind() and connect().
+    The returned path is for bind() and connect().
 
     The path goes through /proc because a socket's path may have at most 107 bytes, and the path of a
     temporary folder can be longer.
@@ -243,7 +243,7 @@ class ControlClient(Connection):
             raise _gone(self._folder, str(error)) from error
 
     def await_end(self, timeout_s: float) -> bool:
-        """Wait for the node to close the connection. Return False if `timeout_s` passes first."""
+        """Wait for the node to close the connection. Return False if `timeout_s` seconds pass first."""
         self._read_until(lambda: False, timeout_s)
         return self.closed
 
@@ -253,7 +253,7 @@ class ControlClient(Connection):
             left = None if deadline is None else deadline - SYSTEM.monotonic()
             with InterruptGuard() as guard:
                 self.wait_until(lambda: done() or self.closed, left, guard)
-            if not guard.noted:  # otherwise the handler of Ctrl-C has returned, and the wait continues
+            if not guard.noted:  # otherwise a handler of Ctrl-C has returned, so wait again
                 return
 
 
@@ -266,7 +266,7 @@ class SessionState:
 
     Attributes:
         lists: rows of each state listing, by its kind, such as `"actors"`.
-        problem: reason why the lists are empty; "" if the node answered.
+        problem: reason why the lists of the state are empty; "" if the node answered.
     """
 
     session: Session
@@ -285,7 +285,7 @@ class SessionState:
         return None if session.driver_gone or not process.exists(session.driver) else session.driver
 
     def plain(self) -> dict[str, Any]:
-        """Return the state as a mapping for JSON."""
+        """Return the state as a mapping that can be written as JSON."""
         return {
             "session_id": self.session.id,
             "program": self.session.program,
@@ -329,7 +329,7 @@ def query_exit(home: str | None, worker_id: int | None) -> ExitRecord:
 def kill(home: str, worker_id: int, reason: str, restart: bool) -> None:
     """Kill an actor of another session and wait until it is dead.
 
-    With `restart`, the actor may be restarted.
+    With `restart=True`, the actor may be restarted.
     """
-    with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # the actor died with its node
+    with contextlib.suppress(NodeDiedError), connect(Path(home)) as node:  # an actor dies with its node
         node.ask(Kill(worker_id, reason, restart))
