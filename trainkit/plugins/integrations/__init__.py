@@ -1,5 +1,5 @@
-"""Integrations of other tools, one per file: tracking services, and libraries that report during training.
+"""Integrations with other tools, one per file: tracking services, and libraries that report during training.
 
-Each file is imported by its own name, as in
-`from trainkit.plugins.integrations.mlflow import MLflowLoggerCallback`, and its tool must be installed.
+Import each file by its own name, as in `from trainkit.plugins.integrations.mlflow import
+MLflowLoggerCallback`; the tool must be installed.
 """

@@ -1,4 +1,4 @@
-"""Callbacks that report metrics and checkpoints of Keras 3's `model.fit` in a training function."""
+"""Callbacks for Keras 3 in a training function: they report metrics and checkpoints during `model.fit`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
         "KERAS_BACKEND=torch before Python imports Keras, or install the packages of that backend"
     ) from error
 
-# Registered packages are imported once, because the import would take seconds in each trial.
+# Keras is imported once, in the process from which workers are forked, because its import takes seconds.
 session.register("keras")
 
 FILENAME = "model.keras"
@@ -31,25 +31,28 @@ EVENTS = tuple(
     for phase in ("epoch", "train_batch", "test_batch", "predict_batch", "train", "test", "predict")
     for end in ("begin", "end")
 )
-"""Events at which a report can be made; Keras has a method `on_<event>` for each."""
+"""Events at which a report can be made; for each event, Keras calls a method `on_<event>` of a callback."""
 On = str | Sequence[str]
 
 
 class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """A callback that reports the logs of `fit`, with the model as a checkpoint.
+    """A callback that reports the metrics that `fit` passes to callbacks (logs), with the model as a
+    checkpoint.
 
-    Use it as `model.fit(callbacks=[...])`. To resume from a checkpoint:
-    `model = KerasCheckpointCallback.get_model(tune.get_checkpoint())`, and
-    `model.fit(..., initial_epoch=...)`. An event without logs, such as the beginning of an epoch, reports
-    nothing. If a trial is stopped, it ends inside `model.fit`.
+    Use it as `model.fit(callbacks=[...])`. To resume from a checkpoint: `model =
+    KerasCheckpointCallback.get_model(tune.get_checkpoint())`, and `model.fit(..., initial_epoch=...)`. An
+    event without metrics, such as the beginning of an epoch, reports nothing. If a trial is stopped, the
+    trial ends inside the call of `model.fit`.
 
     Args:
-        checkpoint_on: event or events that report a checkpoint, such as "epoch_end"; (): none.
-        report_metrics_on: event or events that report without a checkpoint.
-        metrics: a metric's name, a list of names, or a dictionary that maps reported names to Keras's;
-            None: all.
-        filename: name of the model file in the checkpoint; Keras's format requires the suffix ".keras".
-        frequency: number of `checkpoint_on` events per checkpoint; the others report only metrics.
+        checkpoint_on: event or events that report a checkpoint, such as "epoch_end"; (): no checkpoints.
+        report_metrics_on: event or events that report only metrics.
+        metrics: a metric's name, a list of names, or a dictionary that maps names in reports to Keras's
+            names; None: all metrics.
+        filename: name of the model file in the checkpoint; the suffix ".keras", which Keras needs, is added
+            if missing.
+        frequency: number n: only each n-th of the `checkpoint_on` events reports a checkpoint; the others
+            report only metrics.
 
     Raises:
         ConfigError: Keras has no such event, or a value is out of range.
@@ -76,11 +79,11 @@ class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
-        """Return the model in a checkpoint of this callback."""
+        """Load the model from a checkpoint that this callback has reported."""
         return keras.saving.load_model(file_of(checkpoint, filename))
 
     def _handle(self, event: str, *given: Any, logs: Mapping[str, Any] | None = None) -> None:
-        """Report the logs; Keras passes the number of the epoch or batch as an argument before them."""
+        """Report the metrics of an event; Keras may pass a number of the epoch or batch before `logs`."""
         found = logs if logs is not None else given[-1] if given and isinstance(given[-1], Mapping) else {}
         due = False
         if event in self._saved_at:
@@ -90,7 +93,7 @@ class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class KerasReportCallback(KerasCheckpointCallback):
-    """A callback that reports the logs of `fit`, without checkpoints.
+    """A callback that reports the metrics that `fit` passes to callbacks (logs), without checkpoints.
 
     Args:
         metrics: see `KerasCheckpointCallback`.
@@ -117,7 +120,7 @@ def _by_metrics(
     report_metrics_on: On | None = None,
     checkpoint_on: On | None = None,
 ) -> KerasCheckpointCallback:
-    """Return the callback for the arguments of Ray 1.x, in this order, or for the arguments of Ray 2."""
+    """Return the callback for the positional arguments of Ray 1.x or the keyword arguments of Ray 2."""
     return KerasCheckpointCallback(
         on if checkpoint_on is None else checkpoint_on,
         on if report_metrics_on is None else report_metrics_on,

@@ -1,4 +1,4 @@
-"""Callbacks for `lightgbm.train` in a training function; they report each boosting round."""
+"""Callbacks for `lightgbm.train` in a training function: they report after each boosting round."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ FILENAME = "model.txt"
 
 
 class LightGBMCheckpointCallback(RoundsCallback):
-    """A callback that reports each round's evaluation, such as 'eval-binary_logloss', and checkpoints.
+    """A callback that reports each round's metrics, such as 'eval-binary_logloss', and checkpoints.
 
     To resume: `lightgbm.train(..., init_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
 
     Args:
-        metrics: a metric's name, a list of names, or a dictionary that maps reported names to LightGBM's;
-            None: all.
+        metrics: a metric's name, a list of names, or a dictionary that maps names in reports to LightGBM's
+            names; None: all metrics.
         filename: name of the model file in the checkpoint.
-        frequency: number of rounds per checkpoint; 0: none during training.
-        checkpoint_at_end: True: the last of `num_boost_round` rounds has a checkpoint too.
-        results_postprocessing_fn: function that maps the selected metrics to the reported metrics.
+        frequency: number of rounds between two checkpoints; 0: no checkpoints before the end.
+        checkpoint_at_end: True: the last of `num_boost_round` rounds also has a checkpoint.
+        results_postprocessing_fn: function that receives the selected metrics and returns the metrics to
+            report.
 
     Raises:
         MissingDependencyError: LightGBM is not installed; raised when this module is imported.
     """
 
     order = 25
-    """Position after the callback that records LightGBM's evaluation, and before its early stopping."""
+    """LightGBM calls callbacks in this order: this one after recording metrics, before early stopping."""
     default_filename = FILENAME
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
-        """Return the `lightgbm.Booster` in a checkpoint of this callback."""
+        """Load the `lightgbm.Booster` from a checkpoint that this callback has reported."""
         return lightgbm.Booster(model_file=file_of(checkpoint, filename))
 
     def __call__(self, env: Any) -> None:
-        """Report a round; LightGBM calls this after each round."""
+        """Report a boosting round; LightGBM calls this method after each round."""
         found = {}
         for data, metric, value, *rest in env.evaluation_result_list or ():
-            # Only `lightgbm.cv` gives a deviation, together with a mean.
+            # Only `lightgbm.cv` passes a standard deviation; the value is then a mean.
             deviation = rest[1] if len(rest) > 1 else None
             found[f"{data}-{metric}" if deviation is None else f"{data}-{metric}-mean"] = value
             if deviation is not None:
@@ -54,7 +55,7 @@ class LightGBMCheckpointCallback(RoundsCallback):
 
 
 class LightGBMReportCallback(WithoutCheckpoints, LightGBMCheckpointCallback):
-    """A callback that reports the evaluation of each round, without checkpoints."""
+    """A callback that reports the metrics of each round, without checkpoints."""
 
 
 TuneReportCheckpointCallback = LightGBMCheckpointCallback

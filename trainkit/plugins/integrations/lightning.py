@@ -1,8 +1,9 @@
-"""Callbacks that report metrics and checkpoints of PyTorch Lightning's Trainer in a training function.
+"""Callbacks for PyTorch Lightning's Trainer in a training function: they report metrics and checkpoints.
 
-Lightning exists as two packages, `lightning` and `pytorch_lightning`, with separate classes. The callbacks
-extend the classes of the package that the process has already imported, if any. An instance also belongs to
-the classes of every package that is imported when the instance is made.
+Lightning exists as two packages, `lightning` and `pytorch_lightning`, each with its own classes. The
+callbacks extend the classes of the package that this process imported before this module, if any. When a
+callback is created, it also becomes an instance of the classes of every other package that is imported by
+then.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ _FOUND = [name for name in PACKAGES if name in sys.modules] or [
 FIRST: Any = load(next(iter(_FOUND), PACKAGES[0]), "Lightning trainers", "lightning")
 """The Lightning package whose classes the callbacks extend."""
 for _package in PACKAGES:
-    # Registered packages are imported once, because the import would take seconds in each trial.
+    # Lightning is imported once, in the process from which workers are forked, because its import takes
+    # seconds.
     session.register(_package)
-# These hooks return a value to Lightning, so they are not treated as events.
+# Lightning uses the values that these hooks return, so no report can be made in them.
 _NO_EVENTS = frozenset({"on_save_checkpoint", "on_load_checkpoint"})
 HOOKS = frozenset(
     name
     for name, _ in inspect.getmembers(FIRST.Callback, inspect.isfunction)
     if name.startswith("on_") and name not in _NO_EVENTS
 )
-"""Events that `on` may name."""
+"""Names of the events at which a callback can report."""
 
 
 class OfEitherPackage:
-    """A Lightning class whose instances work with trainers of both packages, if both are imported."""
+    """Base of classes whose instances work with trainers of both Lightning packages, if both are imported."""
 
     NAME: str
     """Name of the class in Lightning's package."""
@@ -47,7 +49,7 @@ class OfEitherPackage:
         kind: Any = cls
         for package in filter(None, map(sys.modules.get, PACKAGES)):
             theirs = class_in(package, cls.NAME)
-            # `issubclass` is avoided, because it caches former bases of a class.
+            # `issubclass` is avoided, because its cache would become wrong if the bases of a class change.
             if theirs not in cls.__mro__:
                 own = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "_named": cls}
                 kind = type(cls.__name__, (cls, theirs), own)
@@ -55,34 +57,35 @@ class OfEitherPackage:
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle with the module's class, because the receiving process may have imported other packages."""
+        """Pickle by the original class, because the receiving process may have imported other packages."""
         reduced: Any = super().__reduce_ex__(2)
         return (OfEitherPackage.__new__, (getattr(self, "_named", type(self)),), *reduced[2:])
 
 
 def class_in(package: Any, name: str) -> type:
-    """Return the class `name`, such as "callbacks.Callback", of a Lightning package."""
+    """Return the class called `name` of a Lightning package, such as "callbacks.Callback"."""
     module, _, attribute = name.rpartition(".")
     found: type = getattr(importlib.import_module(f"{package.__name__}.{module}"), attribute)
     return found
 
 
 class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ignore[misc]
-    """A callback that reports the Trainer's logged metrics, with a checkpoint.
+    """A callback that reports the metrics that the Trainer has logged, with a checkpoint.
 
-    Use it as `Trainer(callbacks=[...])`. To resume from a checkpoint: `trainer.fit(model, ckpt_path=path)`,
-    where `path` is `filename` in the folder `tune.get_checkpoint().path`. The validation before training
-    is not reported. If a trial is stopped, it ends inside `trainer.fit`.
+    Use it as `Trainer(callbacks=[...])`. To resume from a checkpoint, call `trainer.fit(model,
+    ckpt_path=path)`; `path` is the file `filename` in the folder `tune.get_checkpoint().path`. Lightning's
+    sanity check, a validation before training, is not reported. If a trial is stopped, the trial ends inside
+    the call of `trainer.fit`.
 
     Args:
-        metrics: a metric's name, a list of names, or a dictionary that maps reported names to Lightning's;
-            None: all of `trainer.callback_metrics`.
-        filename: name of the file in the checkpoint.
-        save_checkpoints: False reports only metrics.
-        on: event or events of Lightning's callbacks at which to report, with or without the prefix `on_`.
+        metrics: a metric's name, a list of names, or a dictionary that maps names in reports to Lightning's
+            names; None: all metrics in `trainer.callback_metrics`.
+        filename: name of the file in the checkpoint that Lightning writes.
+        save_checkpoints: False: report only metrics.
+        on: name or names of Lightning's events at which to report, with or without the prefix `on_`.
 
     Raises:
-        ConfigError: Lightning has no such event.
+        ConfigError: Lightning does not have such an event.
         MissingDependencyError: Lightning is not installed; raised when this module is imported.
     """
 
@@ -113,7 +116,7 @@ class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ign
 
 
 class LightningReportCallback(LightningCheckpointCallback):
-    """A callback that reports the Trainer's logged metrics, without checkpoints.
+    """A callback that reports the metrics that the Trainer has logged, without checkpoints.
 
     Args:
         metrics: see `LightningCheckpointCallback`.

@@ -1,7 +1,7 @@
 """Strategies, environment and callback for Lightning's `Trainer` in a training function, under Ray's names.
 
-If this process has imported both Lightning packages, instances work with both. A strategy is rebuilt with
-the package of the trainer that uses it.
+If this process has imported both Lightning packages, the objects work with trainers of both. A strategy takes
+its behaviour from the package of the trainer that uses it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _environments: Any = load(f"{FIRST.__name__}.plugins.environments", "Lightning t
 
 
 def _lightnings(kind: type) -> type:
-    """Return the first Lightning class that a strategy extends."""
+    """Return Lightning's class that a strategy class extends."""
     return next(base for base in kind.__mro__ if base.__module__.startswith(PACKAGES))
 
 
 class _Extending(ABCMeta):
-    """Metaclass of a strategy that extends the other package's class instead of its base's own."""
+    """Metaclass of a strategy class that extends the class of the other Lightning package."""
 
     theirs: type
 
@@ -41,7 +41,7 @@ class _Extending(ABCMeta):
 
 
 class _OnWorker(OfEitherPackage):
-    """Mixin for a strategy, which gives the device and the samples of this worker."""
+    """Mixin for a strategy: the strategy uses the device and the share of samples of this worker."""
 
     NEEDS_GPUS = False
     world_size: int
@@ -57,7 +57,7 @@ class _OnWorker(OfEitherPackage):
 
     @accelerator.setter
     def accelerator(self, accelerator: Any) -> None:
-        """Store the trainer's accelerator, which is the first object that shows the trainer's package."""
+        """Store the trainer's accelerator; its class shows to which Lightning package the trainer belongs."""
         kind = type(self)
         for package in filter(None, map(sys.modules.get, PACKAGES)):
             theirs = class_in(package, self.NAME)
@@ -88,13 +88,13 @@ class _OnWorker(OfEitherPackage):
 
 
 class RayDDPStrategy(_OnWorker, FIRST.strategies.DDPStrategy):  # type: ignore[misc]
-    """Lightning's `DDPStrategy`, with the same arguments, in the process group of the workers."""
+    """Lightning's `DDPStrategy` in the process group of trainkit's workers; the arguments are Lightning's."""
 
     NAME = "strategies.DDPStrategy"
 
 
 class RayFSDPStrategy(_OnWorker, FIRST.strategies.FSDPStrategy):  # type: ignore[misc]
-    """Lightning's `FSDPStrategy`, with the same arguments, in the process group of the workers.
+    """Lightning's `FSDPStrategy` in the process group of trainkit's workers; the arguments are Lightning's.
 
     Raises:
         ConfigError: the trainer starts on a worker without a GPU.
@@ -105,7 +105,8 @@ class RayFSDPStrategy(_OnWorker, FIRST.strategies.FSDPStrategy):  # type: ignore
 
 
 class RayDeepSpeedStrategy(_OnWorker, FIRST.strategies.DeepSpeedStrategy):  # type: ignore[misc]
-    """Lightning's `DeepSpeedStrategy`, with the same arguments, in the process group of the workers.
+    """Lightning's `DeepSpeedStrategy` in the process group of trainkit's workers; the arguments are
+    Lightning's.
 
     Raises:
         lightning.fabric.utilities.exceptions.MisconfigurationException: DeepSpeed is not installed.
@@ -115,7 +116,7 @@ class RayDeepSpeedStrategy(_OnWorker, FIRST.strategies.DeepSpeedStrategy):  # ty
 
 
 class RayLightningEnvironment(OfEitherPackage, _environments.LightningEnvironment):  # type: ignore[misc]
-    """Environment with the workers' ranks, for `Trainer(plugins=[RayLightningEnvironment()])`."""
+    """Lightning environment with the workers' ranks, for `Trainer(plugins=[RayLightningEnvironment()])`."""
 
     NAME = "plugins.environments.LightningEnvironment"
 
@@ -132,24 +133,24 @@ class RayLightningEnvironment(OfEitherPackage, _environments.LightningEnvironmen
         return get_context().get_node_rank()
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the size is fixed."""
+        """Do nothing, because the number of workers is fixed."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the rank is fixed."""
+        """Do nothing, because the rank of a worker is fixed."""
 
     def teardown(self) -> None:
-        """Do nothing: Lightning's method would remove WORLD_SIZE from the environment."""
+        """Do nothing, because Lightning's method would remove the environment variable WORLD_SIZE."""
 
 
 def prepare_trainer(trainer: Any) -> Any:
-    """Return `trainer` unchanged, after a check that it trains together with the other workers.
+    """Check that `trainer` trains together with the other workers; return it unchanged.
 
     Args:
         trainer: a `Trainer(strategy=RayDDPStrategy(), plugins=[RayLightningEnvironment()])`, or a trainer
             with another strategy of this module.
 
     Raises:
-        ConfigError: the trainer has another strategy, or a wrong rank or number of workers.
+        ConfigError: the trainer has a strategy from elsewhere, or a wrong rank or number of workers.
     """
     strategy, context = trainer.strategy, get_context()
     if not isinstance(strategy, _OnWorker):
@@ -169,10 +170,11 @@ def prepare_trainer(trainer: Any) -> Any:
 
 
 class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type: ignore[misc]
-    """Callback that reports Lightning's logged values and a checkpoint after each training epoch.
+    """Callback that reports Lightning's logged metrics and a checkpoint after each training epoch.
 
-    The metrics are `trainer.callback_metrics`, with `epoch` and `step`. The checkpoint contains the file
-    `checkpoint.ckpt`. To resume from it: `trainer.fit(model, ckpt_path=...)`.
+    The reported metrics are `trainer.callback_metrics`, with the additional keys `epoch` and `step`. The
+    checkpoint contains the file `checkpoint.ckpt`. To resume from this file: `trainer.fit(model,
+    ckpt_path=...)`.
 
     Args:
         checkpoint_upload_mode: see `trainkit.train.report`.
@@ -188,7 +190,7 @@ class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type
         self.validation = validation
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report; called by Lightning on all workers."""
+        """Report metrics and a checkpoint; Lightning calls this method on all workers."""
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
         metrics |= {"epoch": trainer.current_epoch, "step": trainer.global_step}
         with temporary_folder("trainkit_checkpoint_") as folder:

@@ -1,4 +1,4 @@
-"""MLflow runs: one per trial, written by the driver; or the `mlflow` module, set up inside a trial."""
+"""Callback that records trials as MLflow runs, and a function that sets up `mlflow` inside a trial."""
 
 from __future__ import annotations
 
@@ -22,24 +22,30 @@ TRIAL_TAG = "trainkit.trial"
 _TOKEN = "MLFLOW_TRACKING_TOKEN"
 _NO_METRICS = frozenset({"timestamp", "config"})
 _MAX_METRICS = 1000
-"""Largest number of metrics in one request to an MLflow server."""
+"""Maximum number of metrics in one request to an MLflow server."""
 _MAX_PARAMS = 100
 
 
 class MLflowLoggerCallback(TrackerCallback):
-    """A callback that writes an MLflow run per trial: parameters, metrics with their steps, final status.
+    """A callback that records each trial as an MLflow run: parameters, metrics with their steps, final
+    status.
 
-    A trial that resumes, even by `Tuner.restore`, continues its run. A separate thread does all the work, so
-    a slow server does not slow down trials. A failing server is reported once.
+    A trial that resumes, also by `Tuner.restore`, continues its previous run. All requests are sent from a
+    separate thread, so that a slow server does not slow down trials. If requests fail, a warning is logged
+    once.
 
     Args:
-        tracking_uri: URI such as "http://host:5000" or "sqlite:////path/mlflow.db"; None: MLflow's default.
-        registry_uri: URI of the model registry; None: `tracking_uri`.
-        experiment_name: name of the experiment, created if missing; None: MLflow's default, "Default".
-        tags: tags of every run.
-        tracking_token: token for a server that requires one.
-        save_artifact: True: when a run ends, the trial's folder becomes its artifacts.
-        log_params_on_trial_end: True: parameters are written at the end instead of the beginning.
+        tracking_uri: URI of the server or store, such as "http://host:5000" or "sqlite:////path/mlflow.db";
+            None: MLflow's default.
+        registry_uri: URI of the model registry; None: the same as `tracking_uri`.
+        experiment_name: name of the MLflow experiment, which is created if missing; None: MLflow's default,
+            "Default".
+        tags: tags that every run receives.
+        tracking_token: access token, for a server that requires one.
+        save_artifact: True: when a run ends, the files in the trial's folder are stored as the run's
+            artifacts.
+        log_params_on_trial_end: True: hyperparameters are stored at the end of a run instead of its
+            beginning.
 
     Raises:
         MissingDependencyError: MLflow is not installed.
@@ -147,25 +153,25 @@ def setup_mlflow(
     tags: Mapping[str, str] | None = None,
     rank_zero_only: bool = True,
 ) -> Any:
-    """Start or continue a run for the calling trial; return the `mlflow` module.
+    """Start a run for the trial in this process, or continue its run; return the module `mlflow`.
 
     Args:
-        config: dictionary logged as the run's parameters.
-        tracking_uri: URI; None: MLflow's default. In a trial, a relative path is relative to the program's
-            folder.
+        config: dictionary of hyperparameters, stored as the run's parameters.
+        tracking_uri: URI of the server or store; None: MLflow's default. In a trial, a relative path is
+            resolved against the folder in which the program was started.
         registry_uri: URI of the model registry; None: MLflow's default.
-        experiment_id: id of an existing experiment; overrides `experiment_name`.
-        experiment_name: None: in a trial, the name of the tuning experiment, which is created if missing;
-            outside of a trial, MLflow's default.
-        tracking_token: token for a server that requires one.
-        artifact_location: location of the artifacts of an experiment created here.
+        experiment_id: id of an existing MLflow experiment; overrides `experiment_name`.
+        experiment_name: name of the MLflow experiment. None: in a trial, the name of the tuning experiment,
+            which is created if missing; elsewhere, MLflow's default.
+        tracking_token: access token, for a server that requires one.
+        artifact_location: location of the artifacts of the MLflow experiment, if it is created here.
         run_name: name of the run; None: the trial's name.
-        create_experiment_if_not_exists: True: a given `experiment_name` is created if missing.
-        tags: tags of the run.
-        rank_zero_only: True: with torch.distributed, other ranks get an object whose calls do nothing.
+        create_experiment_if_not_exists: True: create the experiment `experiment_name` if it is missing.
+        tags: additional tags of the run.
+        rank_zero_only: True: with torch.distributed, ranks other than 0 get an object whose calls do nothing.
 
     Raises:
-        ConfigError: the experiment does not exist.
+        ConfigError: the MLflow experiment does not exist.
         MissingDependencyError: MLflow is not installed.
     """
     require_installed("setup_mlflow", "mlflow")
@@ -176,14 +182,16 @@ def setup_mlflow(
     if tracking_token is not None:
         os.environ[_TOKEN] = tracking_token
     folder = os.environ.get(OLD_WORKING_DIR, ".") if trial is not None else "."
-    with contextlib.chdir(folder):  # MLflow's own store and artifacts are relative to the working directory.
+    # MLflow resolves the paths of its own store and artifacts against the working directory.
+    with contextlib.chdir(folder):
         if trial is not None:
             tracking_uri = _beside(folder, tracking_uri or mlflow.get_tracking_uri())
         if tracking_uri is not None:
             mlflow.set_tracking_uri(tracking_uri)
         if registry_uri is not None:
             mlflow.set_registry_uri(registry_uri)
-        if mlflow.active_run() is not None:  # an earlier trial in this process left its run active
+        # If a run is active, an earlier trial in this process has not ended it.
+        if mlflow.active_run() is not None:
             mlflow.end_run()
         client = mlflow.MlflowClient()
         if experiment_id is None:
@@ -206,7 +214,7 @@ def setup_mlflow(
 
 
 def _beside(folder: str, uri: str) -> str:
-    """Return the URI with its path, if relative, resolved against `folder`."""
+    """Return `uri`; if it contains a relative path, the path is resolved against `folder`."""
     for prefix in ("sqlite:///", "file:"):
         if uri.startswith(prefix) and not uri.endswith(":memory:"):
             return prefix + os.path.join(folder, uri[len(prefix) :])
@@ -215,7 +223,7 @@ def _beside(folder: str, uri: str) -> str:
 
 
 class Nothing:
-    """A substitute for `mlflow` where nothing must be logged: every attribute and call returns it again."""
+    """Substitute for `mlflow` on ranks that must not log: each attribute and call returns this object."""
 
     def __getattr__(self, name: str) -> Nothing:
         return self
@@ -244,7 +252,8 @@ def _experiment_id(
         found = client.get_experiment_by_name(name)
         if found is None:
             raise
-        return str(found.experiment_id)  # another trial created the experiment in the meantime
+        # Another trial has just created the experiment, so its id can be read.
+        return str(found.experiment_id)
 
 
 def _find_run(client: Any, experiment_id: str, key: str) -> str | None:
@@ -255,7 +264,7 @@ def _find_run(client: Any, experiment_id: str, key: str) -> str | None:
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters by unique names that MLflow accepts."""
+    """Return the hyperparameters of `config` under unique names that MLflow accepts."""
     found: dict[str, Any] = {}
     for name, value in flatten(config).items():
         key, count = _safe_key(name), 1
@@ -267,7 +276,7 @@ def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _safe_key(name: str) -> str:
-    """Return `name` changed to a form that MLflow accepts: a path inside a folder, of limited length."""
+    """Return `name` in a form that MLflow accepts: valid characters, at most 250, a path inside a folder."""
     safe = re.sub(r"[^\w\-. /:]", "_", name) or "_"
     is_path = posixpath.normpath(safe) == safe and not safe.startswith(("/", ".."))
     return (safe if is_path and safe != "." else re.sub(r"[/.]", "_", safe))[:250]

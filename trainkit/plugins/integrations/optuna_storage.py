@@ -1,4 +1,4 @@
-"""An Optuna storage that shows experiments to tools that read storages: plots, dashboard, extensions."""
+"""Optuna storage that shows experiments to tools that read such storages: plots, dashboards, extensions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
-from optuna.study._frozen import FrozenStudy  # the method get_all_studies() must return this type
+
+# The method get_all_studies() must return this type, which Optuna exports only here.
+from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
 from trainkit.clock import SYSTEM
@@ -30,20 +32,20 @@ from trainkit.tune.store.ownership import owner_of
 from trainkit.tune.store.schema import FILENAME
 
 METRIC_NAMES = "study:metric_names"
-"""Attribute in which Optuna keeps the names of a study's values."""
+"""System attribute of a study in which Optuna stores the names of the study's metrics."""
 _TRIALS_OF_A_STUDY = 2**32
 _TICK_S = 0.05
-"""Two changes of a file within this time may leave the same timestamp."""
+"""If a file changes twice within this time in seconds, both changes may have the same timestamp."""
 
 
 @dataclass(frozen=True)
 class _Study:
-    """A snapshot of an experiment.
+    """Snapshot of an experiment as an Optuna study.
 
     Attributes:
-        stamp: stamp of the experiment's files; None if they may have changed already.
-        objectives: one or several objectives.
-        trials: trials in Optuna's form.
+        stamp: stamp of the experiment's files; None if the files may have changed without a new stamp.
+        objectives: objectives of the experiment, at least one.
+        trials: trials as Optuna's `FrozenTrial` objects.
         attributes: user attributes of the study.
     """
 
@@ -54,26 +56,29 @@ class _Study:
 
 
 class ExperimentStorage(BaseStorage):
-    """Read-only storage whose studies are experiments, running or finished, named after their folders.
+    """Read-only Optuna storage. Its studies are experiments, running or finished, named after their folders.
 
-    A read returns the last committed state, and never delays the program that runs the experiment.
+    A read returns the state of the last commit, and never delays the program that runs the experiment.
 
         study = optuna.load_study(study_name=None, storage=ExperimentStorage("experiments/mnist"))
         optuna.visualization.plot_optimization_history(study)
 
-    A trial's value is the value in its last report. Trials that a scheduler stopped are PRUNED. Trials that
-    failed, or have no value, are FAIL. Paused trials are RUNNING. Trials that wait to start, or for
-    `Tuner.restore`, are WAITING. With a single objective, reports are intermediate values by iteration.
-    A trial's `user_attrs` contain its id, its status with the reason, and the rest of its last report.
+    A trial's value is the metric in its last report. Trials that a scheduler stopped are PRUNED. Trials that
+    failed, or whose last report lacks the metric, are FAIL. Paused trials are RUNNING. Trials that have not
+    started, or that continue only after `Tuner.restore`, are WAITING. With a single objective, the metric in
+    each report is an intermediate value at the report's iteration. A trial's `user_attrs` contain its id, its
+    status with the reason, and the other values of its last report.
 
     Args:
-        path: folder of an experiment; or a folder of experiments, which is searched again at each read.
-        metric: reported metric that is a trial's value, or a list of several; None: each experiment's own.
-        mode: "min" or "max", or a list of modes; None: each experiment's own.
+        path: folder of one experiment, or folder that contains experiments; the latter is searched again at
+            each read.
+        metric: name of the metric that is a trial's value, or a list of several; None: the metric of each
+            experiment.
+        mode: "min" or "max", or a list with a mode for each metric; None: the mode of each experiment.
 
     Raises:
-        StoreError: the folder is missing, or the experiment's file is damaged or foreign.
-        ConfigError: the experiment has no metric, and `metric` is not given.
+        StoreError: the folder is missing, or the experiment's file is damaged or not an experiment's.
+        ConfigError: the experiment has no metric, and `metric` is None.
     """
 
     def __init__(
@@ -104,13 +109,13 @@ class ExperimentStorage(BaseStorage):
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Reasons, by name, why experiments are not studies: they lack a metric, or can't be read."""
+        """Maps each experiment that can't be a study to the reason: it has no metric, or it can't be read."""
         return dict(self._left_out)
 
     # --- experiments ------------------------------------------------------------------------------
 
     def _studies(self) -> dict[Path, tuple[int, _Study]]:
-        """Read the experiments that have changed; return all studies with their ids."""
+        """Read the experiments that have changed; return all studies by folder, each with its id."""
         with self._lock:
             folders = [self._root] if self._is_one else experiments_in(self._root)
             for folder in folders:
@@ -245,14 +250,15 @@ def _direction(objective: Objective) -> StudyDirection:
 
 
 def _stamp(folder: Path) -> tuple[Any, ...] | None:
-    """Return a stamp that changes with the experiment; None if the next change might not change the stamp."""
-    if not (folder / FILENAME).exists():  # the folder is an experiment of Ray, which has many files
+    """Return a stamp that changes with the experiment; None if the next change might keep the stamp."""
+    # Without this file, the folder is an experiment of Ray, whose many files have no common stamp.
+    if not (folder / FILENAME).exists():
         return None
     now, stamp = SYSTEM.now(), [owner_of(folder)]
     for name in (FILENAME, f"{FILENAME}-wal"):
         try:
             status = os.stat(folder / name)
-        except FileNotFoundError:  # the write-ahead log exists only during writes
+        except FileNotFoundError:  # The write-ahead log does not exist while no program writes.
             continue
         if now - status.st_mtime < _TICK_S:
             return None
@@ -270,7 +276,8 @@ def _study_of(
         objectives = given or _own_objectives(folder, reader.facts())
         trials = reader.trials()
         for trial in trials:
-            # The program of a running trial without an owner was killed.
+            # A running trial without a process that runs the experiment was interrupted when the process was
+            # killed.
             if owner is None and trial.status is TrialStatus.RUNNING:
                 trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         results = [result_of(trial, folder, None, None) for trial in trials]

@@ -1,4 +1,4 @@
-"""Common parts of the callbacks for training libraries: selecting metrics, reporting with a checkpoint."""
+"""Parts that the callbacks for training libraries share: selection of metrics, reports with checkpoints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Reporter:
-    """Reporter of selected metrics of a library.
+    """Reports selected metrics of a training library.
 
     Args:
         metrics: selected metrics.
-        change: function that maps the selected metrics to the reported metrics.
+        change: function that receives the selected metrics and returns the metrics to report.
     """
 
     def __init__(self, metrics: Metrics, change: Change | None = None) -> None:
@@ -38,7 +38,7 @@ class Reporter:
         self._missed: set[str] = set()
 
     def pick(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the selected metrics of `found`; log each missing metric once."""
+        """Return the selected metrics of `found`; log a warning once for each missing metric."""
         if self._names is None:
             picked = dict(found)
         else:
@@ -53,12 +53,12 @@ class Reporter:
     def report(
         self, found: Mapping[str, Any], save: Callable[[str], Any] | None = None, filename: str = ""
     ) -> None:
-        """Report the selected metrics, if `found` has any.
+        """Report the selected metrics that `found` contains; without any, report nothing.
 
         Args:
-            found: metrics by the library's names.
-            save: function that writes the model to a given path, for the report's checkpoint.
-            filename: name of this file in the checkpoint.
+            found: metrics, under the library's names.
+            save: function that writes the model to a given path; None: report without a checkpoint.
+            filename: name of the model file in the checkpoint.
         """
         picked = self.pick(found)
         if not picked:
@@ -72,15 +72,16 @@ class Reporter:
 
 
 class RoundsCallback:
-    """Base of callbacks for a boosting library; they report each round.
+    """Base of callbacks for a boosting library, which report after each round.
 
     Args:
-        metrics: a metric's name, a list of names, or a dictionary that maps reported names to the library's;
-            None: all.
+        metrics: a metric's name, a list of names, or a dictionary that maps names in reports to the library's
+            names; None: all metrics.
         filename: name of the model file in the checkpoint; None: the library's usual name.
-        frequency: number of rounds per checkpoint; 0: none during training.
-        checkpoint_at_end: True: the last model is a checkpoint too.
-        results_postprocessing_fn: function that maps the selected metrics to the reported metrics.
+        frequency: number of rounds between two checkpoints; 0: no checkpoints before the end.
+        checkpoint_at_end: True: the model after the last round is also a checkpoint.
+        results_postprocessing_fn: function that receives the selected metrics and returns the metrics to
+            report.
     """
 
     default_filename: ClassVar[str]
@@ -100,12 +101,12 @@ class RoundsCallback:
         self._at_end = checkpoint_at_end
 
     def _is_due(self, round_: int) -> bool:
-        """Return True if the round `round_`, counted from 0, has a checkpoint."""
+        """Return True if the round `round_`, counted from 0, must report a checkpoint."""
         return self._frequency > 0 and (round_ + 1) % self._frequency == 0
 
 
 class WithoutCheckpoints(RoundsCallback):
-    """Mixin for a callback that reports the evaluation of each round, without checkpoints.
+    """Mixin for a callback that reports the metrics of each round, without checkpoints.
 
     Args:
         metrics: see `RoundsCallback`.
@@ -124,12 +125,12 @@ def file_of(checkpoint: Checkpoint, filename: str) -> str:
 
 
 def missing(what: str, package: str) -> MissingDependencyError:
-    """Return the error for a missing package; `package` is also the name of trainkit's extra."""
+    """Return the error that `package` is not installed; trainkit has an extra of the same name."""
     return MissingDependencyError.of(f"{what} needs {package}", package)
 
 
 def imported(what: str, package: str) -> Any:
-    """Import and return `package`, which `what` needs.
+    """Import `package`, and return it; `what` is the feature that needs it, for the error message.
 
     Raises:
         MissingDependencyError: `package` is not installed.
@@ -139,6 +140,6 @@ def imported(what: str, package: str) -> Any:
 
 
 def require_installed(what: str, package: str) -> None:
-    """Raise MissingDependencyError if `package`, which `what` needs, is not installed."""
+    """Raise MissingDependencyError if `package` is not installed; `what` is the feature that needs it."""
     if find_spec(package) is None:
         raise missing(what, package)

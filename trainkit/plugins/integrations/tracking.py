@@ -1,4 +1,4 @@
-"""Base class of callbacks that record trials in a tracking service."""
+"""Base class of callbacks that record trials in a tracking service, such as MLflow."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Job = Callable[[], None]
 
 
 class Outbox:
-    """A queue of jobs that a separate thread runs in order; the thread starts with the first job.
+    """Queue of jobs that a separate thread runs one after another; the first job starts the thread.
 
-    An exception in a job is logged once for each kind of job, and has no other effect.
+    If a job raises an exception, a warning is logged once for each kind of job, and the next job runs.
 
     Args:
-        name: name of the service, for messages.
+        name: name of the tracking service, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,7 +41,7 @@ class Outbox:
         self._told: set[str] = set()
 
     def put(self, what: str, job: Job) -> None:
-        """Queue `job`; `what` describes it in an error message."""
+        """Add `job` to the queue; `what` is its kind, for the warning if it fails."""
         if self._thread is None:
             # The thread is a daemon, so that a service that never answers can't keep the program alive.
             self._thread = threading.Thread(target=self._work, name=f"{self._name} outbox", daemon=True)
@@ -49,11 +49,11 @@ class Outbox:
         self._jobs.put((what, job))
 
     def close(self, timeout_s: float, say: Say) -> None:
-        """Wait until all jobs are done; after `timeout_s`, log a warning instead.
+        """Wait until all jobs have run; if this takes longer than `timeout_s`, log a warning and return.
 
         Args:
             timeout_s: longest wait in seconds.
-            say: function that receives a line about the wait.
+            say: function that receives lines of text about the wait.
         """
         thread = self._thread
         if thread is None:
@@ -91,18 +91,18 @@ class Outbox:
 
 
 HASTE_S = 5.0
-"""Timeout for a service after the user has pressed Ctrl-C twice."""
+"""Seconds to wait for a tracking service after the user has pressed Ctrl-C twice."""
 _STATUS = {TrialStatus.TERMINATED: "FINISHED", TrialStatus.ERROR: "FAILED"}
 Past = Callable[[], Iterable[tuple[Trial, Sequence[Mapping[str, Any]]]]]
 
 
 @dataclass(frozen=True)
 class TrackedTrial:
-    """Constant data of a trial, for the service's thread.
+    """Data of a trial that does not change, for the thread that sends to the service.
 
     Attributes:
-        trial_id: id, unique in the experiment.
-        key: key, unique among all experiments, and unchanged when the experiment resumes.
+        trial_id: id of the trial, unique in its experiment.
+        key: key of the trial, unique among all experiments, and unchanged when the experiment resumes.
         name: name for display.
         config: hyperparameters.
         folder: folder of the trial.
@@ -118,14 +118,15 @@ class TrackedTrial:
 
 
 class TrackerCallback(FileLoggerCallback, ABC):
-    """Base of callbacks for a service; a subclass implements its methods, which all run in a separate thread.
+    """Base of callbacks for a tracking service. A subclass implements the methods that use the service.
 
-    The experiment's file records how many results of each trial the service has received, so that the rest
-    can be sent after a kill. A trial that goes back to a checkpoint sends later iterations again.
+    These methods run in a separate thread. The experiment's file records how many reports of each trial the
+    service has received, so that the rest can be sent after a kill. If a trial goes back to a checkpoint, its
+    reports after the checkpoint are sent again.
 
     Args:
-        service: name of the service, for messages.
-        timeout_s: longest wait for the service at the end of the experiment, in seconds.
+        service: name of the tracking service, for messages.
+        timeout_s: seconds to wait for the service at the end of the experiment.
     """
 
     def __init__(self, service: str, timeout_s: float) -> None:
@@ -141,7 +142,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
         self._open: set[str] = set()
         self._broken: set[str] = set()
         self._sent: dict[str, int] = {}
-        """Number of results that the service has received, for each trial that has not ended."""
+        """Maps each trial that has not ended to the number of its reports that the service has received."""
         self._trials: Sequence[Trial] = ()
         self._past: Past = tuple
 
@@ -149,25 +150,25 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """Connect to the service; called before all other methods."""
+        """Connect to the service; this is called before all other methods."""
 
     @abstractmethod
     def open_run(self, told: TrackedTrial) -> bool:
-        """Start or continue the trial's run; return True if it is new."""
+        """Start the trial's run, or continue an existing one; return True if the run is new."""
 
     def describe_run(self, told: TrackedTrial) -> None:
-        """Write the trial's initial data to its run, which is new and open."""
+        """Store the trial's initial data in its run, which is new and open."""
 
     @abstractmethod
     def write(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Add these results to the trial's open run."""
+        """Store these reports in the trial's run, which is open."""
 
     @abstractmethod
     def close_run(self, told: TrackedTrial, status: str) -> None:
-        """End the trial's open run with `status`: FINISHED, FAILED, or KILLED if it was interrupted."""
+        """Close the trial's open run with `status`: FINISHED, FAILED, or KILLED (trial interrupted)."""
 
     def save(self, told: TrackedTrial, checkpoint: Path) -> None:
-        """Save a new checkpoint of a trial whose run is open; `checkpoint` is its folder."""
+        """Store a new checkpoint of a trial whose run is open; `checkpoint` is the checkpoint's folder."""
 
     def disconnect(self) -> None:
         """Release all resources."""
@@ -186,8 +187,8 @@ class TrackerCallback(FileLoggerCallback, ABC):
     def set_state(self, state: dict[str, Any]) -> None:
         self._token = state["token"]
         for trial, results in self._past():
-            # A trial without an entry either ended and was sent completely, or began after the state was
-            # saved.
+            # A trial without an entry in `sent` either ended and was sent completely, or began after the
+            # state was saved.
             before = len(results) if trial.index < state["trials"] else 0
             sent = state["sent"].get(trial.trial_id, before)
             if not trial.status.is_finished:
@@ -205,7 +206,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
     def log_trial_save(self, trial: Trial) -> None:
         if trial.checkpoint is not None:
-            self._flush_kept(trial)  # earlier reports must be sent before the checkpoint
+            self._flush_kept(trial)  # The service must receive earlier reports before the checkpoint.
             path = self.trial_dir(trial) / trial.checkpoint.dirname
             self._put("saving a checkpoint", trial, partial(self._do_save, checkpoint=path))
 
@@ -214,9 +215,10 @@ class TrackerCallback(FileLoggerCallback, ABC):
         self._put("ending a run", trial, partial(self._do_close, status=status))
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Send the results that the service has not received."""
+        """Send the reports of a trial that the service has not received."""
         status = _STATUS.get(trial.status, "")
-        # The list is made now, because only this thread may read the file that `past` reads lazily.
+        # `past` reads a file lazily, which only this thread may do, so the list is made before the job is
+        # queued.
         self._put("adding results", trial, partial(self._do_complete, results=list(results), status=status))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
@@ -246,7 +248,8 @@ class TrackerCallback(FileLoggerCallback, ABC):
         if told.trial_id in self._open:
             return
         self._sent.setdefault(told.trial_id, 0)
-        # The trial stays marked as broken until its run is open, so that a failure is not repeated.
+        # The trial is marked as broken until its run is open, so that after a failure, its other jobs are
+        # skipped.
         self._broken.add(told.trial_id)
         if not self._connected:
             self.connect()
@@ -269,7 +272,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
             self.save(told, checkpoint)
 
     def _do_complete(self, told: TrackedTrial, results: Sequence[Mapping[str, Any]], status: str) -> None:
-        """Send the missing results; if `status` is given, no more will follow, so close the run."""
+        """Send the missing reports; if `status` is given, no more reports follow, so close the run."""
         sent = self._sent.get(told.trial_id, len(results) if status else 0)
         self._sent[told.trial_id] = min(sent, len(results))
         self._do_write(told, results[sent:])
@@ -289,7 +292,7 @@ class TrackerCallback(FileLoggerCallback, ABC):
 
 
 def running_trial() -> Any:
-    """Return the context of the trial in this process; None if the process runs no trial."""
+    """Return the context of the trial that runs in this process; None if no trial does."""
     try:
         return get_context()
     except TuneError:
@@ -297,7 +300,7 @@ def running_trial() -> Any:
 
 
 def process_rank() -> int:
-    """Return this process's rank in torch's process group; 0 without a group."""
+    """Return this process's rank in torch's process group; 0 if torch has no group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 0

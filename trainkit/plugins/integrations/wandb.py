@@ -1,4 +1,4 @@
-"""Weights & Biases runs: one per trial, written by the driver; or a run set up inside a trial."""
+"""Callback that records trials as Weights & Biases runs, and a function that sets up a run inside a trial."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from trainkit.tune.core.checks import is_number, require
 from trainkit.tune.core.metrics import flatten, without_objects
 
 _INTO_CONFIG = frozenset({"trial_id", "experiment_tag", "node_ip", "hostname", "pid", "date"})
-"""Reported values that describe the run, and are not metrics over time."""
+"""Names of reported values that describe the run; they are not plotted as metrics."""
 _AXIS = "training_iteration"
 
 
 class WandbLoggerCallback(TrackerCallback):
-    """A callback that writes a Weights & Biases run per trial, in one group per experiment.
+    """A callback that records each trial as a Weights & Biases run; the runs of an experiment form a group.
 
-    A trial that resumes, even by `Tuner.restore`, continues its run. A separate thread does all the work, so
-    a slow service does not slow down trials. A failing service is reported once. Metrics are plotted over the
-    trial's iterations. With WANDB_MODE=offline the runs are in the folder `wandb` of the experiment, for
-    `wandb sync`.
+    A trial that resumes, also by `Tuner.restore`, continues its previous run. All requests are sent from a
+    separate thread, so that a slow service does not slow down trials. If requests fail, a warning is logged
+    once. Metrics are plotted over the iterations of the trial. With WANDB_MODE=offline, the runs are stored
+    in the experiment's folder `wandb`, for `wandb sync`.
 
     Args:
         project: name of the project; None: W&B's default, such as $WANDB_PROJECT.
         group: name of the group; None: the name of the experiment's folder.
-        api_key_file: file with the API key in its first line; read when the callback is made.
-        api_key: the API key. If neither is given, W&B's own is used, such as after `wandb login`.
-        excludes: names of metrics and hyperparameters that are left out, with all names below them.
-        log_config: True: each report sends the configuration, as hyperparameters may change in a trial.
-        upload_checkpoints: True: each checkpoint becomes an artifact.
+        api_key_file: file with the API key in its first line; the file is read when the callback is created.
+        api_key: the API key. If neither the key nor a file is given, W&B uses its own key, for example from
+            `wandb login`.
+        excludes: names of metrics and hyperparameters to leave out, including all nested names below them.
+        log_config: True: each report also sends the configuration, because hyperparameters may change during
+            a trial.
+        upload_checkpoints: True: each checkpoint is uploaded as an artifact.
         save_checkpoints: older name of `upload_checkpoints`.
-        upload_timeout: longest wait for W&B at the end of the experiment, in seconds.
+        upload_timeout: seconds to wait for W&B at the end of the experiment.
         kwargs: further arguments of `wandb.init`.
 
     Raises:
-        ConfigError: the API key is given twice, or its file can't be read.
+        ConfigError: both a key and a key file are given, or the file can't be read.
         MissingDependencyError: wandb is not installed.
     """
 
@@ -75,7 +77,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._left_to_user = self._wandb.run is not None
 
     def disconnect(self) -> None:
-        # W&B's service process ends here, unless the program has its own run.
+        # This ends W&B's service process, which a run of the program itself would still need.
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 
@@ -136,21 +138,21 @@ def setup_wandb(
     rank_zero_only: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Start or continue a run for the calling trial; return the run.
+    """Start a run for the trial in this process, or continue its run; return the run.
 
-    In a trial, the run has the trial's name and the experiment's group, and its files are in the trial's
+    In a trial, the run has the trial's name, its group is the experiment, and its files are in the trial's
     folder.
 
     Args:
-        config: dictionary logged as the run's configuration.
-        api_key: the API key. If neither this nor a file is given, W&B's own is used, such as after
+        config: dictionary of hyperparameters, stored as the run's configuration.
+        api_key: the API key. If neither the key nor a file is given, W&B uses its own key, for example from
             `wandb login`.
         api_key_file: file with the API key in its first line.
-        rank_zero_only: True: with torch.distributed, other ranks get a run that does nothing.
+        rank_zero_only: True: with torch.distributed, ranks other than 0 get a run that does nothing.
         kwargs: further arguments of `wandb.init`; they override the arguments chosen here.
 
     Raises:
-        ConfigError: the API key is given twice, or its file can't be read.
+        ConfigError: both a key and a key file are given, or the file can't be read.
         MissingDependencyError: wandb is not installed.
     """
     require_installed("setup_wandb", "wandb")
@@ -166,7 +168,7 @@ def setup_wandb(
     }
     if trial is not None:
         folder = trial.get_trial_dir()
-        # Trials of two experiments may have the same id. Without the hash, the trials would share a run.
+        # Trials of two experiments may have the same id, so a hash of the folder is added.
         own = hashlib.blake2s(folder.encode(), digest_size=4).hexdigest()
         arguments |= {
             "id": f"{trial.get_trial_id()}_{own}",

@@ -1,4 +1,4 @@
-"""Callbacks for `xgboost.train` in a training function; they report each boosting round."""
+"""Callbacks for `xgboost.train` in a training function: they report after each boosting round."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ FILENAME = "model.ubj"
 
 
 class XGBoostCheckpointCallback(RoundsCallback, xgboost.callback.TrainingCallback):  # type: ignore[misc]
-    """A callback that reports each round's evaluation, such as 'eval-logloss', and checkpoints.
+    """A callback that reports each round's metrics, such as 'eval-logloss', and checkpoints.
 
     To resume: `xgboost.train(..., xgb_model=TuneReportCheckpointCallback.get_model(checkpoint))`.
 
     Args:
-        metrics: a metric's name, a list of names, or a dictionary that maps reported names to XGBoost's;
-            None: all.
-        filename: name of the model file in the checkpoint; its suffix selects the format.
-        frequency: number of rounds per checkpoint; 0: none during training.
-        checkpoint_at_end: True: the last model is a checkpoint too, and its metrics are reported again.
-        results_postprocessing_fn: function that maps the selected metrics to the reported metrics;
-            `xgboost.cv` gives pairs of mean and deviation.
+        metrics: a metric's name, a list of names, or a dictionary that maps names in reports to XGBoost's
+            names; None: all metrics.
+        filename: name of the model file in the checkpoint; its suffix determines the file format.
+        frequency: number of rounds between two checkpoints; 0: no checkpoints before the end.
+        checkpoint_at_end: True: the last model is also a checkpoint, and the metrics of the last round are
+            reported again with it.
+        results_postprocessing_fn: function that receives the selected metrics and returns the metrics to
+            report; with `xgboost.cv`, each metric is a pair of mean and standard deviation.
 
     Raises:
         MissingDependencyError: XGBoost is not installed; raised when this module is imported.
@@ -37,7 +38,7 @@ class XGBoostCheckpointCallback(RoundsCallback, xgboost.callback.TrainingCallbac
 
     @classmethod
     def get_model(cls, checkpoint: Checkpoint, filename: str = FILENAME) -> Any:
-        """Return the `xgboost.Booster` in a checkpoint of this callback."""
+        """Load the `xgboost.Booster` from a checkpoint that this callback has reported."""
         booster = xgboost.Booster()
         booster.load_model(file_of(checkpoint, filename))
         return booster
@@ -63,7 +64,7 @@ class XGBoostCheckpointCallback(RoundsCallback, xgboost.callback.TrainingCallbac
 
 
 class XGBoostReportCallback(WithoutCheckpoints, XGBoostCheckpointCallback):
-    """A callback that reports the evaluation of each round, without checkpoints."""
+    """A callback that reports the metrics of each round, without checkpoints."""
 
 
 TuneReportCheckpointCallback = XGBoostCheckpointCallback

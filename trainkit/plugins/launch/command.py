@@ -31,10 +31,10 @@ _REFUSED = {
     "signals-to-handle": "SIGINT and SIGTERM reach the ranks; other signals end the launcher and all ranks",
     "numa-binding": "start `trainkit run` under numactl, which binds all ranks",
 }
-"""Flags of the two launchers that are not supported, with the reason and an alternative."""
+"""Maps flags of torchrun and `accelerate launch` that are not supported to the reason or an alternative."""
 
 _NO_EFFECT = ("monitor-interval", "start-method", "local-addr", "rdzv-backend", "rdzv-conf")
-"""Flags of torchrun that take a value and have no effect on one machine."""
+"""Flags of torchrun that take a value, and that have no effect because only one machine is used."""
 _NO_EFFECT_SWITCHES = ("run-path", "same-network", "quiet")
 
 _ACCELERATE = {
@@ -45,7 +45,7 @@ _ACCELERATE = {
     "gpu-ids": "CUDA_VISIBLE_DEVICES",
     "num-cpu-threads-per-process": "OMP_NUM_THREADS",
 }
-"""Environment variable of Accelerate for each of its flags that take a value."""
+"""Maps flags of `accelerate launch` that take a value to the environment variables that they set."""
 
 _ACCELERATE_SWITCHES = {
     "cpu": "ACCELERATE_USE_CPU",
@@ -73,7 +73,7 @@ _FSDP = {
     "sync-module-states": "true",
     "activation-checkpointing": "false",
 }
-"""Default of Accelerate's launcher for each flag `--fsdp-...`, which sets a variable FSDP_..."""
+"""Maps each flag `--fsdp-...` of `accelerate launch`, which sets a variable FSDP_..., to its default."""
 
 _FSDP_SPELLED = {"transformer-layer-cls-to-wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
 _FSDP_TEXTS = {
@@ -83,7 +83,7 @@ _FSDP_TEXTS = {
     "state-dict-type",
     *_FSDP_SPELLED,
 }
-"""Flags whose values keep their case; other values are numbers, true and false, and become lower case."""
+"""Flags whose values keep their case; other values are numbers, true and false, in lower case."""
 
 
 class Run(Command):
@@ -105,7 +105,7 @@ class Run(Command):
             _add(refused, name, nargs="?", action=_Refused, help=argparse.SUPPRESS, const=reason)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        with boot.begun():  # the session starts while the launcher's code is loaded
+        with boot.begun():  # The session starts in the background while this block loads the launcher's code.
             options = options_of(arguments)
             streams = torch.RankStreams(
                 log_dir=arguments.log_dir,
@@ -119,7 +119,7 @@ class Run(Command):
 
 
 def _add(group: Any, name: str, *short: str, pet: bool = True, **settings: Any) -> None:
-    """Add a flag with dashes and with underscores; with `pet`, the variable PET_... is its default."""
+    """Add a flag, spelled with dashes or underscores; with `pet`, its default is the variable PET_..."""
     if pet and (given := os.environ.get(_pet(name))) is not None:
         settings["default"] = given not in ("", "0") if "action" in settings else given
     spellings = [f"--{name}"] if "-" not in name else [f"--{name}", f"--{name.replace('-', '_')}"]
@@ -207,7 +207,7 @@ def _add_accelerate(group: Any) -> None:
 
 
 class _Refused(argparse.Action):
-    """Action for a known flag that is not supported."""
+    """Action that refuses a flag that is not supported."""
 
     def __call__(
         self,
@@ -220,13 +220,13 @@ class _Refused(argparse.Action):
 
 
 def options_of(arguments: argparse.Namespace) -> ScriptOptions:
-    """Return the options that the flags describe.
+    """Return the options of the script and its ranks, as given by the flags.
 
     Raises:
         ConfigError: the flags contradict each other, or one is not supported.
     """
     for name, reason in _REFUSED.items():
-        # A variable set this option, because the parser refuses the flag.
+        # The parser refuses the flag itself, so the value comes from an environment variable.
         if getattr(arguments, name.replace("-", "_")):
             raise ConfigError(f"{_pet(name)}: {reason}")
     if arguments.nnodes not in ("1", "1:1") or arguments.node_rank != 0:
@@ -269,11 +269,11 @@ def variables_of(
     Args:
         arguments: parsed flags.
         gpus: number of GPUs of each rank; 0 means that a rank sees all GPUs of this program.
-        inherited: environment variables of this program, which override defaults.
+        inherited: environment variables of this program; they override the defaults of this function.
     """
     run_id = secrets.token_hex(16) if arguments.standalone else arguments.rdzv_id
     found: dict[str, str | None] = {"ROLE_NAME": arguments.role, "TORCHELASTIC_RUN_ID": run_id}
-    # Ranks on one machine must not listen on the network, so they use the loopback interface.
+    # Ranks on one machine must not be reachable over the network, so they use the loopback interface.
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"} | dict.fromkeys(
         ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo"
     )

@@ -1,8 +1,9 @@
-"""Checks in a worker for uses of libraries that would silently train differently than requested.
+"""Checks in a worker that prevent libraries from training differently than requested, without any message.
 
-On the CPU, Accelerate silently ignores FSDP and fp16. `PartialState()` without `cpu=True` treats each of
-several processes as the only one, so each process would train a separate model. Lightning's strategies
-`ddp_fork`, `ddp_spawn` and `ddp_notebook` start processes in each worker, which wait for each other forever.
+On the CPU, Accelerate silently ignores FSDP and fp16. `PartialState()` without `cpu=True` assumes that each
+process is the only one, so each process would train a separate model. Lightning's strategies `ddp_fork`,
+`ddp_spawn` and `ddp_notebook` would start further processes in each worker, and these would wait for each
+other forever.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from trainkit.errors import ConfigError
 
 
 def watch_libraries() -> None:
-    """Check each library's use of this process as soon as the library is imported."""
+    """Install the checks of each library when the library is imported, or now if it is imported already."""
     _watch(CHECKS)
 
 
 def watch_ranks(rank: int, ranks: int, tell: Callable[[str], None]) -> None:
-    """Make the first rank of a script warn once if Accelerate treats each rank as a separate program.
+    """Make rank 0 of a script print one warning if Accelerate treats each rank as a separate program.
 
     Args:
         rank: rank of this process.
         ranks: number of ranks.
-        tell: function that receives the warning's text.
+        tell: function that prints the warning's text.
     """
     if rank != 0:
         return
@@ -56,7 +57,7 @@ def _watch(checks: Mapping[str, Callable[[Any], None]]) -> None:
 
 
 class _OnImport(MetaPathFinder):
-    """Import hook that runs a library's checks after its import."""
+    """Import hook that runs the checks for a library after the library has been imported."""
 
     def __init__(self) -> None:
         self._awaited: dict[str, list[Callable[[Any], None]]] = {}
@@ -82,7 +83,8 @@ class _OnImport(MetaPathFinder):
         return spec
 
     def _run(self, execute: Callable[[ModuleType], None], name: str, module: ModuleType) -> None:
-        execute(module)  # if this call fails, the module stays registered and its checks do not run
+        # If this call fails, the checks do not run; they stay registered for the next import.
+        execute(module)
         for check in self._awaited.pop(name, ()):
             check(module)
 
@@ -91,7 +93,7 @@ _ON_IMPORT = _OnImport()
 
 
 def check_states(module: Any) -> None:
-    """Make Accelerate's two state classes check themselves whenever they are created or requested.
+    """Make Accelerate's two state classes run a check whenever one of their instances is created.
 
     Args:
         module: the module `accelerate.state`.
@@ -103,8 +105,7 @@ def check_states(module: Any) -> None:
 def _check_after(state: Any, check: Callable[[Any], None]) -> None:
     plain = state.__init__
     made = getattr(plain, "checks", ())
-    # An engine without separate processes runs several workers in this process, so the check may already be
-    # done.
+    # If workers share this process, another worker may have installed the check already.
     if check in made:
         return
 
@@ -118,10 +119,10 @@ def _check_after(state: Any, check: Callable[[Any], None]) -> None:
 
 
 def check_processes(state: Any) -> None:
-    """Raise ConfigError for a `PartialState` that does not know the other workers.
+    """Raise ConfigError if a `PartialState` counts fewer processes than there are workers.
 
     Raises:
-        ConfigError: the state's number of processes is wrong.
+        ConfigError: the state's number of processes differs from the number of workers.
     """
     import torch.distributed as dist
 
@@ -135,7 +136,7 @@ def check_processes(state: Any) -> None:
 
 
 def check_mode(state: Any) -> None:
-    """Raise ConfigError for an `AcceleratorState` on the CPU with settings that need GPUs.
+    """Raise ConfigError if an `AcceleratorState` on the CPU has settings that need GPUs.
 
     Raises:
         ConfigError: FSDP or fp16 was requested.
@@ -156,10 +157,10 @@ def check_mode(state: Any) -> None:
 
 
 def check_launcher(module: Any) -> None:
-    """Make Lightning refuse to start processes if a process group already exists.
+    """Make Lightning refuse to start processes in a worker that already belongs to a process group.
 
     Args:
-        module: Lightning's module with the launcher of its fork and spawn strategies.
+        module: Lightning's module that starts processes for its fork and spawn strategies.
     """
     launcher = module._MultiProcessingLauncher
     plain = launcher.launch
@@ -192,4 +193,4 @@ CHECKS: dict[str, Callable[[Any], None]] = {
         check_launcher,
     ),
 }
-"""Checks of libraries, by the module of the library that each check changes."""
+"""Maps modules of libraries to the function that installs checks in the module."""

@@ -1,4 +1,4 @@
-"""Imports for the process from which a script's ranks are forked, without the trainers' own modules."""
+"""Imports for the process from which a script's ranks are forked, without trainkit's trainers."""
 
 from __future__ import annotations
 

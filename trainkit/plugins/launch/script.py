@@ -1,7 +1,8 @@
-"""Run of a script on a group of workers, like torchrun: each worker is a rank and runs the whole script.
+"""Run of a script on a group of workers, like torchrun: each worker is one rank and runs the whole script.
 
-The launcher's process does not load torch. It passes its own standard streams to the ranks, so that their
-output appears unchanged. It also passes the rendezvous port, which it holds from the beginning.
+The launcher's own process does not import torch. The launcher passes its own standard streams to the ranks,
+so that their output appears unchanged. It also passes the socket that listens on the rendezvous port, which
+is open from the beginning.
 """
 
 from __future__ import annotations
@@ -49,16 +50,19 @@ class ScriptOptions:
 
     Attributes:
         command: script, module or program, with its arguments.
-        kind: type of the command; a program runs in a separate process.
-        fresh: True: each rank is a new Python process; False: a fork of a process that has imported torch.
+        kind: type of the command; each rank runs a program in a child process.
+        fresh: True: each rank is a new Python process; False: each rank is a fork of a process that has
+            imported torch.
         num_workers: number of ranks.
         bundle: resources of each rank.
         variables: environment variables for all ranks; None removes a variable.
-        sees_own_gpus: True: each rank sees only its own GPUs, and LOCAL_RANK is 0; False: it sees all GPUs.
-        address, port: rendezvous address of the ranks; port 0: any free port.
-        max_restarts: how often all ranks may be restarted after a failure.
-        restarts: number of restarts so far.
-        shutdown_s: seconds that the ranks have to end after SIGINT or SIGTERM.
+        sees_own_gpus: True: each rank sees only its own GPUs, and LOCAL_RANK is 0; False: each rank sees all
+            GPUs.
+        address, port: address and port at which the ranks meet; port 0: any free port.
+        max_restarts: maximum number of restarts of all ranks after failures.
+        restarts: number of restarts that have happened.
+        shutdown_s: seconds that the ranks have to end after SIGINT or SIGTERM; after this time, they are
+            killed.
         search_path: `sys.path` of the launcher, without the folder of the launcher's own script.
     """
 
@@ -85,17 +89,17 @@ class ScriptOptions:
     def of(
         cls, command: Sequence[str], *, workers: str, cpus: float | None, gpus: float, **more: Any
     ) -> ScriptOptions:
-        """Return the options of a command on this machine.
+        """Return the options for running a command on this machine.
 
         Args:
             command: see `ScriptOptions`.
-            workers: number of ranks, in a form for `ranks_of`.
-            cpus: CPUs of each rank; None: 1, or all CPUs for a single rank.
-            gpus: number of GPUs that only one rank sees; 0: each rank sees all GPUs.
-            **more: values of the other attributes.
+            workers: number of ranks, as a text that `ranks_of` accepts.
+            cpus: number of CPUs of each rank; None: 1, or all CPUs if there is only one rank.
+            gpus: number of GPUs that each rank has for itself; 0: each rank sees all GPUs.
+            **more: values of further attributes, by name.
 
         Raises:
-            ConfigError: a value is wrong.
+            ConfigError: a value is out of range.
         """
         ranks = ranks_of(workers)
         each = (1 if ranks > 1 else devices.cpu_count()) if cpus is None else cpus
@@ -109,12 +113,12 @@ class ScriptOptions:
 
 
 class ScriptError(Exception):
-    """Exception in a rank's script.
+    """Exception that a rank's script has raised.
 
     Args:
-        rank: rank that raised it.
+        rank: rank whose script raised the exception.
         kind: name of the exception's class.
-        text: traceback; "" if the script's own `sys.excepthook` has printed it.
+        text: traceback of the exception; "" if the script's own `sys.excepthook` has printed it.
     """
 
     def __init__(self, rank: int, kind: str, text: str) -> None:
@@ -123,16 +127,16 @@ class ScriptError(Exception):
 
 
 class RendezvousHost:
-    """Host of the rendezvous store; its process outlives the ranks."""
+    """Actor that serves the rendezvous store, through which ranks meet, also after the ranks have ended."""
 
     def __init__(self) -> None:
         self._store: Any = None
 
     def listen(self, folder: str) -> None:
-        """Serve a new store at the launcher's port, in place of any previous store.
+        """Serve a new store at the launcher's port; it replaces any previous store.
 
         Args:
-            folder: folder of the launcher's channel.
+            folder: folder with the socket of the launcher's `DescriptorChannel`.
         """
         import torch.distributed as dist
 
@@ -146,13 +150,13 @@ class RendezvousHost:
 
 
 class ScriptWorker(GroupMember):
-    """One rank of a script."""
+    """Worker that runs a script as one rank."""
 
     _options: ScriptOptions
     _rank: int
 
     def start(self, spec: WorkerSpec[ScriptOptions]) -> frozenset[str]:
-        """Take over the launcher's streams, and set the environment variables of this rank."""
+        """Take over the launcher's standard streams, and set this rank's environment variables."""
         options = self._options = spec.options
         rank = self._rank = spec.rank
         for standard, fd in enumerate(descriptors(str(runtime.scratch_dir()), str(rank))):
@@ -179,11 +183,11 @@ class ScriptWorker(GroupMember):
         return frozenset()
 
     def run(self) -> NoReturn:
-        """Run the script, and end this process like a program.
+        """Run the script, then end this process as a program ends.
 
         Raises:
             ScriptError: the script raised an exception.
-            LostOthersError: the script raised an exception because another rank is gone.
+            LostOthersError: the script raised an exception because a different rank has ended.
         """
         end: BaseException | None = None
         code = 0
@@ -195,7 +199,7 @@ class ScriptWorker(GroupMember):
         except BaseException as raised:
             end = raised
         if end is not None and not isinstance(end, SystemExit | KeyboardInterrupt):
-            end = self._failure(end)  # the launcher receives this error and shows only its cause
+            end = self._failure(end)  # The launcher receives this exception and prints only its text.
         killed_by = signal.SIGINT if isinstance(end, KeyboardInterrupt) else max(0, -code)
         if isinstance(end, SystemExit):
             code = process.exit_code(end)
@@ -206,7 +210,7 @@ class ScriptWorker(GroupMember):
         if isinstance(end, Exception):
             raise end
         code = process.flush_streams(code)
-        # The process ends itself by the program's signal, so that waiting processes see this signal.
+        # This process ends by the same signal as the program, so that the launcher can report the signal.
         if killed_by:
             faulthandler.disable()
             if killed_by != signal.SIGKILL:
@@ -230,12 +234,14 @@ class ScriptWorker(GroupMember):
         else:
             path = os.path.abspath(command[0])
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-            # `runpy.run_path` would remove the module before threads and exit functions end.
+            # `runpy.run_path` would remove the module `__main__` while threads and exit functions may still
+            # need it.
             loader = SourceFileLoader("__main__", path)
             main = types.ModuleType("__main__")
             main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
             sys.modules["__main__"] = main
-            # With dont_inherit, this file's `from __future__ import annotations` does not affect the script.
+            # Without dont_inherit, this file's `from __future__ import annotations` would also apply to the
+            # script.
             code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
             exec(code, main.__dict__)  # noqa: S102 - it is asked for
 
@@ -248,11 +254,12 @@ class ScriptWorker(GroupMember):
             return program.wait()
 
     def _failure(self, error: BaseException) -> Exception | SystemExit:
-        """Return the exception to report for `error`, or the SystemExit of the script's `sys.excepthook`."""
+        """Return the exception to raise for `error`, or the SystemExit that `sys.excepthook` raises."""
         text = _traceback(error)
         if lost_peer(error):
             return LostOthersError(None, text)
-        # torch.distributed's hook puts the rank before each line, but the launcher already names the rank.
+        # The hook of torch.distributed is skipped, because it adds the rank to each line, and the launcher
+        # names the rank.
         own = (None, "sys", "torch.distributed.distributed_c10d")
         if getattr(sys.excepthook, "__module__", None) not in own:
             try:
@@ -266,7 +273,7 @@ class ScriptWorker(GroupMember):
 
 
 def _traceback(error: BaseException) -> str:
-    """Return an error's traceback as text, and remove this module's frames from the error."""
+    """Return an error's traceback as text, after removing the calls in this module from the error."""
     shown = error.__traceback__
     while shown is not None and shown.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         shown = shown.tb_next
@@ -275,14 +282,14 @@ def _traceback(error: BaseException) -> str:
 
 
 def descriptors(folder: str, key: str) -> list[int]:
-    """Receive open files from the launcher; return their descriptors.
+    """Receive open files from the launcher; return their file descriptors.
 
     Args:
-        folder: folder of the launcher's channel.
-        key: key under which the launcher offers the files.
+        folder: folder with the socket of the launcher's `DescriptorChannel`.
+        key: name of the files: a rank, or the name of the rendezvous store's socket.
 
     Raises:
-        LookupError: the launcher offers no files for this key, or has ended.
+        LookupError: the launcher has no files under this key, or has ended.
     """
     with _place(folder) as place, socket.socket(socket.AF_UNIX) as asking:
         asking.connect(place)
@@ -294,7 +301,7 @@ def descriptors(folder: str, key: str) -> list[int]:
 
 @contextlib.contextmanager
 def _place(folder: str) -> Iterator[str]:
-    """Yield a path of the channel's socket that is short enough, even if the folder's path is long."""
+    """Yield a path of the channel's socket that is short enough for a socket, however long `folder` is."""
     fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{_CHANNEL}"
@@ -303,10 +310,10 @@ def _place(folder: str) -> Iterator[str]:
 
 
 class DescriptorChannel:
-    """Socket through which this program passes open files to the session's workers.
+    """Socket through which the launcher passes open files to the session's workers.
 
     Args:
-        folder: folder that only this user can open.
+        folder: folder for the socket; only this user can open it.
 
     Attributes:
         given: descriptors by key.
@@ -323,7 +330,8 @@ class DescriptorChannel:
     def _serve(self) -> None:
         while True:
             asking, _ = self._listening.accept()
-            with asking, contextlib.suppress(OSError):  # The client was killed or sends nothing.
+            # A client that was killed, or that sends nothing, must not end this thread.
+            with asking, contextlib.suppress(OSError):
                 asking.settimeout(_LAST_WORDS_S)
                 if fds := self.given.get(asking.recv(64).decode(errors="replace")):
                     socket.send_fds(asking, [b"\0"], fds)
@@ -333,10 +341,10 @@ class DescriptorChannel:
 
 
 def every_rank(text: str) -> Callable[[int], int]:
-    """Return a function from a rank to its streams: 1 stdout, 2 stderr, 3 both, as in torchrun's flags.
+    """Parse a flag of torchrun; the result maps a rank to its streams: 0 none, 1 stdout, 2 stderr, 3 both.
 
     Args:
-        text: a setting such as "3" for all ranks, or "0:1,1:2" by rank.
+        text: value of the flag, such as "3" for all ranks, or "0:1,1:2" for ranks 0 and 1.
 
     Raises:
         ConfigError: `text` has another form.
@@ -353,15 +361,15 @@ def every_rank(text: str) -> Callable[[int], int]:
 
 @dataclass(kw_only=True)
 class RankStreams:
-    """Destinations of the ranks' output.
+    """Destinations of the output of all ranks.
 
     Attributes:
-        log_dir: folder for files; None: a temporary folder, if files are requested.
+        log_dir: folder for files of output; None: a temporary folder, if the output of a rank goes to a file.
         run_id: name of this run's subfolder in `log_dir`.
-        redirects: streams that go to a file, in the form of torchrun's flag; see `every_rank`.
-        tee: streams that go to a file and, line by line, to the console.
-        shown: ranks whose output the console shows; None: all ranks.
-        role: name in the prefix of lines on the console.
+        redirects: streams that go only to a file, as a text that `every_rank` parses.
+        tee: streams that go to a file and to the console, as a text that `every_rank` parses.
+        shown: ranks whose output appears on the console; None: all ranks.
+        role: name that precedes the rank at the beginning of each console line, for streams in `tee`.
     """
 
     log_dir: str | None = None
@@ -374,19 +382,19 @@ class RankStreams:
     _copying: list[threading.Thread] = field(default_factory=list)
 
     def open(self, attempt: int, ranks: int) -> dict[str, list[int]]:
-        """Return the descriptors of stdin, stdout and stderr by rank."""
+        """Return the file descriptors of stdin, stdout and stderr for each rank."""
         return {
             str(rank): [0, *(self._stream(attempt, rank, number) for number in (1, 2))]
             for rank in range(ranks)
         }
 
     def sent(self) -> None:
-        """Close the descriptors after the ranks have received them."""
+        """Close the opened descriptors; the ranks have received them."""
         while self._opened:
             os.close(self._opened.pop())
 
     def finish(self) -> None:
-        """Wait until the last lines of ended ranks are copied."""
+        """Wait until the last lines of output of the ended ranks have been copied."""
         self.sent()
         while self._copying:
             self._copying.pop().join(_LAST_WORDS_S)
@@ -429,10 +437,11 @@ def _copy(reading: int, file: int, console: int, prefix: bytes) -> None:
 
 
 def ranks_of(asked: str) -> int:
-    """Return the number of ranks for a number, "gpu", "cpu", or "auto" (GPUs if any exist, else CPUs).
+    """Return the number of ranks for `asked`: a number, "gpu", "cpu", or "auto" (GPUs if any exist, else
+    CPUs).
 
     Raises:
-        ConfigError: `asked` has another form, or this machine has no GPU.
+        ConfigError: `asked` has another form, or is "gpu" on a machine without GPUs.
     """
     gpus = devices.gpu_count()
     if asked == "gpu" and not gpus:
@@ -445,12 +454,12 @@ def ranks_of(asked: str) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line from the launcher itself; signal handlers may call this."""
+    """Print a message of the launcher; signal handlers may call this function."""
     tell(f"trainkit: {text}\n")
 
 
 def tell(text: str) -> None:
-    """Print text on standard error unchanged; characters that can't be encoded are escaped."""
+    """Write `text` to standard error; characters that can't be encoded are escaped."""
     left = text.encode(errors="backslashreplace")
     while left:
         left = left[os.write(2, left) :]
@@ -458,12 +467,12 @@ def tell(text: str) -> None:
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Reason for the end of a run.
+    """Description of a failure that ended the run of a script.
 
     Attributes:
-        event: line that describes the event and names the rank.
-        code: exit code of the launcher.
-        text: traceback of the rank; "" if it has none or has already printed it.
+        event: line of text that says which rank failed, and how.
+        code: exit code that the launcher returns.
+        text: traceback from the rank; "" if no traceback exists or the rank has already printed it.
     """
 
     event: str
@@ -472,10 +481,10 @@ class RankFailure:
 
 
 class Launcher:
-    """A run of a script: its session, its ranks, and the reaction to a failure.
+    """Run of a script: starts the session and the ranks, and restarts all ranks after a failure.
 
     Args:
-        options: the script and its ranks.
+        options: script to run, and settings of its ranks.
         streams: destinations of the ranks' output.
     """
 
@@ -489,17 +498,18 @@ class Launcher:
         """Run the script on all ranks; return the launcher's exit code.
 
         Raises:
-            ConfigError: the port is in use.
+            ConfigError: the rendezvous port is in use.
             InfeasibleError: the machine has too few GPUs.
         """
         options = self._options
         with listening_at(options.address, options.port) as listening:
             self._options = options = replace(options, port=listening.getsockname()[1])
             for number in (signal.SIGINT, signal.SIGTERM):
-                # A shell's background jobs ignore Ctrl-C, which must stay so.
+                # A shell makes its background jobs ignore Ctrl-C, and an ignored signal must remain ignored.
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, self._signalled)
-            # The variable is set now, because torch is loaded before `start` sets it.
+            # OMP_NUM_THREADS is set here, because torch is imported before `ScriptWorker.start` sets
+            # variables.
             threads = options.variables.get("OMP_NUM_THREADS")
             runtime.init(
                 engine="local",
@@ -546,10 +556,10 @@ class Launcher:
             self._streams.sent()
             pids = group.call("apply", os.getpid)
             for rank, pid in enumerate(pids):
-                # The rank was killed, which the next call reports.
+                # If the rank has been killed, the next call of the group reports the failure.
                 with contextlib.suppress(ProcessLookupError):
                     self._ranks[rank] = os.pidfd_open(pid)
-            runtime.get(listening)  # the store must be running before any script needs it
+            runtime.get(listening)  # The rendezvous store must be served before any script connects to it.
             group.call("run")
         except (TaskError, GangError) as error:
             return failure_of(error, self._options.num_workers, pids)
@@ -589,7 +599,7 @@ class Launcher:
 
 
 def listening_at(address: str, port: int) -> socket.socket:
-    """Return a socket that listens at this address and port.
+    """Return a socket that listens at `address` and `port`.
 
     Raises:
         ConfigError: the port is in use, or the address does not belong to this machine.
@@ -608,12 +618,12 @@ def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> Ra
     """Describe a failure of the ranks.
 
     Args:
-        error: error that the call to the ranks raised.
+        error: exception raised by the call that ran the script on all ranks.
         world_size: number of ranks.
-        pids: process ids by rank.
+        pids: process id of each rank, in the order of ranks.
 
     Raises:
-        BaseException: `error` itself, if no rank's script caused it.
+        BaseException: no rank caused `error`, which is raised again.
     """
     others = "; the other ranks were ended" if world_size > 1 else ""
     cause = error.cause if isinstance(error, TaskError) else error.__cause__
