@@ -99,7 +99,8 @@ class LocalRef(ObjectRef[Any]):
         self._callbacks: list[Callable[[], None]] | None = None
 
     def __reduce__(self) -> Any:
-        return session.put_again, (current_client().get([self], None)[0],)  # a user's pickle needs the value
+        # Pickles that trainkit does not make itself contain the value instead of the reference.
+        return session.put_again, (current_client().get([self], None)[0],)
 
     def attach(self, peer: CallConnection | None) -> None:
         """Set the connection over which the answer will arrive, before the call is sent or retried."""

@@ -61,7 +61,7 @@ A process that has received an answer may soon release the call's arguments.
 _LOOK_AGAIN_S = 0.01
 
 _BATCH_SHARE = 10
-"""Divisor of the store's size: one tenth.
+"""Divisor of the store's size that gives the size of a batch of moved segments.
 
 A process moves up to one tenth of a full store to disk at once, or more for a larger value.
 """

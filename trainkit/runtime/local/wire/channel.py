@@ -35,8 +35,8 @@ from trainkit.runtime.failures import pack_failure
 from trainkit.runtime.serialize import Handle, LostHandle, Packed
 from trainkit.runtime.signals import InterruptGuard
 
-# A header has the fields kind, True for a body in shared memory, handle count, buffer count, call id, and
-# body size.
+# The header of a frame contains the frame's kind, True if the body is in shared memory, the numbers of
+# handles and of buffers, the call id, and the size of the body.
 HEADER = struct.Struct("<B?HIQQ")
 
 INIT = 1  # the frame is an actor's first, with its class and its constructor's arguments

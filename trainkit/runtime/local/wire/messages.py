@@ -47,8 +47,8 @@ class WorkerEnvironment(NamedTuple):
     """Environment that a worker inherits from the process that requested it, as it was at the request.
 
     Attributes:
-        inherited: `os.environ`, `sys.path` and `sys.argv` of the requesting process, as JSON. The JSON text
-            is compared for each worker, and a template process parses it only if it has changed.
+        inherited: `os.environ`, `sys.path` and `sys.argv` of the requesting process, as JSON. A text is quick
+            to pass on and to compare, and a template process parses the text only if it has changed.
         preload: packages to import before the worker is forked; see `wanted` in runtime/session.py.
     """
 
@@ -335,7 +335,7 @@ class State(NamedTuple):
     The answer to this request is a list of mappings.
 
     For the kind `"calls"`, the node asks the driver for the number of calls. The answer is empty if the
-    driver does not reply soon to the node.
+    driver does not reply to the node soon.
     """
 
     kind: str
@@ -389,7 +389,7 @@ class Reconnected(NamedTuple):
 class Reclaim(NamedTuple):
     """Notice to return idle leases now, and busy leases when they become idle.
 
-    A request for resources, or a query of the free resources, waits for the leases.
+    The leases are needed for a request for resources or for a query of the free resources.
 
     Attributes:
         number: id of a query of the free resources that waits for `Reclaimed`; 0 if no query waits.
