@@ -61,8 +61,8 @@ class ResourceLedger:
         """Return True if resources for a trial with the request of an earlier trial are free, or no trial
         exists.
 
-        The searcher is asked for a configuration only then, so that the suggestion uses all reports until its
-        trial can start.
+        Otherwise the searcher is not yet asked for a configuration, because a later suggestion can use more
+        reports.
         """
         return not self._asked or any(map(self._fits, self._asked.values()))
 

@@ -308,7 +308,7 @@ def remove_checkpoint(trial_dir: str, dirname: str) -> None:
     path, aside = os.path.join(trial_dir, dirname), os.path.join(trial_dir, f".{dirname}.partial")
     try:
         os.rename(path, aside)
-    except FileNotFoundError:  # the folder was already removed
+    except FileNotFoundError:  # a missing folder need not be removed
         return
     except OSError:  # a folder that remains is removed by the next restore
         aside = path
@@ -319,7 +319,7 @@ def remove_unknown(trial_dir: str, known: Collection[str]) -> None:
     """Remove the checkpoint folders not named in `known`, because no committed report refers to them."""
     try:
         names = os.listdir(trial_dir)
-    except FileNotFoundError:  # the trial never ran, or its folder was removed
+    except FileNotFoundError:  # without a folder, the trial has no checkpoints
         return
     for name in names:
         if CHECKPOINT_FOLDER.fullmatch(name) and name not in known:

@@ -96,7 +96,7 @@ def is_finite(value: object) -> bool:
     """Return True for int and float that are neither NaN nor infinite."""
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # the integer is too large for a float
+    except OverflowError:  # no float is as large as this integer
         return False
 
 
@@ -168,7 +168,7 @@ def call_problem(function: Callable[..., Any], positional: int, by_name: Iterabl
         inspect.signature(function).bind(*range(positional), **dict.fromkeys(by_name))
     except TypeError as error:
         return str(error)
-    except ValueError:  # some built-in functions have no readable signature
+    except ValueError:  # a builtin without a signature can't be checked
         return None
     return None
 

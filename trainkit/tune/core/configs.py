@@ -34,7 +34,8 @@ class Settings:
             return
         known = self.__dataclass_fields__
         settings = next(cls for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls))
-        # A user's subclass may have attributes that are not settings, so these are not checked.
+        # A user's subclass may have attributes that are not settings. Assignments to such attributes are not
+        # checked.
         if type(self) is not settings and name not in known:
             object.__setattr__(self, name, value)
             return
@@ -136,7 +137,7 @@ class Syncer(ABC):
 
     @abstractmethod
     def sync_up(self, local_dir: str, remote_dir: str, exclude: list[str] | None = None) -> bool:
-        """Copy a local folder to an address and replace existing files; return False if this can't start."""
+        """Copy a local folder to an address and replace existing files; return False if it can't start."""
 
     @abstractmethod
     def sync_down(self, remote_dir: str, local_dir: str, exclude: list[str] | None = None) -> bool:

@@ -116,7 +116,7 @@ def _plain_metric(value: Any, key: str) -> Any:
 def _as_plain(value: Any, key: str) -> Any:
     """Return arrays and sets as lists, dates, paths and bytes as strings, and durations in seconds."""
     shape = getattr(value, "shape", None)
-    # The value is a NumPy or torch array, recognized without an import.
+    # NumPy and torch arrays are recognized by these attributes, so that neither package is imported.
     if shape is not None and hasattr(value, "tolist"):
         if math.prod(shape) > MAX_ELEMENTS:
             raise MetricError(
@@ -146,7 +146,7 @@ def is_scalar(value: Any) -> bool:
 
 def as_scalar(value: Any) -> Any:
     """Return a NumPy or torch scalar as a Python number, without an import; any other value is unchanged."""
-    if isinstance(value, (bool, int, float, str)):  # this includes subclasses, such as numpy.float64
+    if isinstance(value, (bool, int, float, str)):  # subclasses such as numpy.float64 become plain numbers
         kind = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
         return kind(value)
     if hasattr(value, "item") and hasattr(value, "dtype") and tuple(getattr(value, "shape", (1,))) == ():
@@ -273,7 +273,7 @@ def lookup(metrics: Mapping[str, Any], name: str) -> Any:
 def number_of(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return the metric that `lookup` finds if it is a number; else None."""
     value = metrics.get(name)
-    # This fast path handles most values, and each report makes dozens of calls.
+    # Plain numbers, which are most values, are returned at once, because each report makes dozens of calls.
     if type(value) is float or type(value) is int:
         return value
     value = lookup(metrics, name)

@@ -113,10 +113,10 @@ class ParetoRanking:
         # point. Bisection therefore finds the first front without a dominating point.
         own = bisect_left(self._fronts, True, key=lambda front: not self._dominated(point, front))
         moving, number = [place], own
-        while number < len(self._fronts):  # points that are now dominated move to the next front
+        while number < len(self._fronts):  # dominated points move to the next front
             front = self._fronts[number]
             pushed = [each for each in front if self._dominated(points[each], moving)]
-            if len(pushed) == len(front):  # later fronts stay unchanged behind the moved points
+            if len(pushed) == len(front):  # the moving points become a new front before this front
                 break
             gone = set(pushed)
             self._fronts[number] = sorted([*(each for each in front if each not in gone), *moving])

@@ -177,7 +177,7 @@ class Bound:
         if self.label:
             return self.label
         inner = self.trainable
-        while hasattr(inner, "func"):  # the loop unwraps each functools.partial
+        while hasattr(inner, "func"):  # a functools.partial may contain another
             inner = inner.func
         return str(getattr(inner, "__name__", type(inner).__name__))
 
@@ -238,9 +238,9 @@ def with_parameters(trainable: Any, **parameters: Any) -> Bound:
 class ScalingConfig:
     """Resource request of a trial that starts `num_workers` processes.
 
-    As in Ray, the trial's own process takes none of these resources. They are for the tasks, actors or
-    trainers that the process starts. A function that computes in its own process requests {"cpu": 2, "gpu":
-    1} instead.
+    As in Ray, the trial's own process takes none of these resources. These resources are for the tasks,
+    actors or trainers that the process starts. A function that computes in its own process requests {"cpu":
+    2, "gpu": 1} instead.
 
     Args:
         trainer_resources: resources of the workers' coordinator, which shares a bundle with the first worker;

@@ -67,7 +67,7 @@ ALIKE = 0.8
 """Minimum similarity (by difflib) of a name that a warning suggests instead of a missing name."""
 
 LONG, LONGER = 5, 7
-"""Minimum word length at which a missing or swapped letter (LONG) or a wrong one (LONGER) is a typing error.
+"""Minimum word length at which a missing or swapped letter (LONG) or wrong letter (LONGER) is a typing error.
 
 With shorter words, different metrics would be confused, such as 'rmse' and 'rmsle', or 'f1_macro' and
 'f1_micro'.
@@ -132,8 +132,9 @@ StopRule = OneStopRule | Sequence[OneStopRule]
 class Stopper(ABC):
     """Base class of all stoppers.
 
-    A stopper receives every report once, in the order of commits. It keeps its state in plain attributes; a
-    restore rebuilds the state by replaying the earlier reports. Each `fit` works on a copy of the stopper.
+    A stopper receives every report once, in the order of commits. A stopper keeps its state in plain
+    attributes; a restore rebuilds this state by replaying the earlier reports. Each `fit` works on a copy of
+    the stopper.
     """
 
     @abstractmethod

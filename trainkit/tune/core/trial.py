@@ -159,11 +159,11 @@ class Attempt:
 
 @dataclass(slots=True)
 class Trial:
-    """Trial as the controller and callbacks see it; callbacks may read but not change it.
+    """Trial of an experiment, for the controller and callbacks; callbacks may read a trial but not change it.
 
     Attributes:
         trial_id: unique id in the experiment, such as "5f3a_00007".
-        index: number of the suggestion that the trial runs, from 0.
+        index: number of the trial in the order of suggestion, from 0.
         config: hyperparameters.
         name: name such as "train_mnist_5f3a_00007".
         dirname: name of the trial's folder in the experiment's folder.
@@ -219,7 +219,7 @@ class Trial:
     experiment_path: str = ""
 
     def __hash__(self) -> int:
-        return hash(self.trial_id)  # callbacks use trials as dictionary keys
+        return hash(self.trial_id)  # callbacks need trials as keys of dictionaries
 
     def __str__(self) -> str:
         return self.name

@@ -322,8 +322,8 @@ class Searcher(ABC):
             same_space: False: the configuration comes from a different space than `self.space`.
 
         Returns:
-            `config`, with the original objects where the store keeps only names; None: `suggest` must be
-            called again.
+            `config`, in which the original objects replace names that the store keeps; None: `suggest` must
+            be called again.
         """
         if same_space:
             return None

@@ -150,7 +150,7 @@ class BasicVariantGenerator(Searcher):
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
         # Later combinations of a grid with constant draws depend on the number of redraws. Only a repeated
-        # suggestion counts these, so it can't be skipped.
+        # suggestion counts the redraws, so a suggestion can't be skipped.
         if same_space and (self._presets or self.constant_grid_search or holds_opaque(config)):
             return None
         if self.space.axes and not self._presets:

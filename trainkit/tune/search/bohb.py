@@ -52,10 +52,10 @@ class Observations:
     """A collection of losses by budget.
 
     A trial is observed at each budget at which the scheduler judges the trial. If the scheduler judges no
-    trial, as FIFO, each trial is observed at its end. The budget of a trial is then its last training
+    trial (as with FIFO), each trial is observed at its end. The budget of a trial is then its last training
     iteration, and the trial is compared with all trials that were trained at least as long. A failed trial
-    counts as worst on every budget that it did not reach. A configuration evaluated elsewhere counts as
-    observed at the largest budget.
+    has the worst loss at every budget that the trial did not reach. A configuration evaluated elsewhere
+    counts as observed at the largest budget.
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
     good configurations, and suggests the candidate with the largest ratio of good to bad density. A budget is
     a level at which the scheduler judges trials. The result of a trial at a level counts once, whatever the
     scheduler decides about the trial. `HyperBandForBOHB` is made for this searcher; `ASHAScheduler` also
-    works. If the scheduler judges at no level, as FIFO, trials are observed at their end. NaN, infinite
+    works. If the scheduler judges at no level (as with FIFO), trials are observed at their end. NaN, infinite
     values and failures count as the worst result.
 
     Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML
@@ -284,7 +284,8 @@ class TuneBOHB(ModelBasedSearcher[Encoding]):
         self._running.add(trial_id)
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # The result belongs to an earlier trial with the same configuration, which has recorded it already.
+        # The result belongs to an earlier trial with the same configuration, for which it is recorded
+        # already.
         del self._known.rows[trial_id]
         self._running.discard(trial_id)
 

@@ -7,8 +7,8 @@ category, by Aitchison and Aitken, keeps the category with probability 1 - h, an
 others with h / (c - 1).
 
 Bandwidths follow the "normal reference" rule 1.06 * spread * n**(-1 / (4 + d)), which BOHB takes from
-statsmodels. Labels of categories have no order, so the spread of a category with shares p is
-sqrt((1 - sum(p**2)) / 2). For two categories this is the standard deviation of the labels 0 and 1.
+statsmodels. Labels of categories have no order, so the spread of a category with shares p is sqrt((1 -
+sum(p**2)) / 2). For two categories, this spread is the standard deviation of the labels 0 and 1.
 
 Sources: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018,
 arXiv:1807.01774, Algorithm 2; Aitchison, Aitken, "Multivariate binary discrimination by the kernel method",
@@ -57,7 +57,8 @@ class Column:
     """One dimension of the encoded space.
 
     Attributes:
-        categories: number of categories, whose values are indices from 0. None: the column has numbers.
+        categories: number of categories, whose values are indices from 0. None: the values of the column are
+            numbers.
         lower: lower bound of the numbers; may be infinite.
         upper: upper bound of the numbers; may be infinite.
     """
@@ -245,8 +246,8 @@ class BOHBConfig:
     def split_sizes(self, number: int, finite: int, dimensions: int) -> tuple[int, int] | None:
         """Return the numbers of good and of bad observations; None: too few observations for a model.
 
-        `finite` of the `number` observations have a finite loss. The others count when the percentage is
-        applied, but are never good themselves.
+        `finite` of the `number` observations have a finite loss. The remaining observations count when the
+        percentage is applied, but are never good themselves.
         """
         least = self.least(dimensions)
         good = min(finite, max(least, math.floor(self.top_n_percent * number / 100)))
@@ -319,7 +320,7 @@ def imputed(rows: Floats, columns: Sequence[Column], rng: Generator) -> Floats:
 
 
 def _code_of(name: str, domain: Domain) -> Code:
-    if isinstance(domain, Categorical):  # equal values form one category
+    if isinstance(domain, Categorical):  # equal values of a list form one category
         domain = dataclasses.replace(domain, categories=tuple(distinct(domain.categories)))
     return code_of(name, domain, "TuneBOHB")
 

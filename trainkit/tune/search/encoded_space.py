@@ -1,4 +1,4 @@
-"""Encoding of configurations for models, and alternatives that have not been tried yet."""
+"""Encoding of configurations for models, and alternatives to suggestions that were tried before."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 
     @abstractmethod
     def _suggested(self, trial_id: str, fixed: Any) -> dict[str, Any] | str:
-        """Return a configuration that the model suggests, and record it as running; FINISHED: none is left.
+        """Return a configuration that the model suggests, and record it as running; FINISHED: no more exist.
 
         The random draws depend only on the seed `_base`, the suggestion's number and the number of rejected
         attempts.
@@ -278,7 +278,7 @@ class ModelBasedSearcher(Searcher, Generic[F]):
             return config
         if same_space:
             return None
-        self._left_out.add(trial_id)  # the trial's result does not fit the new space
+        self._left_out.add(trial_id)  # results outside the new space are ignored
         self._number += 1
         return config
 

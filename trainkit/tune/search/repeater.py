@@ -344,5 +344,5 @@ class Repeater(SearcherWrapper):
         return self._worse(mean, max(self._best) if self.mode == "min" else min(self._best))
 
     def _worse(self, one: float, other: float) -> bool:
-        # NaN counts as worse than every number.
+        # The comparison is negated, so that NaN counts as worse than every number.
         return not (one <= other if self.mode == "min" else one >= other)

@@ -156,9 +156,9 @@ class TrialSource:
     def total(self) -> int | None:
         """Upper limit on the number of trials; None: unlimited.
 
-        An added configuration usually counts as one of the samples, like a point to evaluate. It is an
-        additional trial if the space has a grid, which is always tried completely, or if all samples were
-        already suggested.
+        An added configuration usually counts as one of the samples, like a point to evaluate. The
+        configuration is an additional trial if the space has a grid, which is always tried completely, or if
+        all samples were already suggested.
         """
         total = self._suggested
         return None if total is None else max(total, self._enough)
@@ -297,7 +297,7 @@ class TrialSource:
         Raises:
             ConfigError: the configuration does not belong to the space.
         """
-        if not self._searcher.whole and not self.space.parameters:  # only the searcher knows the space
+        if not self._searcher.whole and not self.space.parameters:  # the searcher has its own space
             config = self._whole(dict(given))
             if not self._searcher.knows(config):
                 raise ConfigError(
@@ -314,7 +314,7 @@ class TrialSource:
         return config
 
     def resize(self, num_samples: int) -> None:
-        """Change the searcher's number of samples, including those already suggested.
+        """Change the searcher's total number of samples, including samples already suggested.
 
         Raises:
             ConfigError: more trials already exist or wait, or the number of trials would not change.

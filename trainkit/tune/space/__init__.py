@@ -142,8 +142,8 @@ def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
 def choice(categories: Iterable[Any]) -> Categorical:
     """Return the domain of the listed values, all equally likely.
 
-    A category may be a dictionary with domains. These are sampled only if the category is chosen, and are
-    otherwise absent from the configuration.
+    A category may be a dictionary with domains. The domains of such a category are sampled only if the
+    category is chosen, and are otherwise absent from the configuration.
 
     Raises:
         SpaceError: `categories` is empty or not a list.
@@ -210,8 +210,9 @@ def forbid(*clauses: Mapping[str, Any] | Callable[[dict[str, Any]], bool]) -> Fo
 
     Args:
         clauses: each clause is a dictionary or a function. A dictionary has parameter names as keys, as in
-            `when`. It forbids a configuration if each of these parameters has the given value, a value of the
-            given list, or a value of the given domain. A function returns True for a forbidden configuration.
+            `when`. The dictionary forbids a configuration if each named parameter has the given value, a
+            value of the given list, or a value of the given domain. A function returns True for a forbidden
+            configuration.
 
     Raises:
         SpaceError: a clause is neither a dictionary nor a function.

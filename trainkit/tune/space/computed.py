@@ -47,7 +47,7 @@ class _Computation:
         leaf = node[key]
         if not isinstance(leaf, SampleFrom):
             return leaf
-        place = (id(node), key)  # two dictionaries may have the same key
+        place = (id(node), key)  # two dictionaries may have the same key, so the id is needed
         if place in self._busy:
             names = [*self._busy.values(), str(key)]
             raise SpaceError(f"{' -> '.join(names)}: these sample_from functions depend on each other")
@@ -157,4 +157,4 @@ def global_generators_seeded(rng: Generator) -> Iterator[None]:
     finally:
         random.setstate(before)
         legacy.set_bit_generator(numpy_before)
-        np.random.set_state(state_before)  # NumPy caches every second normal number
+        np.random.set_state(state_before)  # NumPy's state includes a cached normal number

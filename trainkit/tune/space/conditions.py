@@ -88,8 +88,7 @@ class Names:
     def conditions(
         self, given: Mapping[str, Any], scope: Path, where: str, *, computed: bool = False
     ) -> tuple[Condition, ...]:
-        """Return the conditions in `given`; names are looked up first at `scope`, then in the enclosing
-        dictionaries.
+        """Return a Condition for each name in `given`, looked up at `scope`, then in enclosing dictionaries.
 
         Args:
             given: required values, by parameter name.
@@ -194,7 +193,7 @@ def _in_order(after: Mapping[Path, set[Path]]) -> list[Path]:
             circle = " -> ".join(map(spell, [*busy[busy.index(path) :], path]))
             raise SpaceError(f"{circle}: these conditions depend on each other in a circle")
         busy.append(path)
-        for other in after:  # a set has no order, so the loop uses that of the space
+        for other in after:  # a set has no order, so the loop is over the space
             if other in after[path]:
                 visit(other)
         busy.pop()

@@ -178,8 +178,8 @@ def _grow(node: Any, path: Path, choose: Choose, pending: list[tuple[Any, Any, W
         value = choose(path, node)
         if type(value) not in _PLAIN_TYPES and isinstance(value, (dict, list, Domain, GridSearch)):
             place = place_of(value, options_of(node))
-            # A value that is not an option was given by the user. It is copied too, so that the configuration
-            # shares no container with it.
+            # A value that is not an option was given by the user. The user's value is copied too, so that the
+            # configuration shares no container with the value.
             inner = (*path, Branch(place)) if place is not None else path
             option = options_of(node)[place] if place is not None else value
             return _grow(option, inner, choose, pending)
@@ -204,7 +204,7 @@ def combinations(
 
     Leaves whose conditions fail are skipped, so they do not multiply the combinations.
     """
-    trail: list[list[int]] = []  # each enumerated leaf has its current option and number of options
+    trail: list[list[int]] = []  # current option and number of options of each enumerated leaf
     chosen: dict[Path, Any] = {}
     depth = 0
 
@@ -235,7 +235,7 @@ def combinations(
 def surely_broken(rule: Rule, config: Mapping[str, Any]) -> bool:
     """Return True if `rule` forbids `config`, whatever values are drawn for the leaves without a value."""
     if rule.function is None:
-        return rule.is_broken_by(config)  # a condition on an undrawn value does not hold
+        return rule.is_broken_by(config)  # a condition on a value that is not drawn fails
     try:
         return rule.is_broken_by(_Guarded(config) if is_undrawn(config) else config)
     # The function may have read a value that is not drawn yet. Any other error will be raised again once all
@@ -298,8 +298,8 @@ Conditions = Mapping[Path, tuple[Condition, ...]]
 
 
 class _Watch:
-    """Selection of the leaves to enumerate in a count: leaves that conditions or rules read, and choices with
-    branches.
+    """Selection of the leaves whose values are enumerated for a count: choices with branches, and leaves that
+    conditions or rules read.
 
     Attributes:
         sizes: number of values of each leaf that is not enumerated; None: infinite or too many.

@@ -118,7 +118,7 @@ class SampleFrom:
             inspect.signature(self.function).bind(None)
         except TypeError:
             return False
-        except ValueError:  # the function is a builtin without a signature
+        except ValueError:  # a builtin without a signature receives the spec
             return True
         return True
 
@@ -298,8 +298,8 @@ class Float(Domain):
     """Real numbers in [lower, upper), uniform in the value or, with `log`, in its logarithm.
 
     With `q`, the values are the multiples of q in [lower, upper], including bounds that are multiples. They
-    are equally likely. With `log`, each multiple has the probability of the log-uniform numbers that round to
-    it.
+    are equally likely. With `log`, the probability of a multiple is the total probability of the log-uniform
+    numbers that are rounded to this multiple.
     """
 
     lower: float
@@ -382,7 +382,7 @@ class Float(Domain):
             return False
         try:
             number = float(value)
-        except OverflowError:  # the whole number exceeds the largest float
+        except OverflowError:  # no float is as large as this whole number
             return False
         return self.steps.holds(number) if self.q is not None else self.lower <= number <= self.upper
 
@@ -530,7 +530,7 @@ class Normal(Domain):
             return False
         try:
             number = float(value)
-        except OverflowError:  # the whole number exceeds the largest float
+        except OverflowError:  # no float is as large as this whole number
             return False
         return math.isfinite(number) and (self.q is None or self.steps.holds(number))
 

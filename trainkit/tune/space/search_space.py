@@ -212,7 +212,7 @@ class _Collector:
         except SpaceError as error:
             if isinstance(value, (Mapping, list)) and any(map(holds_leaf, options_of(leaf))):
                 raise SpaceError(f"{spell(path)}={value!r} matches no category of {leaf}") from error
-            self._values[path] = value  # the user gave a value that is not a category
+            self._values[path] = value  # a user may give a value that is not a category
 
 
 class Grid:

@@ -115,10 +115,10 @@ def why_not_made_again(registry: Registry, description: Mapping[str, Any], *, in
 
 
 def complete(stored: Any, replayed: Any) -> Any:
-    """Return `stored` with marks replaced by the objects at the same paths of `replayed`, where these match.
-    A mark without a matching object stays, and the caller must reject it.
+    """Return `stored` with each mark replaced by the object at the same path of `replayed`, if the object
+    matches. A mark without a matching object stays, and the caller must reject it.
     """
-    if stored is replayed or type(stored) in PLAIN_TYPES:  # the fast path for values without marks
+    if stored is replayed or type(stored) in PLAIN_TYPES:  # most values contain no mark, and stay as they are
         return stored
     if is_opaque(stored) or is_own_container(replayed):
         return replayed if encode_config(replayed) == encode_config(stored) else stored
@@ -134,7 +134,7 @@ def complete(stored: Any, replayed: Any) -> Any:
 
 
 def _to_data(value: Any) -> Any:
-    if is_own_container(value):  # the items can be stored even if the class can't
+    if is_own_container(value):  # the items are stored, but not the user's class
         value = dict(value.items()) if isinstance(value, Mapping) else list(value)
     elif type(value) not in PLAIN_TYPES:
         value = as_scalar(value)
@@ -170,7 +170,7 @@ def _from_data(data: Any) -> Any:
         return [_from_data(child) for child in data]
     if not isinstance(data, dict):
         return data
-    if len(data) == 1:  # every mark is a dictionary with one key
+    if len(data) == 1:  # only a dictionary with one key can be a mark
         ((mark, held),) = data.items()
         if mark == OPAQUE:
             return data
@@ -185,7 +185,7 @@ def _from_data(data: Any) -> Any:
         if mark == _DOMAIN:
             return _domain_of(*held)
     return {
-        key: child if type(child) in PLAIN_TYPES else _from_data(child)  # plain values need no call
+        key: child if type(child) in PLAIN_TYPES else _from_data(child)  # fast path for plain values
         for key, child in data.items()
     }
 

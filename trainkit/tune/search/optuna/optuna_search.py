@@ -35,7 +35,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     """Search with a sampler of Optuna.
 
     For each suggestion, the sampler is seeded again from the seed and the number of the suggestion. A failed
-    trial is reported to Optuna as failed, and samplers ignore it. A trial is reported as pruned, with its
+    trial is reported to Optuna as failed, and is ignored by samplers. A trial is reported as pruned, with its
     reports, in three cases: the scheduler stopped the trial before its `max_t`, the trial stayed paused to
     the end, or its last report of the metric is NaN. TPE ranks pruned trials after complete trials, those
     with the most iterations first, and treats NaN as bad. Other samplers ignore pruned trials. Infinite
@@ -67,7 +67,7 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
     """
 
     several = True
-    _shared: ClassVar = ("_space", "_form", "_storage")  # a copy of the searcher writes to the same storage
+    _shared: ClassVar = ("_space", "_form", "_storage")  # copies of a searcher use the same storage
 
     def __init__(
         self,

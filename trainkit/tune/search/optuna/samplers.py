@@ -84,8 +84,8 @@ def _inner(sampler: BaseSampler) -> BaseSampler:
 def follows_from_trials(sampler: BaseSampler) -> bool:
     """Return True if a suggestion of a fresh copy depends only on the study's trials and the seed.
 
-    Other samplers write counts, populations or models into the study. A restore rebuilds these by repeating
-    the suggestions.
+    Other samplers write counts, populations or models into the study. A restore rebuilds this content of the
+    study by repeating the suggestions.
     """
     from optuna.samplers import GPSampler, RandomSampler, TPESampler
 

@@ -5,8 +5,8 @@ trial as running, and samplers read the storage through `PausedAsPruned`.
 
 Samplers see paused trials as pruned only while few trials are complete. TPE ranks every complete trial before
 every pruned trial. So among hundreds of pruned trials, all complete trials would count as good, and TPE would
-not learn from their differences. With enough complete trials TPE models only these, as BOHB models the
-largest budget with enough observations.
+not learn from their differences. With enough complete trials, TPE models only complete trials, as BOHB models
+the largest budget with enough observations.
 """
 
 from __future__ import annotations
