@@ -258,7 +258,7 @@ def commit_directory(partial: str, target: str, *, durable: bool = True) -> None
     was committed, so no report refers to the folder.
 
     Args:
-        partial: path of the written folder.
+        partial: current path of the folder, under a temporary name.
         target: final path of the folder.
         durable: False skips the flush, for an experiment that is not kept after its program.
     """

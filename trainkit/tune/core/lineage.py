@@ -31,7 +31,7 @@ class Stretch:
     """Part of the training history: consecutive reports of one trial with one configuration.
 
     Attributes:
-        trial_id: id of the trial.
+        trial_id: id of the trial that made these reports.
         config: configuration of the trial during these reports.
         first, last: the part contains the reports after iteration `first`, up to and including iteration
             `last`.

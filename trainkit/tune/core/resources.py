@@ -138,7 +138,7 @@ class Bound:
         trainable: the user's function or class.
         resources: argument of `with_resources`; None: the trainable's own request, or 1 CPU.
         parameters: arguments of `with_parameters`, by name.
-        label: registered name, or ''.
+        label: name under which the trainable is registered; '' without a registration.
         start_from: path of a checkpoint that every trial starts from, or None.
         ahead: number of trials to submit for each trial that can run, for a `SerializedTrainable`, whose
             steps are tasks; None: each trial is a process.
@@ -246,7 +246,7 @@ class ScalingConfig:
         trainer_resources: resources of the workers' coordinator, which shares a bundle with the first worker;
             None: 1 CPU, or nothing for a function trainer, because it only waits for its workers.
         num_workers: number of workers.
-        use_gpu: True: one GPU for each worker.
+        use_gpu: True: each worker uses one GPU.
         resources_per_worker: dictionary such as {"CPU": 2, "GPU": 0.5}; None: 1 CPU, or 1 GPU with `use_gpu`.
         placement_strategy: strategy of `PlacementGroupFactory`.
         accelerator_type: must be None, as the single machine offers no choice; exists for Ray's signature

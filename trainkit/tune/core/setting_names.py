@@ -47,7 +47,7 @@ def setting(name: str, owner: str = "", value: str = "...") -> str:
     Args:
         name: name of the setting, such as "stop".
         owner: class of the setting, if the message must name it: "RunConfig" gives "RunConfig(stop=...)".
-        value: text that replaces the dots.
+        value: text that replaces the dots in "RunConfig(stop=...)".
     """
     current = _CURRENT.get() or SettingNames()
     other = current.other.format(name) if current.other else f"{owner}({name}={value})"

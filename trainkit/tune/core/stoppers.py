@@ -322,7 +322,7 @@ class TimeoutStopper(Stopper):
     """Stopper that ends the experiment after a total running time; pauses before a restore don't count.
 
     Args:
-        timeout: seconds, or a timedelta.
+        timeout: maximum running time, in seconds or as a timedelta.
     """
 
     def __init__(self, timeout: float | timedelta) -> None:
@@ -359,7 +359,7 @@ class FunctionStopper(Stopper):
     """Stopper that ends a trial when a function returns True.
 
     Args:
-        function: (trial_id, result) -> bool.
+        function: function (trial_id, result) -> bool that returns True to end the trial.
     """
 
     def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:

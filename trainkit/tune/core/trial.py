@@ -27,7 +27,7 @@ class TrialStatus(StrEnum):
 
     @property
     def is_finished(self) -> bool:
-        """True if the trial has ended for good."""
+        """True if the trial has ended, successfully or not."""
         return self in _FINISHED
 
 

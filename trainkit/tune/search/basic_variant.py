@@ -21,7 +21,7 @@ CONSTANT_DRAWS = 1000
 
 
 class BasicVariantGenerator(Searcher):
-    """Suggest grid and random configurations.
+    """Searcher that suggests all combinations of a grid, and random values for domains.
 
     Args:
         points_to_evaluate: complete or partial configurations to try first; each counts as one of

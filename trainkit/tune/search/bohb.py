@@ -39,8 +39,8 @@ class Observation:
 def budget_of(reason: Mapping[str, Any]) -> float | None:
     """Return the budget of a scheduler's decision from its reason; None: the reason has no budget.
 
-    The budget is the index of the level among the levels of all brackets. If the reason has no such index,
-    the budget is the level itself.
+    The budget is the index of the level among the levels of all brackets. If the reason does not contain this
+    index, the budget is the level itself.
     """
     for name in ("budget", "rung", "max_t"):
         if name in reason:
@@ -185,16 +185,16 @@ class Knowledge:
 
 
 class TuneBOHB(ModelBasedSearcher[Encoding]):
-    """Search with BOHB's model, built from the results on the largest budget with enough of them.
+    """Searcher with BOHB's model, which uses the results on the largest budget that has enough results.
 
-    With probability 1/3 a configuration is random. Otherwise the model uses the largest budget that has at
-    least d + 3 observations, for d parameters. These observations are split into the best 15 % (at least d +
-    1) and the rest, and a kernel density is estimated for each group. The searcher draws 64 candidates near
-    good configurations, and suggests the candidate with the largest ratio of good to bad density. A budget is
-    a level at which the scheduler judges trials. The result of a trial at a level counts once, whatever the
-    scheduler decides about the trial. `HyperBandForBOHB` is made for this searcher; `ASHAScheduler` also
-    works. If the scheduler judges at no level (as with FIFO), trials are observed at their end. NaN, infinite
-    values and failures count as the worst result.
+    With probability 1/3, a configuration is drawn at random. Otherwise the model uses the largest budget that
+    has at least d + 3 observations, for d parameters. These observations are split into the best 15 % (at
+    least d + 1) and the rest, and a kernel density is estimated for each group. The searcher draws 64
+    candidates near good configurations, and suggests the candidate with the largest ratio of good to bad
+    density. A budget is a level at which the scheduler judges trials. The result of a trial at a level counts
+    once, whatever the scheduler decides about the trial. `HyperBandForBOHB` is made for this searcher;
+    `ASHAScheduler` also works. If the scheduler judges at no level (as with FIFO), trials are observed at
+    their end. NaN, infinite values and failures count as the worst result.
 
     Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML
     2018, arXiv:1807.01774, Algorithm 2.

@@ -69,10 +69,10 @@ class Column:
 
 
 def bandwidths(data: Floats, columns: Sequence[Column], least: float = 0.0) -> Floats:
-    """Return one bandwidth per column.
+    """Return the bandwidth of the kernels in each column.
 
     Args:
-        data: rows, of shape (n, d).
+        data: encoded configurations as rows, of shape (n, d).
         columns: the d columns.
         least: smallest bandwidth.
 
@@ -145,8 +145,9 @@ class KernelDensity:
         Args:
             rng: source of all randomness.
             number: number of rows.
-            factor: factor on the bandwidths of numbers. The bandwidths of categories stay unchanged: a
-                category is kept with probability 1 - h, and otherwise drawn uniformly from all categories.
+            factor: factor by which the bandwidths of columns with numbers are multiplied. The bandwidths of
+                categories stay unchanged: a category is kept with probability 1 - h, and otherwise drawn
+                uniformly from all categories.
         """
         drawn = self._data[rng.integers(len(self._data), size=number)]
         for place, column in enumerate(self._columns):
@@ -368,7 +369,7 @@ class Encoding(Declared[Code]):
             return None
 
     def row(self, config: Mapping[str, Any]) -> Floats:
-        """Return the row of a configuration.
+        """Return the encoding of a configuration as a row.
 
         Raises:
             SpaceError: the configuration does not belong to the space.

@@ -156,7 +156,7 @@ class Declared(Generic[C]):
     def known_by(self, config: Mapping[str, Any], *, exactly: bool = False) -> Any | None:
         try:
             return self.encoded(self.choices(config))
-        except SpaceError:  # a value is outside its domain, or stored only by name
+        except SpaceError:  # the space does not contain the configuration
             return None
 
 

@@ -26,7 +26,7 @@ SEARCHERS = Registry(
 
 
 def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
-    """Return the searcher with this name or class name; `kwargs` that its class does not accept are ignored.
+    """Return a new searcher by its name or class name; `kwargs` that the class does not accept are ignored.
 
     Raises:
         ConfigError: the name is unknown; the message lists the known names.

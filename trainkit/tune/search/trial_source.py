@@ -144,7 +144,7 @@ class TrialSource:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples of the searcher; -1: unlimited."""
+        """Number of samples that the searcher was asked for; -1: unlimited."""
         return self._searcher.num_samples
 
     @property
@@ -195,7 +195,7 @@ class TrialSource:
         """Return the next trial; None if no trial can be created now, or no further trial will come.
 
         Raises:
-            ConfigError: the searcher raised, or returned something other than a configuration.
+            ConfigError: the searcher raised an exception, or returned something other than a configuration.
         """
         if self.exhausted:
             return None
@@ -228,8 +228,8 @@ class TrialSource:
         """Return the configuration of a new trial; None: wait for results; FINISHED: no more trials.
 
         Raises:
-            ConfigError: the searcher raised, returned something other than a configuration, or repeats
-                forbidden configurations.
+            ConfigError: the searcher raised an exception, returned something other than a configuration, or
+                repeats forbidden configurations.
         """
         if trial_id in self._ahead:
             return self._ahead.pop(trial_id)
@@ -400,7 +400,7 @@ class TrialSource:
         """Notify the searcher of a trial's report.
 
         Raises:
-            ConfigError: the searcher raised.
+            ConfigError: the searcher raised an exception.
         """
         self._tell("on_trial_result", trial_id, result)
 
@@ -408,7 +408,7 @@ class TrialSource:
         """Notify the searcher of the scheduler's decision on the last report, if the decision had a reason.
 
         Raises:
-            ConfigError: the searcher raised.
+            ConfigError: the searcher raised an exception.
         """
         self._tell("on_trial_decision", trial_id, result, decision)
 
@@ -416,7 +416,7 @@ class TrialSource:
         """Notify the searcher of a trial's pause.
 
         Raises:
-            ConfigError: the searcher raised.
+            ConfigError: the searcher raised an exception.
         """
         self._tell("on_pause", trial_id)
 
@@ -424,7 +424,7 @@ class TrialSource:
         """Notify the searcher of the resumption of a paused trial.
 
         Raises:
-            ConfigError: the searcher raised.
+            ConfigError: the searcher raised an exception.
         """
         self._tell("on_unpause", trial_id)
 
@@ -434,7 +434,7 @@ class TrialSource:
         """Notify the searcher of a trial's end, with its last report, or of its final failure.
 
         Raises:
-            ConfigError: the searcher raised.
+            ConfigError: the searcher raised an exception.
         """
         again = trial_id in self._results
         self._results[trial_id] = None if error else result

@@ -21,7 +21,7 @@ def compute(config: dict[str, Any], rng: Generator) -> None:
 
 
     Raises:
-        SpaceError: a function needs its own value, reads a missing key, or raises.
+        SpaceError: a function needs its own value, reads a missing key, or raises an exception.
     """
     with global_generators_seeded(rng):
         _Computation(config).finish()

@@ -28,7 +28,7 @@ from trainkit.tune.space.tree import Branch, Path, everything, in_config, is_own
 def fingerprint(config: Mapping[str, Any]) -> bytes:
     """Return a hash that is equal for equal configurations, whatever the order of their keys.
 
-    Objects that can't be stored as text are compared by identity, because several objects may have the same
+    Objects that can't be stored as text are compared by identity, because different objects may have the same
     name. Identities stay valid for the whole experiment, because the trials keep the objects.
     """
     return blake2b(repr(_comparable(config)).encode(), digest_size=16).digest()
@@ -98,7 +98,7 @@ def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `below`, extended and overridden by `above`."""
+    """Return a copy of `below` in which the values of `above` are added or replace earlier values."""
     if not isinstance(below, Mapping):
         return dict(above)
     config = dict(below)

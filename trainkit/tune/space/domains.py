@@ -438,7 +438,7 @@ class Integer(Domain):
 
     @cached_property
     def steps(self) -> Steps:
-        """The values of the domain."""
+        """The multiples of q that are the values of the domain."""
         last = self.upper - 1 if self.q == 1 else self.upper // self.q
         return Steps(self.q, -(-self.lower // self.q), last)
 
@@ -535,7 +535,7 @@ class Normal(Domain):
         return math.isfinite(number) and (self.q is None or self.steps.holds(number))
 
     def quantized(self, q: float) -> Self:
-        """Return a domain rounded to multiples of `q`."""
+        """Return the domain of these normally distributed numbers, rounded to multiples of `q`."""
         return dataclasses.replace(self, q=q)
 
 

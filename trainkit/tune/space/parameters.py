@@ -30,7 +30,8 @@ class Parameter:
             "optimizer[1]/lr".
         domain: domain of the parameter; for a grid's axis, the choice of its values.
         conditions: conditions that must all hold for the parameter to be active.
-        branches: name and required category's index of each enclosing choice, such as (("optimizer", 1),).
+        branches: names of the enclosing choices, each with the index of the category that contains the
+            parameter, such as (("optimizer", 1),).
         is_axis: True for an axis of the grid.
         path: path of the leaf in the space.
     """

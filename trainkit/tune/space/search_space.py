@@ -461,7 +461,7 @@ class Space:
         return named
 
     def preset(self, point: Mapping[str, Any]) -> dict[Path, Any]:
-        """Return by path the values of a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}}.
+        """Return the values of a point such as {"lr": 0.1, "net/width": 8} or {"net": {"width": 8}}, by path.
 
         Raises:
             SpaceError: the point names a parameter that the space lacks, or a parameter whose conditions the
@@ -488,7 +488,7 @@ class Space:
         """Return the rule that forbids `config`, as text; None: `config` is allowed.
 
         Raises:
-            SpaceError: a rule's function raises.
+            SpaceError: the function of a rule raises an exception.
         """
         for rule in self.rules:
             try:
@@ -559,7 +559,7 @@ def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str,
     All other values stay unchanged, even if they are outside of their domains.
 
     Args:
-        config: configuration that a scheduler has changed.
+        config: configuration whose values a scheduler has changed.
         space: the search space; if it has no conditions, `config` is returned unchanged.
         rng: random generator for the drawn values.
     """

@@ -70,7 +70,7 @@ class RealCode(NumberCode):
     """A code of a domain of real numbers; each number represents itself.
 
     Args:
-        domain: a domain without steps.
+        domain: a domain of real numbers without a step q.
         closed: True if the upper bound counts as a value of the domain.
     """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class OptunaSearch(ModelBasedSearcher[OptunaForm]):
-    """Search with a sampler of Optuna.
+    """Searcher that uses a sampler of Optuna.
 
     For each suggestion, the sampler is seeded again from the seed and the number of the suggestion. A failed
     trial is reported to Optuna as failed, and is ignored by samplers. A trial is reported as pruned, with its

@@ -95,10 +95,10 @@ def follows_from_trials(sampler: BaseSampler) -> bool:
 def learns_from_paused(sampler: BaseSampler) -> int:
     """Return the number of complete trials below which paused trials count as pruned.
 
-    The number is 0 for samplers other than TPE. TPE ranks pruned trials by their reports, after complete
-    trials, so it can build a model before enough trials are complete. A Gaussian process ignores pruned
-    trials, but avoids configurations of running trials. Samplers that keep state between suggestions expect
-    that an ended trial does not run again.
+    For samplers other than TPE, the number is 0, so paused trials never count as pruned. TPE ranks pruned
+    trials by their reports, after complete trials, so it can build a model before enough trials are complete.
+    A Gaussian process ignores pruned trials, but avoids configurations of running trials. Samplers that keep
+    state between suggestions expect that an ended trial does not run again.
     """
     from optuna.samplers import TPESampler
 

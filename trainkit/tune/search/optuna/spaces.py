@@ -401,7 +401,7 @@ def _suggest(trial: Trial, name: str, distribution: BaseDistribution) -> Any:
         low, high = distribution.low, distribution.high
         return trial.suggest_int(name, low, high, step=distribution.step, log=distribution.log)
     if isinstance(distribution, CategoricalDistribution):
-        with warnings.catch_warnings():  # the warning concerns only databases
+        with warnings.catch_warnings():  # Optuna's warning concerns databases
             warnings.simplefilter("ignore", UserWarning)
             return trial.suggest_categorical(name, distribution.choices)
     raise ConfigError(f"{name}: {distribution!r} is not a float, int or categorical distribution of Optuna")

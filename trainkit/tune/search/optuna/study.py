@@ -141,7 +141,7 @@ class LazyStudy:
     Args:
         modes: "min" or "max", for each metric.
         name: name of the study.
-        storage: the user's storage or its address; None: in memory.
+        storage: the user's storage or its address; None: a storage in memory.
         sampler: sampler that is notified when a trial ends.
     """
 
