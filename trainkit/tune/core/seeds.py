@@ -19,7 +19,7 @@ def fresh_seed() -> int:
     """Return a seed of 32 bits for an experiment without a seed.
 
     The seed comes from NumPy's global generator if the program has seeded that generator, otherwise from
-    Python's. The seed is therefore reproducible if the program seeds one of the two.
+    Python's. The seed is therefore reproducible if the program seeds NumPy's or Python's global generator.
     """
     numpy_random = sys.modules.get("numpy.random")
     # NumPy's generator lacks a seed sequence only after a call of `numpy.random.seed(n)`.

@@ -321,7 +321,7 @@ def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def shortest_names(paths: tuple[str, ...]) -> list[str]:
-    """Return for each path its shortest ending that no other path has, such as 'lr' or 'opt/lr'."""
+    """Return for each path the shortest ending that no other path has, such as 'lr' or 'opt/lr'."""
     return [
         next(
             (end for end in _ends(path) if sum(end in _ends(other) for other in paths) == 1),

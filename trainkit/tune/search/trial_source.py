@@ -317,7 +317,8 @@ class TrialSource:
         """Change the searcher's total number of samples, including samples already suggested.
 
         Raises:
-            ConfigError: more trials already exist or wait, or the number of trials would not change.
+            ConfigError: more trials than the new number exist or wait, or the number of trials would not
+                change.
         """
         before, total_before, enough = self.num_samples, self._suggested, self._enough
         self._resize_searcher(num_samples)

@@ -144,7 +144,7 @@ def _values(found: Sequence[Site], name: str, value: Any, where: str) -> tuple[A
 
 
 def _is_switch(site: Site) -> bool:
-    """Return True if a condition may require any value: of a computed leaf, or a constant not in a choice."""
+    """Return True if a condition may require any value of a leaf: a computed leaf or an outer constant."""
     chosen = isinstance(site.leaf, Domain) or options_of(site.leaf)
     return isinstance(site.leaf, SampleFrom) or (not chosen and site.path == in_config(site.path))
 

@@ -135,8 +135,8 @@ def grow(
     conditions hold.
 
     `choose` is called in the order of the space, except that leaves under a condition come after the leaves
-    that the condition reads. `sample_from` leaves stay uncomputed. The result shares no container with
-    `tree`.
+    that the condition reads. `sample_from` leaves stay uncomputed. The result shares no dictionary or list
+    with `tree`.
     """
     pending: list[tuple[Any, Any, When, Path]] = []
     config: dict[str, Any] = _grow(tree, (), choose, pending)
@@ -204,7 +204,7 @@ def combinations(
 
     Leaves whose conditions fail are skipped, so they do not multiply the combinations.
     """
-    trail: list[list[int]] = []  # current option and number of options of each enumerated leaf
+    trail: list[list[int]] = []  # each item: a leaf's current option and number of options
     chosen: dict[Path, Any] = {}
     depth = 0
 
