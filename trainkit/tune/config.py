@@ -55,20 +55,21 @@ class TuneConfig(Settings):
         scheduler: scheduler that stops trials early, or its name; default: no scheduler.
         num_samples: number of samples from the space; a grid is repeated this many times. -1: sample until a
             time budget, a stopper or Ctrl-C ends the experiment, or no untried configuration is left.
-        max_concurrent_trials: maximum number of trials that run at once; None or 0: only resources limit it.
+        max_concurrent_trials: maximum number of trials that run at once; None or 0: as many as the resources
+            allow.
         time_budget_s: seconds, or a timedelta, for one call of `fit`. After this time, a running trial stops
-            at its next report. A trial that does not report is interrupted after half of
-            $TRAINKIT_STOP_GRACE_S (default 5 seconds) and killed after all of it.
-        reuse_actors: run a new trial in the process of an ended trial instead of starting a process.
-            Thousands of short trials then take a fraction of the time. A trial sees global state that earlier
-            trials left in the process.
+            at its next report. A trial that does not report is interrupted after half of the grace time
+            $TRAINKIT_STOP_GRACE_S (default 5 seconds), and killed after the whole grace time.
+        reuse_actors: True: a new trial runs in the process of an ended trial, instead of a new process.
+            Thousands of short trials then take only a fraction of the time. A trial sees global state that
+            earlier trials left in the process.
         trial_name_creator: function that receives a `Trial` and returns its name.
         trial_dirname_creator: function that receives a `Trial` and returns the name of its folder.
         seed: seed of searcher, scheduler and trials; None: a random seed, stored in the experiment file.
         trial_timeout_s: seconds, or a timedelta, that each attempt of a trial may take once it has its
             resources. After this time the trial is killed and counts as failed.
-        allow_duplicates: False: a configuration that repeats an earlier one is sampled again; without a new
-            configuration the experiment ends. num_samples still repeats a grid.
+        allow_duplicates: False: a configuration that repeats an earlier configuration is sampled again; if no
+            new configuration is found, the experiment ends. num_samples still repeats a grid.
         strict_metric_checking: True: if the first report spells the metric differently, the experiment ends
             with an error; a trial that never reports the metric fails. False: a trial may report the metric
             late or never.
@@ -130,7 +131,7 @@ class TuneConfig(Settings):
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """The objectives if lists were given; otherwise an empty tuple."""
+        """The objectives, if `metric` and `mode` are lists; otherwise an empty tuple."""
         return objectives_of(self.metric, self.mode)
 
     @property
@@ -151,24 +152,24 @@ class RunConfig(Settings):
 
     Args:
         name: name of the experiment's folder; None: the trainable's name, the date and a few letters.
-        storage_path: folder that holds experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. With
-            an address such as "s3://bucket/experiments", the experiment is kept in the default local folder
-            and copied to the address while it runs.
+        storage_path: folder for experiments; None: $TRAINKIT_RESULTS_DIR or ~/trainkit_results. With an
+            address such as "s3://bucket/experiments", the experiment is kept in the default local folder and
+            copied to the address while it runs.
         storage_filesystem: an fsspec file system for `storage_path`, or a `tune.syncer.Syncer`; with a
             Syncer, existing experiments at the address are not detected. None: the local file system, or the
             file system of the address.
         failure_config: policy for failed trials.
         checkpoint_config: rules for saving and keeping checkpoints.
-        sync_config: settings of the copy at an address.
+        sync_config: settings of the copy at the address of `storage_path`.
         verbose: 0 or False: silent; 1 or True: a console table, or short lines without a terminal; 2 and 3:
             more output.
-        stop: bounds such as {"training_iteration": 10}; a trial ends when it reaches any of them. {"eval":
-            {"loss": 1}} means "eval/loss". It may also be a function (trial_id, result) -> bool, a `Stopper`,
-            or a list of such rules. A report with {"done": True} always ends its trial.
+        stop: bounds such as {"training_iteration": 10}; a trial ends when it reaches any of these bounds.
+            {"eval": {"loss": 1}} means "eval/loss". `stop` may also be a function (trial_id, result) -> bool,
+            a `Stopper`, or a list of such rules. A report with {"done": True} always ends its trial.
         callbacks: callback objects, or names such as "mlflow"; the default loggers and the console are added
             automatically.
-        progress_reporter: replacement for the console, such as `tune.CLIReporter()`; verbose=0 silences it
-            too.
+        progress_reporter: replacement for the console, such as `tune.CLIReporter()`; verbose=0 silences this
+            replacement too.
         log_to_file: True writes the output of trials to `stdout` and `stderr` in their folders; or give one
             file name for both streams, or two names.
         chdir_to_trial_dir: True: run each trial in its own folder; False: in the program's current folder;
@@ -251,7 +252,7 @@ _PARTS: Mapping[str, tuple[type, str]] = {
     "checkpoint_config": (CheckpointConfig, "tune.CheckpointConfig(num_to_keep=2)"),
     "sync_config": (SyncConfig, "tune.SyncConfig(sync_period=5)"),
 }
-"""Required class of each setting of a run that is an object, with an example for the error message."""
+"""Required class of each RunConfig setting that is an object, with an example for the error message."""
 
 
 def _flat(rule: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tables for terminal, notebook and log, and the progress of an experiment that they show."""
+"""Tables for terminals, notebooks and logs, and the progress of an experiment, which these tables show."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ MAX_ROWS = 16
 MAX_BEST = 8
 """Maximum number of best trials in the table while other trials run."""
 MAX_CONFIG = 400
-"""Maximum number of characters of a configuration."""
+"""Maximum number of characters of a configuration's text."""
 MAX_VALUE = 30
-"""Maximum number of characters of one value of a configuration."""
+"""Maximum number of characters of one value in a configuration's text."""
 WIDEST = 100_000
 """Line width, in characters, at which no line is folded or cut."""
 
@@ -40,7 +40,7 @@ WIDEST = 100_000
 
 
 def value_text(value: Any, limit: int | None = None, digits: int = 6) -> str:
-    """Return a value in one line, a float with `digits` significant digits and a text cut to `limit`."""
+    """Return a value as one line of text, cut to `limit`; a float gets `digits` significant digits."""
     text = f"{value:.{digits}g}" if isinstance(value, float) else one_line(str(value))
     return text if limit is None else shortened(text, limit)
 
@@ -51,17 +51,17 @@ def cell_text(value: Any, limit: int | None = None) -> str:
 
 
 def pairs_text(values: Mapping[str, Any], limit: int | None = None, digits: int = 6) -> str:
-    """Return a line such as 'lr=0.001, net=wide'."""
+    """Return names and values as a line, such as 'lr=0.001, net=wide'."""
     return ", ".join(f"{name}={value_text(value, limit, digits)}" for name, value in values.items())
 
 
 def config_words(config: Mapping[str, Any]) -> str:
-    """Return a configuration in one line; cut each value, and the whole line, to its maximum length."""
+    """Return a configuration as one line; each value and the whole line are cut to a maximum length."""
     return shortened(pairs_text(flatten(config), MAX_VALUE, digits=4), MAX_CONFIG)
 
 
 def number_words(value: Any) -> str:
-    """Return a metric's value with six significant digits; '' if it is not a number."""
+    """Return a metric's value as text with six significant digits; '' if the value is not a number."""
     return f"{value:.6g}" if is_number(value) else ""
 
 
@@ -81,7 +81,7 @@ def one_line(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time such as '1.5 s', '2 min 5 s', '3 h 20 min' or '4 d 7 h'."""
+    """Return a duration as text, such as '1.5 s', '2 min 5 s', '3 h 20 min' or '4 d 7 h'."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -95,8 +95,8 @@ def duration(seconds: float) -> str:
 
 
 _SHORTER = (
-    # The status column already says that the trial stopped. A rung or max_t implies that the scheduler
-    # stopped it.
+    # The status column already says that the trial stopped. A reason with a rung or max_t implies that the
+    # scheduler stopped the trial.
     (re.compile(r"^(?:stopped|paused) by [^:]+: (?=rung |reached max_t)"), ""),
     (re.compile(r"(rung \S+) of bracket \d+"), r"\1"),
     (re.compile(r"(rank \d+) of (\d+)"), r"\1/\2"),
@@ -104,7 +104,7 @@ _SHORTER = (
 
 
 def short_reason(reason: str) -> str:
-    """Return the reason for a trial's status in one line, abbreviated for a table."""
+    """Return the reason for a trial's status as one line, abbreviated for a table."""
     text = first_line(reason)
     for pattern, shorter in _SHORTER:
         text = pattern.sub(shorter, text)
@@ -116,16 +116,17 @@ def short_reason(reason: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Table with lines of text above and below it.
+    """Table for people, with lines of text above and below the rows.
 
-    `rich` prints the table. If it is too wide for the terminal, the columns with the longest texts are cut.
+    The library rich prints the table. If the table is too wide for the terminal, rich cuts the columns with
+    the longest texts.
 
     Attributes:
-        columns: headings.
-        rows: cells, one for each column.
-        lines: text above the table.
-        below: line below the table, or "".
-        strong: index of the most important of `lines`, or None.
+        columns: headings of the columns.
+        rows: cells of each row, one cell for each column.
+        lines: lines of text above the rows.
+        below: line of text below the rows, or "".
+        strong: index of the most important line in `lines`, which is bold, or None.
         widths: minimum width of each column in a narrow terminal, in characters; () for no minimum.
     """
 
@@ -165,7 +166,7 @@ class Table:
         return "\n".join(line.rstrip() for line in output.getvalue().rstrip("\n").split("\n"))
 
     def html(self) -> str:
-        """Return the table for a notebook."""
+        """Return the table as HTML for a notebook."""
         lines = [
             f"<b>{html.escape(line)}</b>" if place == self.strong else html.escape(line)
             for place, line in enumerate(self.lines)
@@ -186,7 +187,7 @@ def _html_row(tag: str, cells: Iterable[str]) -> str:
 
 
 def wide_console(file: Any = None) -> Console:
-    """Return a console that does not fold, cut or highlight lines or read markup.
+    """Return a rich console that does not fold, cut or highlight lines and reads no markup.
 
     Args:
         file: file to write to; None: standard output, in colours if it is a terminal.
@@ -297,10 +298,10 @@ def wait_saying(what: str, wait: Callable[[float], object], timeout_s: float, sa
 
     Args:
         what: description of the awaited event, for the line.
-        wait: function that waits for the given seconds at most; it returns true as soon as the event has
-            occurred.
+        wait: function that waits for the given seconds at most; the function returns true as soon as the
+            event has occurred.
         timeout_s: maximum seconds of both calls of `wait` together.
-        say: prints the line.
+        say: function that prints the line.
     """
     if wait(min(QUIET_S, timeout_s)) or timeout_s <= QUIET_S:
         return
@@ -351,7 +352,7 @@ class ExperimentProgress:
 
     def _scored(self, trials: Sequence[Trial]) -> list[tuple[float, int, Trial]]:
         """Return negative score, index and trial of each trial whose last report has a finite metric."""
-        # Without a mode, no value is better than a different value.
+        # Without a mode, no value of the metric is better than another value.
         if self.metric is None or self.mode is None:
             return []
         found = []
@@ -386,11 +387,11 @@ class ExperimentProgress:
 
     @property
     def only_waits(self) -> bool:
-        """True if all unfinished trials are pending, and at least one is."""
+        """True if at least one trial is unfinished, and all unfinished trials are pending."""
         return {trial.status for trial in self._open} == {TrialStatus.PENDING}
 
     def counts(self) -> str:
-        """Return counts such as '3 running, 10 finished, 2 stopped'."""
+        """Return the number of trials in each state, such as '3 running, 10 finished, 2 stopped'."""
         numbers = Counter(trial.state for trial in self._open) + self._ended
         return ", ".join(f"{numbers[state]} {state}" for state in STATES if numbers[state]) or "no trial yet"
 
@@ -421,7 +422,7 @@ class ExperimentProgress:
         return [*best, *sorted(others, key=lambda trial: trial.index)]
 
     def best_words(self) -> str:
-        """Return the metric in the best trial's last report; '' without a best trial."""
+        """Return text with the metric in the best trial's last report; '' without a best trial."""
         best = self.best
         if best is None or self.metric is None:
             return ""
@@ -430,14 +431,14 @@ class ExperimentProgress:
         return f"best by last report: {self.metric}={value:.6g} at iteration {iteration} of {best.trial_id}"
 
     def best_config_words(self) -> str:
-        """Return `best_words` with the configuration; if all trials have failed, say so."""
+        """Return text with the best trial's metric and configuration, or that all trials have failed."""
         if self.all_failed and self.metric is not None:
             return f"best by last report: {NONE_BEST}"
         best = self.best
         return "" if best is None else f"{self.best_words()}: {config_words(best.config)}".removesuffix(": ")
 
     def progress_words(self, total: int | None) -> str:
-        """Return counts such as '12 of 20 trials: 2 running, 10 finished'."""
+        """Return the progress as text, such as '12 of 20 trials: 2 running, 10 finished'."""
         of = "" if total is None else f" of {total}"
         return f"{self.created}{of} trials: {self.counts()}"
 
@@ -452,7 +453,7 @@ _WIDTHS = {
     "parameters": 10,
     "why": 10,
 }
-"""Columns of the table of trials, each with its minimum width in a narrow terminal."""
+"""Columns of the table of trials, each with its minimum width in a narrow terminal, in characters."""
 
 
 def progress_table(
@@ -463,8 +464,8 @@ def progress_table(
     Args:
         progress: progress of the experiment.
         info: arguments that callbacks receive at the end of a step.
-        path: folder of the experiment; "" if it is kept in memory only.
-        ending: reason for the end of the experiment; "" while it runs.
+        path: folder of the experiment; "" if the experiment is kept in memory only.
+        ending: reason for the end of the experiment; "" while the experiment runs.
     """
     elapsed, left = duration(info["time"] - progress.started), info.get("remaining_s")
     clock = f"{elapsed} gone" + (f", about {duration(left)} left" if left else "")

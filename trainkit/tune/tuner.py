@@ -1,4 +1,4 @@
-"""`Tuner`, the entry point of tuning: it checks its arguments and runs the experiment."""
+"""`Tuner`, the entry point of tuning, which checks its arguments and runs the experiment."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Tuner:
-    """Experiment that runs a trainable with many configurations and finds the best one.
+    """Experiment that runs a trainable with many configurations and finds the best configuration.
 
     Args:
         trainable: a function of the configuration that reports metrics by `tune.report`, `yield` or its
-            return value; or a `Trainable` class; or either of them wrapped by `with_resources` or
+            return value; or a `Trainable` class; or such a function or class wrapped by `with_resources` or
             `with_parameters`; or a name registered with `register_trainable`.
         param_space: hyperparameters by name: domains such as `tune.uniform(0, 1)`, `tune.grid_search`,
             constants, nested dictionaries and lists.
@@ -74,14 +74,15 @@ class Tuner:
             InfeasibleError: a trial requests more resources than the machine has.
             SerializationError: the trainable or a value can't be sent to a worker; the message names the part
                 that failed.
-            ConfigError: the folder already holds an experiment; or the scheduler pauses trials that save no
-                checkpoints. Reports are kept.
+            ConfigError: the folder already contains an experiment; or the scheduler pauses trials that save
+                no checkpoints. Reports are kept.
             StoreError: the folder can't be written.
             StorageError: the copy at storage_path can't be written or is incomplete at the end; `get_results`
                 still returns the results.
             NodeDiedError: the runtime's node died repeatedly without progress of any trial.
             KeyboardInterrupt: Ctrl-C was pressed twice; the experiment can still be restored.
-            SystemExit: with code 143 after SIGTERM, once the experiment has ended as after Ctrl-C.
+            SystemExit: SIGTERM was received; the error, with code 143, is raised once the experiment has
+                ended as after Ctrl-C.
         """
         self._results = self._experiment.fit()
         return self._results
@@ -112,17 +113,19 @@ class Tuner:
     ) -> Tuner:
         """Return a Tuner whose `fit` resumes the experiment in `path`.
 
-        Existing reports are kept. Unfinished trials resume from their last checkpoint, or restart without
-        one. The scheduler and the searcher are rebuilt by replaying their events.
+        Existing reports are kept. Unfinished trials resume from their last checkpoint, or restart if they
+        have no checkpoint. The scheduler and the searcher are restored by a replay of the experiment's
+        events.
 
         Args:
-            path: the experiment's folder, or an address that it was copied to.
+            path: the experiment's folder, or an address that the folder was copied to.
             trainable: the trainable of the first run.
             resume_unfinished: False ends the unfinished trials instead of resuming them.
-            resume_errored: resume failed trials from their last checkpoint.
-            restart_errored: restart failed trials from the beginning.
-            param_space: required if the space holds functions or objects. A different space is allowed:
-                existing trials keep their configurations, and new trials are sampled from the new space.
+            resume_errored: True resumes failed trials from their last checkpoint.
+            restart_errored: True restarts failed trials from the beginning.
+            param_space: required if the search space contains functions or objects. A different space is
+                allowed: existing trials keep their configurations, and new trials are sampled from the new
+                space.
             storage_filesystem: an fsspec file system for `path`.
             resume_finished: finished trials to resume from their last checkpoints, under the current rules,
                 such as RunConfig(stop=...): True for all, or trial ids, or results.
@@ -130,10 +133,12 @@ class Tuner:
                 `restart_errored`.
             tune_config: settings to change, such as `num_samples`, and any custom scheduler or searcher of
                 the first run; settings left at their defaults stay as stored.
-            run_config: settings to change, such as the stop rule; its callbacks replace the former callbacks.
+            run_config: settings to change, such as the stop rule; the callbacks given here replace the former
+                callbacks.
 
         Raises:
-            StoreError: `path` holds no experiment, or its file is damaged or not an experiment file.
+            StoreError: `path` contains no experiment, or the file in `path` is damaged or not an experiment
+                file.
             StorageError: the address can't be read.
             ConfigError: an object that the file can't store, such as a custom scheduler, is missing from the
                 arguments.
@@ -158,7 +163,7 @@ class Tuner:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
-        """Return True if `path`, a folder or an address, holds a readable experiment.
+        """Return True if `path`, a folder or an address, contains a readable experiment.
 
         Args:
             path: folder or address of the experiment.

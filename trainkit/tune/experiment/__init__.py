@@ -1,6 +1,7 @@
 """Run of an experiment, from its settings to its results.
 
-Names that a Tuner needs only while it runs are imported on first use; `__init__.pyi` lists them.
+Names that are needed only while an experiment runs are imported on first use; `__init__.pyi` lists these
+names.
 """
 
 from __future__ import annotations

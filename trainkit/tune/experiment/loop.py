@@ -22,13 +22,13 @@ ESTIMATE_EVERY_S = 1.0
 
 
 class ExperimentLoop:
-    """Main loop of an experiment, which runs it to its end.
+    """Main loop of the driver, which runs an experiment to its end.
 
     Args:
         controller, executor, store, hub, inbox: objects that the loop connects.
         now: function that returns the time in seconds, which never decreases.
-        refresh_s: function that returns the longest interval between calls of callbacks; None: only at
-            events.
+        refresh_s: function that returns the maximum seconds between calls of the callbacks, or None to call
+            the callbacks only at events.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ExperimentLoop:
         self._refresh_s = refresh_s
 
     def run(self, interrupts: signals.InterruptHandler) -> None:
-        """Run the loop until nothing runs or will run; all trial processes have then ended or are ending.
+        """Run the loop until no trial runs or will run; all trial processes have then ended or are ending.
 
         Raises:
             StoreError: the store can't be written any more.
@@ -82,7 +82,7 @@ class ExperimentLoop:
                 self._executor.close()
 
     def _callback_news(self) -> list[ev.Event]:
-        """Return the event for a callback's exception that must end the experiment, only once."""
+        """Return, only once, the event for a callback's exception that must end the experiment."""
         if self._hub.raised is None or self._told_of_callback:
             return []
         self._told_of_callback = True
@@ -95,14 +95,14 @@ class ExperimentLoop:
         wait(max(0.0, min(limits)))
 
     def _apply(self, step: ev.Step) -> None:
-        # Records are committed before trials are instructed, so that no trial depends on unsaved data.
+        # Records are committed before trials receive actions, so that no trial depends on unsaved data.
         self._store.commit(step.records)
         self._executor.carry_out(step.actions)
         # The callbacks are called last, so that the trials run while the callbacks write.
         self._hub.step(step.records, time=self._now(), **self.info())
 
     def info(self) -> dict[str, Any]:
-        """Return the facts that callbacks receive in addition to the events."""
+        """Return facts about the experiment that callbacks receive in addition to the events."""
         ledger = self._controller.ledger
         return {
             "total_samples": self._controller.total_samples,

@@ -34,7 +34,7 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
-    """Warn if population based training can't change any trial: only one trial, or too short trials."""
+    """Warn if population based training can't change a trial: only one trial runs, or trials are too short."""
     population = _population(tune)
     if population is not None and total_samples == 1:
         logger.warning(
@@ -52,7 +52,7 @@ def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int
 
 
 def warn_of_constants(space: Space) -> None:
-    """Warn of constants in a space that look like domains."""
+    """Warn of constants in a search space that look like domains."""
     for site in space.leaves:
         if words := constant_words(site.leaf, alone=not space.varied):
             logger.warning("param_space[%r] is %s", spell(site.path), words)
@@ -91,8 +91,8 @@ def make_callbacks(run: RunConfig, scheduler: TrialScheduler, *, in_memory: bool
 def make_watch(
     metrics: Sequence[str], scheduler: TrialScheduler, tune: TuneConfig, run: RunConfig
 ) -> Callback:
-    """Return a callback that warns of missing values that the metric, scheduler or ranking needs."""
-    # The user was warned at the start if no perturbation can happen.
+    """Return a callback that warns if reports lack the metric or values for scheduler or checkpoints."""
+    # If no perturbation can happen, the user was warned at the start, so no second warning is needed.
     deciding, told = scheduler.deciding, _never_perturbed(tune, run)
     first = None if told else deciding.first_judgement
     judged_by = deciding.metric if deciding.needs_metric else None
@@ -109,7 +109,8 @@ class MetricWatch(Callback):
         metrics: metrics that trials must report.
         time_attr: `time_attr` setting of the scheduler.
         scheduler: name of the scheduler's class.
-        first_judgement: earliest `time_attr` at which the scheduler judges a trial; None: no warning.
+        first_judgement: lowest value of `time_attr` at which the scheduler judges a trial; None: don't warn
+            if no trial gets so far.
         judged_by: metric that the scheduler compares, or None.
         ranked_by: value that ranks checkpoints, or None.
     """
@@ -189,7 +190,7 @@ class MetricWatch(Callback):
 
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
-    """Return a text with the names that `result` has instead of `name`, and with the closest name, if any."""
+    """Return text with the names that `result` has instead of `name`, and with the most similar name, if any."""
     names = reported_names(result)
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported names are {', '.join(reported)}" if reported else "nothing else was reported"
@@ -199,7 +200,7 @@ def reported_words(name: str, result: Mapping[str, Any]) -> str:
 def make_executor(
     bound: Bound, specs: SpecFactory, plan: Plan, *, reuse: bool, now: Callable[[], float]
 ) -> Executor:
-    """Return the executor of the trials: a process for each trial, or a task for each step."""
+    """Return the executor: it runs a process per trial, a task per step, or the steps in this process."""
     if bound.here:
         return ProgramExecutor(bound, specs, now=now)
     if bound.ahead is not None:
@@ -209,7 +210,7 @@ def make_executor(
 
 
 def require_sendable(space: Space) -> None:
-    """Check, before anything is written, that the values of the space can be sent to workers.
+    """Check that the values of the search space can be sent to workers, before files are written.
 
     Raises:
         SerializationError: a value can't be sent.
@@ -220,7 +221,7 @@ def require_sendable(space: Space) -> None:
 
 
 def require_startable(bound: Bound, config: dict[str, Any], ledger: ResourceLedger) -> None:
-    """Check that a trial with this configuration could run, and make room for it.
+    """Check that a trial with this configuration could run; free resources of objects no longer in use.
 
     Raises:
         InfeasibleError: the requested resources do not exist.

@@ -27,7 +27,7 @@ def make_plan(
     *,
     saves: bool = False,
 ) -> Plan:
-    """Return the rules for the controller."""
+    """Return the rules that the controller applies."""
     first, *others = metrics_of(tune, metric, objectives) or (None,)
     return Plan(
         metric=first,
@@ -44,7 +44,7 @@ def make_plan(
 
 
 def longest_way(tune: TuneConfig, run: RunConfig) -> float | None:
-    """Return the maximum number of reports of a trial by stop rules and scheduler; None: unknown."""
+    """Return the maximum number of reports of a trial that stop rules and scheduler allow; None: unknown."""
     scheduler = tune.scheduler
     limits = [StopRules.of(run.stop).max_iteration]
     if isinstance(scheduler, TrialScheduler) and scheduler.time_attr == "training_iteration":

@@ -58,14 +58,14 @@ class ExperimentRun:
         folder: folder of the experiment.
         resume: rule for resuming the experiment in `folder`; None: a new experiment, so `folder` must not
             contain one.
-        facts: stored facts of the resumed experiment.
+        facts: facts that the file of the resumed experiment has stored, such as settings.
         changes: differences between `space` and the earlier space, as strings.
-        address: address that the folder is copied to.
+        address: storage address that the folder is copied to; None: no copy.
         in_memory: True: `folder` contains only files that trials write, and trials create their own folders.
             If steps run in this process, no folder is created.
         clock: clock to read the time from.
-        not_before: latest date in the earlier run. New dates are never earlier, even if the clock was set
-            back or belongs to another machine.
+        not_before: latest date in the earlier run. Dates of this run are never earlier, even if the clock was
+            set back or belongs to another machine.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -188,8 +188,8 @@ class ExperimentRun:
                 unchanged.
             TuneError: the number of failed trials has reached max_failed_trials.
             NodeDiedError: the runtime's node died repeatedly without progress of any trial.
-            SystemExit: after SIGTERM, once the experiment has ended as after Ctrl-C; any other error is
-                stored as the context.
+            SystemExit: SIGTERM was received. The error is raised once the experiment has ended as after
+                Ctrl-C, and has any other error as its context.
         """
         try:
             return self._fit()
@@ -205,7 +205,8 @@ class ExperimentRun:
             limit = self._run.failure_config.max_failed_trials
             raise TuneError(running.too_many_failed(controller.trials, str(self.folder), limit))
         if controller.ended_by is not None and controller.ended_by.resumable and self.restorable:
-            # The display has already shown the reason. Only without a display does the warning include it.
+            # The warning includes the reason only without a display, because a display has already shown the
+            # reason.
             why = "" if self._run.verbose else f"Ended early: {controller.ending}. "
             logger.warning("%sAll reported results are kept; %s", why, how_to_resume(self.folder))
         controller.raise_error()
@@ -213,8 +214,8 @@ class ExperimentRun:
             grid: running.ResultGrid = running.MemoryGrid(store, self.metric, self.mode, executor.errors)
         else:
             configs = {trial.trial_id: trial.config for trial in controller.trials}
-            # The results are read from the file. These objects are freed first, so that memory does not hold
-            # thousands of trials twice.
+            # The results are read again from the file. The objects of the run are freed first, so that memory
+            # does not contain thousands of trials twice.
             del controller, self._searcher, self._source, self._scheduler
             grid = running.ResultGrid.load(self.folder, **self._goal, errors=executor.errors, configs=configs)
         if self.ended_by is FAIL_FAST and self._run.failure_config.fail_fast == "raise":
@@ -266,14 +267,14 @@ class ExperimentRun:
         return controller, executor, store
 
     def _require_first(self, ledger: ResourceLedger) -> None:
-        """Check that the first trial could run; a resource request may depend on the configuration."""
+        """Check that the first trial, whose resource request may depend on its configuration, could run."""
         trial_id = trial_id_of(self._facts["prefix"], 0)
         config = self._source.ahead(trial_id)
         if isinstance(config, dict):
             try:
                 running.parts.require_startable(self._bound, config, ledger)
             except BaseException:
-                # The searcher is notified, so that it can clean up.
+                # The searcher is notified of the trial's end, so that the searcher can clean up.
                 self._source.on_trial_complete(trial_id, error=True)
                 raise
 
@@ -293,7 +294,8 @@ class ExperimentRun:
     def _go_beside(self) -> None:
         """Choose the next free name, such as "name_2", if an experiment of the requested name exists.
 
-        A folder with a numbered name must not exist at all, because it would belong to the user.
+        A folder with a numbered name must not exist at all, because an existing folder would belong to the
+        user.
         """
         folder, address = self.folder, self._address = self._named
         numbers = itertools.count(2)
@@ -322,7 +324,8 @@ class ExperimentRun:
             StoreError: the file is missing, damaged or not from trainkit.
         """
         grid = running.ResultGrid.load(self.folder, **self._goal)
-        # The stored text lacks these objects, so the searcher's replay restores them.
+        # The file can't store the objects in these configurations, so a replay of the searcher recreates the
+        # objects.
         if any(holds_opaque(result.config) for result in grid):
             with running.ExperimentReader(self.folder) as reader:
                 log = list(reader.log())
@@ -394,7 +397,8 @@ class ExperimentRun:
             resources=ledger.existing,
             past=functools.cache(lambda: [(by_id[name], each) for name, each in reader.past().items()]),
         )
-        # These facts are for readers of the file, because a searcher or scheduler may have changed the total.
+        # These facts are stored for readers of the file, because a searcher or scheduler may have changed the
+        # total.
         store.set_fact("total_samples", controller.total_samples)
         first = self._facts.setdefault("first_total_samples", controller.total_samples)
         store.set_fact("first_total_samples", first)
@@ -421,7 +425,7 @@ class ExperimentRun:
                     if controller.refused_total:  # the next restore must use the earlier number of trials
                         store.set_fact("tune_config", {**self._facts["tune_config"], **before})
                     hub.experiment_end(self._now, **end)
-                    interrupts.give_back()  # from here on, a Ctrl-C only ends the wait for the copy
+                    interrupts.give_back()  # now a Ctrl-C only ends the wait for the copy
         finally:
             hub.display_end(time=self._now(), **end)
         if hub.raised is not None:
@@ -517,14 +521,15 @@ class ExperimentRun:
             trainable_name=self._bound.name,
             request_of=self._bound.request,
         )
-        # The scheduler starts with the original number of trials, and a replay notifies it of later changes.
+        # The scheduler starts with the original number of trials; a replay notifies the scheduler of later
+        # changes.
         total = self._facts.get("first_total_samples", self._source.total)
         self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher, total)
         self._stop = StopRules.of(self._run.stop)
 
     @property
     def _space_since(self) -> int:
-        """Index of the first trial from the current space; after a change, above all existing indexes."""
+        """Index of the first trial from the current space; after a change, larger than existing indexes."""
         return sys.maxsize if self._changes else self._facts.get("space_since", 0)
 
     def _seed_of_trial(self, index: int) -> int | None:

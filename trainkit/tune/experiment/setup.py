@@ -1,4 +1,4 @@
-"""Searcher, scheduler and rules of an experiment, made from its settings, and the settings in stored form."""
+"""Search space, searcher, source of trials and scheduler of an experiment, made from its settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool 
 
     The user's object stays unchanged, so that another Tuner can use it.
 
-    With `rehearsal`, the copy must have no external effects, for example on a searcher's database.
+    With `rehearsal`, the copy only replays earlier suggestions and must have no external effects, for example
+    on a searcher's database.
     """
     given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
     searcher = _copied(
@@ -84,7 +85,7 @@ def make_source(
 def make_scheduler(
     tune: TuneConfig, space: Space, seed: int, searcher: Searcher, total_samples: int | None
 ) -> TrialScheduler:
-    """Return a copy of the scheduler; if the searcher has several objectives, the copy gets them.
+    """Return a copy of the scheduler, which receives the objectives of the search, if there are several.
 
     Args:
         tune: the settings.
@@ -95,8 +96,8 @@ def make_scheduler(
     """
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
-    # FIFOScheduler needs no random numbers. Leaving them out saves the import of NumPy, which takes almost as
-    # long as the tuner's.
+    # FIFOScheduler needs no random generator. Without a generator, NumPy is not imported, which would take
+    # almost as long as the import of the tuner.
     rng: Any = None if type(scheduler) is FIFOScheduler else scheduler_generator(seed)
     CheckedScheduler(scheduler).begin(
         space,

@@ -38,15 +38,15 @@ _REGISTRIES = {"scheduler": (SCHEDULERS, "base_scheduler"), "search_alg": (SEARC
 def new_facts(
     trainable: str, space: Space, tune: TuneConfig, run: RunConfig, address: Address | None, created: float
 ) -> dict[str, Any]:
-    """Return the facts of a new experiment. If no seed is given, the facts include a random seed.
+    """Return the facts to store about a new experiment. If no seed is given, the facts include a random seed.
 
     Args:
         trainable: name of the trainable.
         space: the search space.
         tune: settings of the search.
         run: settings of the run.
-        address: address that the folder is copied to.
-        created: date in seconds since 1970.
+        address: storage address that the folder is copied to; None: no copy.
+        created: date of creation, in seconds since 1970.
     """
     seed = tune.seed if tune.seed is not None else seeds.fresh_seed()
     return {
@@ -130,7 +130,7 @@ def restored_run_config(stored: Mapping[str, Any], given: RunConfig | None) -> R
     """Return the stored RunConfig, overridden by `given`, except for the name and the folder.
 
     Callbacks that were given by name are created again. Callback objects can't be stored, so they are taken
-    from `given`, which may omit them.
+    from `given`, which may omit callbacks.
 
     Raises:
         ConfigError: the file could not store a stop function; or the file could not store callbacks, and no

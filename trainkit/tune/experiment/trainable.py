@@ -15,7 +15,7 @@ from trainkit.tune.trial.trainable import Trainable
 
 
 def checked_trainable(trainable: Any, run: RunConfig) -> Bound:
-    """Return the trainable as a Bound.
+    """Check the trainable, and return it as a Bound (with its resource requests and parameters).
 
     Raises:
         ConfigError: the trainable is neither a function of the configuration, a `Trainable` class nor a
@@ -93,6 +93,6 @@ def _require_fit(
 
 
 def can_save(bound: Bound) -> bool:
-    """Return True for a class that can save a checkpoint at any report; always False for functions."""
+    """Return True for a trainable class that can save a checkpoint at any report; False for functions."""
     cls = bound.trainable
     return isinstance(cls, type) and issubclass(cls, Trainable) and cls._can_save()

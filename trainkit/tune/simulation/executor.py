@@ -1,4 +1,4 @@
-"""Executor on a virtual clock: it runs attempts on simulated workers, without processes."""
+"""Executor that runs trials on simulated workers with a virtual clock, without processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Kind(IntEnum):
-    """Order of events at the same time."""
+    """Kind of a future event; the numbers order events at the same time."""
 
     FINISH = 0
     FAILURE = 1
@@ -64,8 +64,8 @@ class Agenda(Generic[T]):
     def take(self) -> list[T]:
         """Advance the clock to the next event, and return all events of this time that belong together.
 
-        These are either all finishes and failures, or all starts, so that new work is chosen only after all
-        results of this time are known.
+        The returned events are either all finishes and failures, or all starts, so that new work is chosen
+        only after all results of this time are known.
         """
         heap = self._heap
         time, first, _, what = heapq.heappop(heap)
@@ -120,7 +120,8 @@ class Failures:
     """Random or given times at which attempts fail.
 
     Args:
-        given: probability that a running attempt fails within a second, constant over time; or a script.
+        given: probability that a running attempt fails within a second, constant over time; or a `Script` of
+            failures.
         seed: seed of the experiment.
 
     Raises:
@@ -185,7 +186,7 @@ class Measurements:
         self._rng, self._at = trial_draws(seed)
 
     def of(self, trial: int, iteration: int) -> Generator:
-        """Return the generator, moved to this iteration; it is valid until the next call."""
+        """Return the generator, set to this iteration; the generator is valid until the next call."""
         self._at(trial, iteration)
         return self._rng
 
@@ -204,14 +205,14 @@ _Objective = Callable[..., Mapping[str, Any]]
 
 @dataclass(slots=True)
 class _Run:
-    """Attempt that has a worker.
+    """Attempt of a trial that has a simulated worker.
 
     Attributes:
         factor: factor on the durations of iterations.
         fails_at: time at which the attempt fails, if it still runs then.
         since: iteration from which the attempt resumed.
         spent_s: duration of this attempt; `before_s` is the total duration of previous attempts.
-        state: state returned by the objective.
+        state: state that the objective returned last.
         saved_at: iteration of the last simulated checkpoint.
     """
 
@@ -235,13 +236,16 @@ class SimulatedExecutor:
         objective: function that maps configuration, iteration and generator to metrics. If it has a parameter
             `state`, it also receives the value that its last report had under the key "state".
         workers: number of concurrent attempts.
-        agenda: future events.
-        stragglers, failures, measurements: sources of randomness.
+        agenda: heap of future events.
+        stragglers, failures, measurements: random slowdowns, failures and random generators for the
+            objective.
         resume: True: trials resume where they stopped; False: they restart from the beginning each time.
-        endless: True if no known rule ends trials, so that an endless trial is an error.
+        endless: True if no known rule ends trials, so that a trial with very many iterations is an error.
         relentless: True if every failure leads to a retry, so that a long series of failures is an error.
-        timed: True if the experiment ends at a given time, which failures that take time will reach.
-        marks: True: every report has a simulated checkpoint; False: only if the controller requests it.
+        timed: True if the experiment ends at a given time, so that a series of failures that take time is no
+            error.
+        marks: True: every report has a simulated checkpoint; False: only if the controller requests a
+            checkpoint.
 
     Attributes:
         errors: exceptions of the objective, by trial and attempt.
@@ -280,7 +284,7 @@ class SimulatedExecutor:
         self._free = list(range(workers))
         self._runs: dict[str, _Run] = {}
         self._states: dict[str, dict[int, Any]] = {}
-        """States by trial and number of the checkpoint."""
+        """States that the objective returned, by trial id and number of the checkpoint."""
         self.errors: dict[tuple[str, int], BaseException] = {}
 
     def cut(self) -> None:
@@ -309,7 +313,7 @@ class SimulatedExecutor:
         self._agenda.put(now, START, started)
 
     def advance(self, action: ev.Advance) -> None:
-        """Run one iteration; its report is scheduled at its end, unless the attempt fails before."""
+        """Run one iteration; schedule the report for the iteration's end, unless the attempt fails before."""
         run = self._runs[action.trial_id]
         trial, now = run.trial, self._agenda.now
         iteration = run.iteration + 1
@@ -381,7 +385,7 @@ class SimulatedExecutor:
         self._agenda.put(now, FINISH, event)
 
     def _mark(self, run: _Run) -> str | None:
-        """Save a simulated checkpoint and return its name; return None if one exists for this iteration."""
+        """Save a simulated checkpoint and return its name; None if this iteration already has one."""
         if run.saved_at == run.iteration:
             return None
         run.saved_at = run.iteration

@@ -45,7 +45,7 @@ from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.memory import MemoryStore
 
 _FILLED_IN = frozenset("trial_id experiment_tag date pid hostname node_ip config done".split())
-"""Fields that the controller adds to a report; other records already contain them."""
+"""Fields that the controller adds to a report; the log omits them, because other records contain them."""
 
 
 def line_of(record: ev.Record) -> str:
@@ -78,13 +78,13 @@ class Simulation(MemoryGrid):
 
     Args:
         store: the store with the records.
-        metric, mode: default criterion for "best".
+        metric, mode: default criterion for the best trial.
         workers: number of workers.
-        ended_s: end of the experiment, in seconds of its clock, which begins at 0.
+        ended_s: end of the experiment, in virtual seconds from the start.
         errors: exceptions of the objective, by trial and attempt.
 
     Attributes:
-        workers, ended_s: values of the arguments.
+        workers, ended_s: values of the arguments with these names.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Simulation(MemoryGrid):
 
     @property
     def utilisation(self) -> float:
-        """Fraction of the time during which the workers were busy."""
+        """Fraction of all workers' time during which the workers were busy."""
         return self.busy_s / (self.workers * self.ended_s) if self.ended_s else 0.0
 
     def log(self) -> Iterator[str]:
@@ -189,7 +189,7 @@ class SimulatedLoop:
 
     @_seldom_collected()
     def run(self) -> None:
-        """Run until the controller is done."""
+        """Run the experiment until the controller is done."""
         controller, agenda = self._controller, self._agenda
         self._apply(controller.begin(agenda.now))
         ended = False
@@ -243,9 +243,9 @@ def simulate(
         objective: function that takes `(config, training_iteration, rng)` and returns the trial's report for
             that iteration. The report's `time_this_iter_s` is the duration of the iteration in virtual
             seconds (default: 1); a true `done` ends the trial. `rng` is a NumPy generator that gives equal
-            numbers for the same iteration of a trial in every simulation; it is valid only during the call.
-            If the objective has a fourth parameter, `state`, it receives the value that it last returned
-            under "state" (at first None); the trial stores this state in its checkpoints.
+            numbers for the same iteration of a trial in every simulation; the generator is valid only during
+            the call. An objective with a fourth parameter, `state`, receives there the value that it last
+            returned under the key "state" (at first None); the trial stores this state in its checkpoints.
         param_space: search space, as for a `Tuner`.
         tune_config: settings of the search, as for a `Tuner`.
         workers: number of concurrent trials.
@@ -257,9 +257,9 @@ def simulate(
         failures: probability that a running attempt fails within a second; or a list of the failures as pairs
             (second, number of the trial). `FailureConfig` determines the consequence: by default the trial
             ends as failed.
-        resume: True: paused and failed trials resume where they stopped. False: they restart from the
+        resume: True: paused and failed trials resume where they stopped. False: such trials restart from the
             beginning and repeat their iterations.
-        run_config: settings, of which only `stop` and `failure_config` are used.
+        run_config: settings of the run, of which only `stop` and `failure_config` are used.
 
     Returns:
         The results, as from a `Tuner`, and the timeline and the log of all events.
@@ -345,7 +345,7 @@ def simulate(
 
 
 def _warn_if_unjudged(watch: Callback, trials: Sequence[Trial]) -> None:
-    """Warn, as a Tuner does, if reports lack values for the scheduler or end before its first decision."""
+    """Warn like a Tuner if reports lack values for the scheduler, or end before the first judgement."""
     reported = next((trial for trial in trials if trial.last_result), None)
     if reported is not None:
         watch.on_trial_result(0, trials, reported, reported.last_result)
