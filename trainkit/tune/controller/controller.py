@@ -313,7 +313,8 @@ def _nobody_comes(state: ControllerState, time: float) -> bool:
 
 def _let_paused_go(state: ControllerState, time: float, reason: str) -> None:
     for trial in [trial for trial in state.trials if trial.status is TrialStatus.PAUSED]:
-        # The call returns False if the end of an earlier trial in this loop has already ended this trial.
+        # A trial's end may already have ended other trials of this loop; for such trials the call returns
+        # False.
         if paused.forget_pause(state, trial):
             words = guarded(state, time, paused.why_not_chosen, state, trial)
             end_trial(state, trial, time, f"{reason}: {words}" if words else reason)

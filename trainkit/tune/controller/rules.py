@@ -48,7 +48,7 @@ FAILED_TRIALS = Ending("too many failed trials", resumable=True)
 BROKEN = Ending("an error", resumable=True)
 
 MOST_AT_ONCE = 1000
-"""Maximum number of trials to start per step; time limits are checked between steps, even if all fail."""
+"""Maximum number of trials to start per step; time limits are checked after each step."""
 
 
 @dataclass(frozen=True)

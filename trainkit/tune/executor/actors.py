@@ -139,11 +139,11 @@ class _Process:
 
 @dataclass(slots=True)
 class _Running:
-    """Trial in its process, with the pending call to the process.
+    """Trial that runs in a process, with the call that the process has not answered yet.
 
     Attributes:
         spec: specification that the process receives.
-        phase: name of the pending call: wait_here, setup, begin, advance, save or stop.
+        phase: name of this call: wait_here, setup, begin, advance, save or stop.
         sound: True if nothing has failed in the process, so that the process may run another trial.
     """
 
@@ -212,7 +212,7 @@ class ActorExecutor(Executor):
     def wait(self, timeout_s: float | None) -> None:
         """Return when a trial has an event, when a placement group must be released, or after `timeout_s`.
 
-        `collect` then returns the event and releases the group.
+        After the wait, `collect` returns the event and releases the group.
         """
         if self._at_once or not self._running:
             return

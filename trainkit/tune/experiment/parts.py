@@ -34,7 +34,7 @@ logger = logging.getLogger("trainkit.tune")
 
 
 def warn_if_never_perturbed(tune: TuneConfig, run: RunConfig, total_samples: int | None) -> None:
-    """Warn if population based training can't change a trial: only one trial runs, or trials are too short."""
+    """Warn if population based training can't change a trial: only one trial runs, or trials are short."""
     population = _population(tune)
     if population is not None and total_samples == 1:
         logger.warning(
@@ -110,7 +110,7 @@ class MetricWatch(Callback):
         time_attr: `time_attr` setting of the scheduler.
         scheduler: name of the scheduler's class.
         first_judgement: lowest value of `time_attr` at which the scheduler judges a trial; None: don't warn
-            if no trial gets so far.
+            of too short trials.
         judged_by: metric that the scheduler compares, or None.
         ranked_by: value that ranks checkpoints, or None.
     """
@@ -190,7 +190,7 @@ class MetricWatch(Callback):
 
 
 def reported_words(name: str, result: Mapping[str, Any]) -> str:
-    """Return text with the names that `result` has instead of `name`, and with the most similar name, if any."""
+    """Return text with the names that `result` has instead of `name`, and with a similar name, if any."""
     names = reported_names(result)
     reported = sorted(set(names) - AUTOMATIC)
     text = f"reported names are {', '.join(reported)}" if reported else "nothing else was reported"

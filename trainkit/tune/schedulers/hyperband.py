@@ -53,13 +53,12 @@ class HyperBandScheduler(TrialScheduler):
     levels 1, 3, 9, 27 and 81. When a bracket is full, the next bracket opens. After the last bracket the
     cycle begins again.
 
-    A trial pauses at a level until its whole round has reached the level. A round does not wait for trials
-    that have ended, or after the last suggestion for more trials. The best max(1, floor(n /
-    reduction_factor)) of the round's n trials continue. Equal trials rank in the order of arrival. A failed
-    trial counts as worst; a trial that ended by itself counts by its score at the level. Failed and ended
-    trials can't continue, so the next best trials continue instead. A trial whose score is NaN never
-    continues. A report without the metric does not count as reaching the level, but it still ends the trial
-    at `max_t`.
+    A trial pauses at a level until its whole round has reached the level. A round does not wait for ended
+    trials, or for new trials once the searcher suggests no more. The best max(1, floor(n / reduction_factor))
+    of the round's n trials continue. Equal trials rank in the order of arrival. A failed trial counts as
+    worst; a trial that ended by itself counts by its score at the level. Failed and ended trials can't
+    continue, so the next best trials continue instead. A trial whose score is NaN never continues. A report
+    without the metric does not count as reaching the level, but it still ends the trial at `max_t`.
 
     Trials resume from checkpoints, so trials should save checkpoints: a class by `save_checkpoint`, a
     function with its reports.
