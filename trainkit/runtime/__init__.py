@@ -1,4 +1,4 @@
-"""Actors, tasks and objects on this machine's processes, in the calling process, or on a Ray cluster.
+"""Actors, tasks and objects in processes of this machine, in the calling process, or on a Ray cluster.
 
 Optional names are imported on first use; `__init__.pyi` lists them.
 """

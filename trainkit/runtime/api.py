@@ -100,7 +100,7 @@ def init(
     """Start the runtime. Without `init`, the first call that needs the runtime starts it with the defaults.
 
     In a worker, `init` has no effect, as the worker belongs to a session already and may import a module that
-        calls `init`. `with trainkit.init():` ends the session after the block.
+    calls `init`. `with trainkit.init():` ends the session after the block.
 
     Args:
         address: address of a Ray cluster to run on, such as "auto" or "ray://host:10001"; None or "local"
@@ -121,7 +121,7 @@ def init(
             temporary folder, or /var/tmp if the temporary folder is in memory. False turns spilling off, so
             that a full store is an error.
         local_mode: equivalent to engine="inline".
-        ignore_reinit_error: leave a running runtime unchanged instead of raising.
+        ignore_reinit_error: True to keep a running runtime unchanged instead of raising an error.
         include_dashboard: argument of Ray. On the other engines, the argument has no effect, and a warning is
             logged once. All arguments below that refer to `include_dashboard` work in the same way.
         dashboard_host: see `include_dashboard`.
@@ -131,10 +131,12 @@ def init(
         logging_level: level of trainkit's log, such as "warning" or `logging.WARNING`.
         logging_format: see `include_dashboard`.
         logging_config: see `include_dashboard`.
-        log_to_driver: print the workers' output lines here, with the worker's name and pid; None means True.
+        log_to_driver: True to print the workers' output lines in this program, with the worker's name
+            and pid; None means True.
         namespace: namespace of this program's named actors; default: a namespace that all programs of a user
             share.
-        runtime_env: {"env_vars": {...}} for all workers, and "working_dir" for the folder in which they run.
+        runtime_env: dictionary with "env_vars", the environment variables for all workers, and "working_dir",
+            the folder in which they run.
         enable_resource_isolation: see `include_dashboard`.
         cgroup_path: see `include_dashboard`.
         system_reserved_cpu: see `include_dashboard`.
@@ -144,11 +146,11 @@ def init(
             heavy modules that this process has imported. If `trainkit.init(preload=["torch"])` comes before
             the script's own imports, both imports run at the same time.
         **private: arguments of Ray that begin with an underscore, such as `_temp_dir`. `_memory` means
-            `memory`, and `_object_spilling_directory` means `object_spilling_directory`; for the others, see
-            `include_dashboard`.
+            `memory`, and `_object_spilling_directory` means `object_spilling_directory`; for the other
+            arguments, see `include_dashboard`.
 
     Returns:
-        Facts about the session, such as `context["node_id"]`.
+        Data about the session, such as `context["node_id"]`.
 
     Raises:
         AlreadyInitializedError: the runtime is already running.
@@ -204,7 +206,7 @@ def init(
 
 
 def is_initialized() -> bool:
-    """Return whether the runtime is running in this process."""
+    """Return True if the runtime is running in this process."""
     return session.running() is not None
 
 
@@ -212,7 +214,7 @@ def put(value: T) -> ObjectRef[T]:
     """Store `value` for other processes, in shared memory if it is large, and return a reference.
 
     Raises:
-        SerializationError: the value can't be pickled. The message names the part at fault.
+        SerializationError: the value can't be pickled. The message names the part that can't be pickled.
     """
     if isinstance(value, ObjectRef):
         raise ArgumentTypeError("put() takes no reference: pass the reference itself; any process can use it")
@@ -228,7 +230,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
     Args:
         refs: a reference, or a sequence of references.
-        timeout: seconds; None, or less than 0 as in Ray, means no limit.
+        timeout: seconds to wait; None, or a number below 0 as in Ray, means no limit.
 
     Raises:
         TaskError: user code raised an exception. The error is also an instance of that exception's class.
@@ -257,12 +259,12 @@ def wait(
         refs: references without duplicates, or generators of references. A generator counts as done while its
             next reference or its end is available.
         num_returns: number of references to wait for.
-        timeout: seconds; None means no limit.
+        timeout: seconds to wait; None means no limit.
         fetch_local: no effect on one machine, where every value is local.
 
     Returns:
-        At most `num_returns` done references, and the rest, both in the order of `refs`. A failed call counts
-        as done.
+        At most `num_returns` done references, and the other references, both in the order of `refs`. A
+        failed call counts as done.
     """
     generators: dict[int, Any] = {}
     if isinstance(refs, Sequence) and any(isinstance(ref, ObjectRefGenerator) for ref in refs):
@@ -309,7 +311,9 @@ def _checked(refs: Any, verb: str) -> list[ObjectRef[Any]]:
 
 
 def kill(actor: Any, *, no_restart: bool = True) -> None:
-    """End an actor's process and its descendants at once. Calls that wait for it fail with ActorDiedError.
+    """End an actor's process and its descendants at once.
+
+    Unfinished calls of the actor fail with ActorDiedError.
 
     Args:
         actor: handle of the actor.
@@ -354,7 +358,7 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
 
     Args:
         name: name given to `.options(name=)`.
-        namespace: None means this session's namespace.
+        namespace: namespace of the name; None means this session's namespace.
 
     Raises:
         ConfigError: no actor has that name.
@@ -368,13 +372,15 @@ def end_processes(function: RemoteFunction[..., Any]) -> None:
     """End the worker processes that the session keeps for this function, once they have finished their calls.
 
     Args:
-        function: remote function whose calls have run, as the same object.
+        function: remote function, with the options with which its calls have run.
     """
     session.engine().end_processes(function._placement)
 
 
 def exit_actor() -> NoReturn:
-    """End the actor whose method calls this. That call and all later calls fail with ActorDiedError.
+    """End the actor whose method calls this function.
+
+    The running call and all later calls fail with ActorDiedError.
 
     Raises:
         ConfigError: the calling process is not an actor.
@@ -430,5 +436,8 @@ def scratch_dir() -> Path:
 
 
 def ensure_serializable(value: Any, what: str) -> None:
-    """Raise SerializationError if `value` can't be sent to a worker. The message names the part at fault."""
+    """Raise SerializationError if `value` can't be sent to a worker.
+
+    The message names the part that can't be pickled.
+    """
     pack(value, what)

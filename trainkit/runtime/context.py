@@ -1,4 +1,4 @@
-"""Facts about the session, which `init` returns."""
+"""Data about the session, which `init` returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from trainkit.runtime.session import engine
 
 
 def address_info(node_id: str, session_dir: str | None) -> dict[str, Any]:
-    """Return facts about a session of this machine by Ray's names. Facts about missing services are None."""
+    """Return data about a session on this machine, with Ray's names as keys.
+
+    Values for missing services are None.
+    """
     return {
         "node_ip_address": "127.0.0.1",
         "node_id": node_id,
@@ -31,16 +34,16 @@ def address_info(node_id: str, session_dir: str | None) -> dict[str, Any]:
 
 
 class SessionContext(Mapping[str, Any]):
-    """Return value of `init`, with facts about the session. It is a context manager that ends the session.
+    """Return value of `init`, with data about the session. As a context manager, it ends the session.
 
     Args:
-        address_info: facts about the session.
+        address_info: data about the session, with Ray's names as keys.
         shutdown: function that ends the session.
 
     Attributes:
-        address_info: facts by Ray's names, such as "node_id", "address" and "session_dir". Facts of services
-            that do not exist, such as "gcs_address" on one machine, are None. `context["node_id"]` reads a
-            fact too.
+        address_info: data by Ray's names, such as "node_id", "address" and "session_dir". Values for
+            services that do not exist, such as "gcs_address" on one machine, are None.
+            `context["node_id"]` reads such a value too.
         dashboard_url: address of Ray's dashboard; "" without a dashboard.
         python_version: Python version of this process.
         ray_version: version of Ray; None on the other engines.

@@ -18,13 +18,14 @@ The table shows which engine keeps which promise. The conformance suite reads PR
 | verdicts: `completed()` of a failed stream fails too | yes | yes | no, it only reports the end |
 | unharmed: cancelling an actor's call does not affect running or later calls | yes | yes | no, see below |
 
-Without "background", a call has finished when its reference exists. So the call can't time out or be
-cancelled. A streaming call runs while its results are read.
+Without the promise "background", a call has finished when its reference exists. Such a call can't time out or
+be cancelled. A streaming call runs while its results are read.
 
-Without "concurrent", an `async def` method that waits for the effect of another call raises an error.
+Without the promise "concurrent", an `async def` method that waits for the effect of
+another call raises an error.
 
-Without "unharmed", a running method that is cancelled continues, but its result is lost. After a call was
-cancelled before it began, the actor's next call may fail after half a minute.
+Without the promise "unharmed", a running method that is cancelled continues, but its result is lost. After a
+call was cancelled before it began, the actor's next call may fail after half a minute.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ PROMISES: Mapping[str, frozenset[str]] = {
 
 
 class Engine(Protocol):
-    """Engine that carries out the runtime's functions.
+    """Engine, which carries out the functions of the runtime.
 
     An `actor` argument is a value that `start_actor` of the same engine returned. Engines do not understand
     each other's references and actors. All methods may be called from any thread of the process that made the
@@ -80,7 +81,7 @@ class Engine(Protocol):
 
     @classmethod
     def start(cls, spec: specs.SessionSpec) -> Engine:
-        """Start a session. `trainkit.init` calls this in the driver."""
+        """Start a session. `trainkit.init` calls this method in the driver."""
 
     @property
     def is_worker(self) -> bool:
@@ -88,7 +89,7 @@ class Engine(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Return True if the engine can still run calls. Otherwise a new engine may be started."""
+        """Return True if the engine can still run calls. If not, a new engine may be started."""
 
     def require_usable(self) -> None:
         """Raise ObjectLostError if this process was forked from the process of the engine."""
@@ -108,14 +109,16 @@ class Engine(Protocol):
         """
 
     def start_actor(self, spec: specs.ActorSpec) -> Any:
-        """Request an actor and return at once. Every call to the actor raises an error of its constructor.
+        """Request an actor and return at once.
+
+        If the constructor raises an error, every call to the actor raises this error.
 
         Raises:
             ConfigError: the actor's name is taken.
         """
 
     def find_actor(self, name: str, namespace: str | None) -> tuple[Any, specs.Interface]:
-        """Return the actor with that name, and the interface for its handles.
+        """Return the actor with that name, and the interface (name and methods) for its handles.
 
         Raises:
             ConfigError: no actor has that name.
@@ -142,9 +145,10 @@ class Engine(Protocol):
         """Cancel the call of `ref`, a reference or an ObjectRefGenerator; see `trainkit.cancel`."""
 
     def end_processes(self, placement: specs.Placement) -> None:
-        """End the idle processes kept for tasks of this placement, and its busy processes after their tasks.
+        """End the idle processes kept for tasks with this placement, and the busy
+        processes after their tasks.
 
-        New processes run later tasks of the placement. The method does nothing if the engine keeps no
+        Later tasks with this placement run in new processes. The method does nothing if the engine keeps no
         processes, or manages them itself.
         """
 
@@ -156,7 +160,7 @@ class Engine(Protocol):
         """
 
     def where_am_i(self) -> specs.WhereAmI:
-        """Return the position of this process in the session."""
+        """Return the ids and names of this process, its actor and its running call."""
 
     def is_cancelled(self) -> bool:
         """Return True if the call that runs this code was cancelled but is still running."""
@@ -165,31 +169,36 @@ class Engine(Protocol):
         """Return the calling actor and the interface for its handles; None outside an actor."""
 
     def address_info(self) -> dict[str, Any]:
-        """Return facts about the session by Ray's names; see `trainkit.runtime.context.SessionContext`."""
+        """Return data about the session by Ray's names; see `trainkit.runtime.context.SessionContext`."""
 
     def put(self, value: Any) -> ObjectRef[Any]:
         """Store `value` for other processes."""
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
-        """Return values in the order of `refs`. Raise the first failure, or GetTimeoutError."""
+        """Return the values of `refs`, in the order of `refs`.
+
+        Raise the first failure of a call, or GetTimeoutError.
+        """
 
     def wait(
         self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        """Split `refs` into at most `num_returns` done references and the rest, both in their order."""
+        """Split `refs` into at most `num_returns` done references and the other
+        references, both in their order.
+        """
 
     def lending(self) -> AbstractContextManager[None]:
         """Return a context manager for code that waits for the effect of further calls.
 
-        Those calls may use the waiting call's CPUs meanwhile. Ray lends the CPUs only while a call waits for
-        references.
+        The further calls may use the CPUs of the waiting call. Ray lends the CPUs only while a
+        call waits for references.
         """
 
     def reserve(self, bundles: Sequence[Bundle], strategy: str, name: str, detached: bool) -> int:
         """Request that all of `bundles` be reserved together, and return the group's id at once.
 
         Args:
-            bundles: amounts by resource name.
+            bundles: list of bundles, each with amounts by resource name.
             strategy: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
             name: name for `find_group`; "" for no name.
             detached: True to keep the group when this program ends.
@@ -237,13 +246,16 @@ class Engine(Protocol):
         """End all processes that this engine started. Repeated calls are allowed."""
 
 
-# All engines build the rows of the state listing with these functions, so that their columns agree.
+# All engines build the rows of the state listing with the following functions, so that the columns agree.
 
 LOOPBACK = "127.0.0.1"
 
 
 def listing(kinds: Mapping[str, Callable[[], list[Row]]], kind: str) -> list[Row]:
-    """Return the rows of a kind by calling its function. Raise ConfigError if the kind does not exist."""
+    """Return the rows of the listing `kind` by calling its function in `kinds`.
+
+    Raise ConfigError if the kind does not exist.
+    """
     if kind not in kinds:
         raise ConfigError(f"state({kind!r}) is not supported: use one of {', '.join(kinds)}")
     return kinds[kind]()
@@ -295,7 +307,10 @@ def task_row(
     owner_pid: int | None,
     task_id: str | None = None,
 ) -> Row:
-    """Return the listing row of a waiting or running task. None means unknown or not yet assigned."""
+    """Return the listing row of a waiting or running task.
+
+    A value of None means unknown or not yet assigned.
+    """
     return {
         "task_id": task_id,
         "worker_id": worker_id,

@@ -25,12 +25,12 @@ _WRAPPERS = (
     "/torch/nn/parallel/distributed.py",
     "/torch/utils/_contextlib.py",
 )
-"""Files of PyTorch whose frames come between a call and the called function."""
+"""Files of PyTorch whose frames come between a call and the called function in a traceback."""
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 
 
 _PLACE = re.compile(r"(.*?)(?: \(pid (\d+)\))?:\n")
-"""First line of another process's traceback."""
+"""Pattern of the first line of a traceback from another process."""
 
 
 def formatted(error: BaseException, *, chain: bool = True) -> str:
@@ -52,10 +52,10 @@ def user_frames(error: BaseException) -> bool:
 
 
 def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames to show, which are frames outside trainkit and PyTorch's wrappers.
+    """Return the frames of a traceback to show, which are the frames outside trainkit and PyTorch's wrappers.
 
-    If trainkit or a wrapper raised the error, the last frames are kept too, except for errors of trainkit
-    whose message is sufficient.
+    If trainkit or a wrapper raised the error, the frames after the last such frame are also shown. They are
+    left out for errors of trainkit, whose message is sufficient.
     """
     foreign = [
         place
@@ -80,7 +80,7 @@ def last_user_frame(text: str) -> str:
 
 
 def without_frames(method: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a public method so that its errors are raised without trainkit's local frames."""
+    """Wrap a public method so that its errors are raised without trainkit's frames in this process."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -102,7 +102,7 @@ def without_frames(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def _foreign(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without trainkit's frames, except trainkit's frames after the last foreign frame."""
+    """Return a traceback without the frames of trainkit that precede a frame of other code."""
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -117,7 +117,9 @@ def _foreign(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _cut(whole: traceback.TracebackException, error: BaseException) -> None:
-    """Remove the frames that `kept` drops from a traceback and from its whole chain."""
+    """Remove the frames that `kept` leaves out from the traceback of an exception,
+    its causes and its contexts.
+    """
     if settings.full_traceback():
         return
     whole.stack = traceback.StackSummary.from_list(kept(whole.stack, error))
@@ -140,10 +142,10 @@ def _installed() -> tuple[str, ...]:
 
 
 class RemoteTraceback(Exception):
-    """Traceback of another process, shown above the local traceback as the cause.
+    """Traceback of another process, which is shown above the local traceback as the cause.
 
-    It is used for errors whose own text does not include the remote traceback, such as SyntaxErrors of user
-        code and errors of trainkit.
+    It is the cause of errors whose own text does not include the remote traceback, such as SyntaxErrors of
+    user code and errors of trainkit.
     """
 
     def __init__(self, text: str) -> None:
@@ -159,11 +161,14 @@ class ResultCountError(ValueError):
 
 
 class ConstructorError(TaskError, ActorDiedError):
-    """Error of an actor's constructor. Every call of that actor raises it."""
+    """Error of an actor's constructor, which every call of the actor raises."""
 
 
 class ActorExit(BaseException):
-    """Signal that ends the actor that raises it. The user's `except Exception` does not catch it."""
+    """Exception that ends the actor whose code raises it.
+
+    The user's `except Exception` does not catch this exception.
+    """
 
 
 def pack_failure(error: BaseException, where: str, *, of_constructor: bool = False) -> Packed:
@@ -174,7 +179,8 @@ def pack_failure(error: BaseException, where: str, *, of_constructor: bool = Fal
         where: name of the code that ran, such as "Model.fit (pid 12)".
         of_constructor: True if an actor's constructor raised the exception, so that the actor is unusable.
     """
-    if isinstance(error, TaskError):  # a nested call failed, so this process is added to the original cause
+    if isinstance(error, TaskError):
+        # A nested call failed, so this process is added to the traceback of the original cause.
         text = f"{error.remote_traceback}{_hop(error, where)}"
         return _pack(error.cause or error, text, where, of_constructor)
     if isinstance(error, TrainkitError) and isinstance(
@@ -213,7 +219,9 @@ def unpack_failure(packed: Packed) -> TaskError:
 
 
 def raisable(failure: TaskError) -> Exception:
-    """Return the exception that `get` raises: the cause if it is trainkit's own error, else a TaskError."""
+    """Return the exception that `get` raises: the failure's cause if trainkit raised it,
+    else the TaskError itself.
+    """
     cause = failure.cause
     if isinstance(cause, TrainkitError) and not isinstance(failure, ConstructorError):
         if isinstance(cause, TaskError):  # a task passed on an error that can't be rebuilt
@@ -232,7 +240,7 @@ def make_task_error(
     summary: str,
     of_constructor: bool = False,
 ) -> TaskError:
-    """Return a TaskError that is also an instance of `kind`, if Python allows both, else a plain one.
+    """Return a TaskError that is also an instance of `kind` if Python allows both, else a plain TaskError.
 
     The error of a constructor is also an ActorDiedError.
     """
@@ -295,12 +303,12 @@ class _PicklesByParts:
 def _summary(error: BaseException) -> str:
     try:
         return f"{type(error).__qualname__}: {message_of(error)}"
-    except Exception:  # a __str__ that raises must not hide the class
+    except Exception:  # an error in the user's __str__ must not hide the class of the exception
         return f"{type(error).__qualname__} (its __str__ raises)"
 
 
 def _format(error: BaseException, *, chain: bool = True) -> str:
-    """Return the traceback as text."""
+    """Return the traceback of `error` as text, or only a summary if the traceback can't be formatted."""
     try:
         return formatted(error, chain=chain)
     except Exception:  # formatting calls the user's __str__, which may raise

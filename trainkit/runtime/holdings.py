@@ -63,10 +63,11 @@ def register(owner: Any, amounts: Callable[[], Bundle], close: Callable[[], None
     """Record that resources are reserved for an object while the object exists.
 
     Args:
-        owner: object that the user has.
-        amounts: function that returns the amounts reserved now. It must refer to the owner only weakly.
-        close: method of the owner that frees the resources, named in messages. It must refer to the owner
-            only weakly.
+        owner: object of the user for which the resources are reserved.
+        amounts: function that returns the amounts reserved now. The function must refer
+            to the owner only weakly.
+        close: method of the owner that frees the resources. The method object must
+            refer to the owner only weakly.
     """
     place = place_of(_user_frame())
     _holdings.append(Holding(weakref.ref(owner), place, amounts, close))
@@ -75,12 +76,12 @@ def register(owner: Any, amounts: Callable[[], Bundle], close: Callable[[], None
 def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     """Raise or warn if a request would wait for resources that only this program's own objects can free.
 
-    Before that, collect garbage and close objects that the running statement replaces.
+    First, collect garbage and close objects that the running statement replaces.
 
     Args:
         bundles: requested amounts.
         existing: total amounts of the machine.
-        what: name of the requester, for the user.
+        what: name of the requester, for messages.
 
     Raises:
         InfeasibleError: the thread would wait for resources that only this thread could free.
@@ -115,7 +116,9 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
 
 
 def _in_the_way(bundles: Sequence[Bundle], existing: Bundle) -> list[Holding]:
-    """Return the holdings of this program that block the request even if all other programs free theirs."""
+    """Return the holdings of this program that block the request even if all other
+    programs free their resources.
+    """
     _holdings[:] = [holding for holding in _holdings if holding.owner() is not None]
     held = [(holding, amounts) for holding in _holdings if (amounts := holding.amounts())]
     own = total([amounts for _, amounts in held])
@@ -162,7 +165,7 @@ def _is_being_replaced(owner: Any) -> bool:
 
 
 def _names(namespace: Mapping[str, Any], owner: Any) -> list[str]:
-    """Return the names that refer to `owner`, without those of a notebook's history.
+    """Return the names that refer to `owner`, without names of a notebook's history, such as `_12`.
 
     The code is a loop because a comprehension would keep a further reference to `owner` in a cell.
     """
@@ -179,7 +182,9 @@ def _is_history(name: str) -> bool:
 
 
 def _assigned_name(frame: FrameType) -> str | None:
-    """Return the single name that the running statement of `frame` assigns to; None in other cases."""
+    """Return the name that the running statement of `frame` assigns the result of a call to;
+    None for any other statement.
+    """
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     with contextlib.suppress(SyntaxError):
         for node in ast.parse(source).body:
@@ -192,7 +197,7 @@ def _assigned_name(frame: FrameType) -> str | None:
 
 
 def _user_frame() -> FrameType | None:
-    """Return the innermost frame outside trainkit."""
+    """Return the innermost stack frame with code outside trainkit."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
@@ -200,7 +205,10 @@ def _user_frame() -> FrameType | None:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """Return file and line, such as 'train.py:12'. In a notebook, return the cell's number and line."""
+    """Return the file and line of a frame, such as 'train.py:12'.
+
+    In a notebook, return the cell's number and line.
+    """
     if frame is None:
         return "an unknown place"
     filename = frame.f_code.co_filename

@@ -123,12 +123,12 @@ def selected_by(selector: Mapping[str, str] | None) -> tuple[Condition, ...]:
 
 
 def require_labels(conditions: Sequence[Condition], node: Mapping[str, Any], what: str) -> None:
-    """Raise InfeasibleError if the only node does not meet `conditions`.
+    """Raise InfeasibleError if this machine, which is the only node, does not meet `conditions`.
 
     Args:
         conditions: conditions of the request.
-        node: listing row of the node.
-        what: name of the requester.
+        node: row of the node in the state listing.
+        what: name of the requester, for the error message.
     """
     labels: Mapping[str, str] = node["labels"]
     unmet = [condition for condition in conditions if not _meets(labels, *condition)]

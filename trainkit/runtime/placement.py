@@ -1,4 +1,4 @@
-"""Pure functions for placement, with ledgers of resources, the order of requests, and reasons for waits."""
+"""Pure functions for placement: ledgers of resources, the order of requests, and reasons for waits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from trainkit.resources import QUANTUM, Bundle, describe, total
 GPU = "GPU"
 
 _TASK_S = 60.0
-"""Age in seconds up to which a task is expected to end. A request that waits for it blocks later ones."""
+"""Age in seconds up to which a task is expected to end soon.
+
+A request that waits for such a task blocks later requests.
+"""
 
 _OTHERS_S = 600.0
-"""Age in seconds up to which an actor or a placement group is expected to end."""
+"""Age in seconds up to which an actor or a placement group is expected to end soon."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,14 @@ class Allocation:
 
     Attributes:
         amounts: amounts in ten-thousandths by resource name, without GPUs.
-        gpus: shares in ten-thousandths by GPU index.
+        gpus: granted shares of GPUs in ten-thousandths, by GPU index.
     """
 
     amounts: Mapping[str, int] = field(default_factory=dict)
     gpus: Mapping[int, int] = field(default_factory=dict)
 
     def as_bundle(self) -> dict[str, float]:
-        """Return the amounts in the user's units."""
+        """Return the amounts in the user's units, in which 1.0 is a whole CPU or GPU."""
         bundle = {name: amount / QUANTUM for name, amount in self.amounts.items() if amount}
         if self.gpus:
             bundle[GPU] = sum(self.gpus.values()) / QUANTUM
@@ -39,7 +42,7 @@ class Allocation:
 
 
 def units(bundle: Bundle) -> dict[str, int]:
-    """Return the amounts in ten-thousandths."""
+    """Return the amounts of `bundle` in ten-thousandths."""
     return {name: round(amount * QUANTUM) for name, amount in bundle.items()}
 
 
@@ -48,7 +51,7 @@ class Ledger:
 
     Args:
         amounts: existing amounts in ten-thousandths by resource name, without GPUs.
-        gpus: existing shares in ten-thousandths by GPU index.
+        gpus: existing shares of GPUs in ten-thousandths, by GPU index.
     """
 
     def __init__(self, amounts: Mapping[str, int], gpus: Mapping[int, int]) -> None:
@@ -64,11 +67,13 @@ class Ledger:
 
     @classmethod
     def of_bundle(cls, allocation: Allocation) -> Ledger:
-        """Return a ledger in which all of a reserved bundle is free."""
+        """Return a ledger in which all resources of a reserved bundle are free."""
         return cls(allocation.amounts, allocation.gpus)
 
     def lacking(self, request: Bundle) -> list[str]:
-        """Return the names of the resources of which `request` needs more than is free; [] if it fits."""
+        """Return the names of the resources that are not free in the amount of
+        `request`; [] if the request fits.
+        """
         wanted = units(request)
         gpu = wanted.pop(GPU, 0)
         short = [name for name, amount in wanted.items() if amount > self.free.get(name, 0)]
@@ -77,7 +82,10 @@ class Ledger:
         return sorted(short)
 
     def take(self, request: Bundle) -> Allocation | None:
-        """Reserve `request` and return its allocation. If it does not fit, change nothing and return None."""
+        """Reserve `request` and return its allocation.
+
+        If the request does not fit, change nothing and return None.
+        """
         if self.lacking(request):
             return None
         amounts = units(request)
@@ -87,7 +95,7 @@ class Ledger:
         return allocation
 
     def retake(self, allocation: Allocation) -> None:
-        """Reserve `allocation` again after it was lent. Free amounts may fall below zero."""
+        """Reserve `allocation` again after its resources were lent. Free amounts may fall below zero."""
         self._add(allocation, -1)
 
     def unused(self, name: str) -> int:
@@ -103,7 +111,10 @@ class Ledger:
         self._add(allocation, 1)
 
     def take_all(self, bundles: Sequence[Bundle]) -> list[Allocation] | None:
-        """Reserve all bundles and return their allocations, or None if they do not all fit."""
+        """Reserve all bundles and return their allocations.
+
+        If they do not all fit, reserve nothing and return None.
+        """
         held: list[Allocation] = []
         for bundle in bundles:
             allocation = self.take(bundle)
@@ -166,7 +177,7 @@ class Demand:
         bundles: amounts that are granted together.
         group: placement group that provides the resources; None means the machine.
         nested: True if a worker made the request, so that a worker with resources may be waiting for it.
-        bundle: required bundle of the group; None means any bundle.
+        bundle: index of the required bundle in the group; None means any bundle.
         what: description for the user, such as "a group of 3 bundles".
         since: time by a monotonic clock at which the request joined the queue.
     """
@@ -181,7 +192,10 @@ class Demand:
 
     @functools.cached_property
     def kind(self) -> Hashable:
-        """Key that is equal for requests for the same resources. Only the oldest such request is tried."""
+        """Key that is equal for requests for the same resources.
+
+        Only the oldest request with a given key is tried.
+        """
         return self.nested, self.group, self.bundle, *(frozenset(each.items()) for each in self.bundles)
 
 
@@ -191,14 +205,14 @@ D = TypeVar("D", bound=Demand)
 def order(queue: Iterable[D]) -> list[D]:
     """Return the queue in the order in which it is served.
 
-    Requests of workers come first, because a waiting worker keeps its resources. Behind a large request of
-    the driver that needs these resources, it would wait forever.
+    Requests of workers come first, because a waiting worker keeps its resources. The worker would wait
+    forever behind a large request of the driver that needs these resources.
     """
     return sorted(queue, key=lambda waiting: not waiting.nested)
 
 
 def blocked_by(short: Iterable[str], request: Iterable[Bundle]) -> bool:
-    """Return True if `request` must wait behind an earlier request that is `short` of some resources.
+    """Return True if `request` must wait behind an earlier request that lacks the resources `short`.
 
     A later request may pass only if it does not need a resource that the earlier request lacks. A large
     request therefore gets its turn no matter how many small requests follow.
@@ -229,15 +243,18 @@ Place = tuple[Ledger, Sequence[Hold]]
 
 
 def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
-    """Return True if `waiting` would fit after all reservations end whose end is expected.
+    """Return True if the request `waiting` would fit when all reservations that are
+    expected to end have ended.
 
-    A task's end is expected while it is younger than one minute or than half of the wait. An actor's or a
-    group's end is expected while it is younger than ten minutes and than half of the wait. A large request
-    thus gets its turn if reservations end, and its wait for reservations that never end is limited.
+    A task is expected to end while its age is below one minute or below half of the request's wait. An
+    actor or a group is expected to end while its age is below ten minutes and below half of the
+    request's wait. A large request thus gets its turn if reservations end, and its wait for reservations
+    that never end is limited.
 
     Args:
         waiting: the request.
-        places: ledgers that can serve the request, of which one is enough.
+        places: ledgers that can serve the request, each with its reservations; one
+            sufficient ledger is enough.
         now: the time.
     """
     waited = now - waiting.since
@@ -246,7 +263,7 @@ def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
             hold.allocation
             for hold in holds
             if now - hold.since < (max(_TASK_S, waited / 2) if hold.is_task else min(_OTHERS_S, waited / 2))
-            and not (hold.waits and waiting.nested)  # its worker may wait for a later request
+            and not (hold.waits and waiting.nested)  # the worker may wait for a later request
         ]
         for allocation in ending:
             ledger.give_back(allocation)
@@ -267,19 +284,19 @@ def serve(
     """Grant all requests that can be granted now, in order and without starvation.
 
     A request that must wait blocks later requests while its missing resources are `in_reach`. Otherwise, many
-    small requests could starve it. When the resources are out of reach, later requests pass, because the
-    resources may never be released.
+    small requests could starve the blocked request. When the resources are out of reach, later requests pass,
+    because the resources may never be released.
 
-    The first blocking request keeps the free part of its resources. Otherwise, CPUs might be free only when
-    GPUs are not, and vice versa. Within a group, no request passes a blocking request for the same resources.
-    Both rules apply only to requests of the driver, because a worker with the missing resources may be
-        waiting for a later request of a worker.
+    Needed resources that are free are kept for the first blocking request. Otherwise, CPUs might be free only
+    when GPUs are not, and vice versa. Within a group, no request passes a blocking request for the same
+    resources. Both rules apply only to requests of the driver, because a worker with the missing resources
+    may be waiting for a later request of a worker.
 
     Args:
         queue: requests in the order in which they were made.
         machine: ledger for requests outside any group.
-        grant: function that grants a request; returns the names of missing resources, or None if granted.
-        in_reach: function that returns `is_in_reach` for a request that was not granted.
+        grant: function that grants a request and returns None, or returns the names of missing resources.
+        in_reach: function that returns the result of `is_in_reach` for a request that was not granted.
 
     Returns:
         The granted requests.
@@ -317,7 +334,9 @@ def serve(
 
 
 def _stands_behind(waiting: Demand, short_in: Mapping[int, Mapping[int | None, set[str]]]) -> bool:
-    """Return True if an earlier request of the same group waits for a bundle that could serve this one."""
+    """Return True if an earlier request of the same group waits for a
+    bundle that could also serve `waiting`.
+    """
     if waiting.group is None:
         return False
     return any(
@@ -336,8 +355,8 @@ class Holder:
     """Worker or placement group that uses resources.
 
     Attributes:
-        who: name for the user, such as "trainer (pid 12)".
-        amounts: amounts that it uses.
+        who: name in messages, such as "trainer (pid 12)".
+        amounts: amounts that the worker or group uses.
     """
 
     who: str
@@ -349,10 +368,10 @@ class Room:
     """Machine, or bundle of a placement group, that can serve a request.
 
     Attributes:
-        name: "" for the machine, else its name in messages, such as "bundle 0".
+        name: name in messages, such as "bundle 0"; "" for the machine.
         existing: total amounts.
         ledger: free amounts.
-        holders: users of the amounts that are not free.
+        holders: workers and groups that use the amounts that are not free.
     """
 
     name: str = ""
@@ -366,7 +385,7 @@ class Wait:
     """Explanation of a request's wait.
 
     Attributes:
-        lacking: names of resources that are missing in any room that could serve the request.
+        lacking: names of resources that are missing in at least one room that could serve the request.
         holders: descriptions of the users of these resources.
         reasons: sentences that explain the wait completely.
     """
@@ -381,8 +400,8 @@ def explain_wait(ask: Demand, rooms: Sequence[Room], before: Sequence[Demand] = 
 
     Args:
         ask: the request.
-        rooms: rooms that can serve the request; empty if its placement group is not reserved.
-        before: earlier requests in order, of which only requests for the same kinds of resources count.
+        rooms: machine or bundles that can serve the request; empty if its placement group is not reserved.
+        before: earlier requests, in order; only requests for the same kinds of resources matter.
     """
     if not rooms:
         return Wait(reasons=["its placement group is not reserved yet"])

@@ -15,7 +15,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Uncopied:
-    """Base of objects that refer to remote values or actors. Copying one returns the object itself."""
+    """Base class of objects that refer to remote values or actors.
+
+    A copy of such an object is the object itself.
+    """
 
     __slots__ = ()
 
@@ -48,7 +51,7 @@ class ObjectRef(Uncopied, Generic[T_co]):
         return self.id
 
     def hex(self) -> str:
-        """Return the id as text."""
+        """Return the id as hexadecimal digits."""
         return f"{self.id:016x}"
 
     def binary(self) -> bytes:
@@ -70,15 +73,15 @@ class ObjectRef(Uncopied, Generic[T_co]):
         raise TypeError("an ObjectRef cannot be iterated: use trainkit.get(ref) for its value")
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        """Wait for the value on an event loop, as in `await ref`. Raise the errors of `get`."""
+        """Wait for the value on an event loop, as in `await ref`. Raise the same errors as `get`."""
         return self.as_future().__await__()
 
     @abstractmethod
     def future(self, into: Future[Any] | None = None) -> Future[T_co]:
-        """Return a future for the value. An error of `get` becomes the future's exception.
+        """Return a future for the value. An error that `get` would raise becomes the future's exception.
 
         Args:
-            into: running future to settle instead of a new future. Its callbacks must not block.
+            into: running future that gets the value instead of a new future. Its callbacks must not block.
         """
 
     def as_future(self) -> asyncio.Future[T_co]:
@@ -92,15 +95,18 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
     """Generator of references to values of a remote generator, each yielded when its value exists.
 
     `for ref in generator` and `async for ref in generator` wait for the next value. If the remote generator
-    raises or its process dies, `get` of one last reference raises the error.
+    raises or its process dies, one last reference is yielded, whose `get` raises the error.
 
     The remote generator does not wait for its reader, as its values are kept until they are taken. The remote
-        generator is stopped when this object is garbage-collected, unless `completed` was called.
+    generator is stopped when this object is garbage-collected, unless `completed` was called.
     """
 
     @abstractmethod
     def __next__(self) -> ObjectRef[T_co]:
-        """Return the reference to the next value, which exists. Raise StopIteration after the last value."""
+        """Return the reference to the next value as soon as the value exists.
+
+        Raise StopIteration after the last value.
+        """
 
     @abstractmethod
     async def __anext__(self) -> ObjectRef[T_co]:
@@ -112,7 +118,10 @@ class ObjectRefGenerator(ABC, Generic[T_co], Iterator[ObjectRef[T_co]], AsyncIte
 
     @abstractmethod
     def completed(self) -> ObjectRef[None]:
-        """Return a reference that is done when the remote generator has ended. Its `get` raises any error."""
+        """Return a reference that is done when the remote generator has ended.
+
+        `get` of the reference raises any error of the generator.
+        """
 
     @abstractmethod
     def hex(self) -> str:
@@ -151,7 +160,10 @@ class DynamicObjectRefGenerator:
         put: Callable[[Any], ObjectRef[Any]],
         failed: Callable[[Exception], ObjectRef[Any]],
     ) -> DynamicObjectRefGenerator:
-        """Run a generator to its end. Store its values with `put`, and its error with `failed`."""
+        """Run a generator to its end.
+
+        Store the generator's values with `put`, and its error with `failed`.
+        """
         refs: list[ObjectRef[Any]] = []
         try:
             refs.extend(map(put, items))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 RetriedKinds = bool | tuple[type[BaseException], ...]
 
 MOST_LOSSES = 3
-"""Number of consecutive node deaths without progress that are tolerated. One more ends the work."""
+"""Number of consecutive node deaths without progress that are tolerated. A further death ends the work."""
 
 _FIRST_DELAY_S = 0.01
 _LONGEST_DELAY_S = 0.2
@@ -45,7 +45,9 @@ class ExitRecord:
 
 
 def should_retry(exit_: ExitRecord, retries_left: int) -> bool:
-    """Return True if a task is retried after this end of its worker. -1 retries mean no limit."""
+    """Return True if a task is retried after its worker has ended in this way;
+    `retries_left=-1` means no limit.
+    """
     return retries_left != 0 and not exit_.requested
 
 
@@ -67,7 +69,9 @@ def restarts_left(max_restarts: int, restarts: int) -> int:
 
 
 def should_restart(exit_: ExitRecord, restarts_left: int) -> bool:
-    """Return True if an actor is restarted after this end of its process, whatever the exit code."""
+    """Return True if an actor is restarted after its process has ended
+    in this way, whatever the exit code.
+    """
     return restarts_left != 0 and (exit_.may_restart or not exit_.requested)
 
 
@@ -75,8 +79,8 @@ def restart_delay_s(early_deaths: int) -> float:
     """Return the seconds to wait before a restart of a process that died soon after its start.
 
     Args:
-        early_deaths: number of consecutive early deaths, whose delay keeps a failing constructor from using a
-            whole CPU.
+        early_deaths: number of consecutive deaths soon after a start. The delay keeps a failing
+            constructor from using a whole CPU.
     """
     return (
         0.0 if early_deaths < 1 else min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(early_deaths - 1, 30))
@@ -97,7 +101,10 @@ def retries_after_restart(sent: bool, retries_left: int) -> int | None:
 
 
 def describe(exit_: ExitRecord, name: str, consequence: str = "") -> str:
-    """Return the error message for callers of `name`. `consequence` is text about the next steps."""
+    """Return the error message for callers of the actor or task `name`, whose process has ended.
+
+    `consequence` is text about the next steps.
+    """
     who = f"{name} (pid {exit_.pid})" if exit_.pid is not None else name
     if exit_.requested:
         text = f"{who} was ended: {exit_.reason}"

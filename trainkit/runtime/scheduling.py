@@ -71,7 +71,9 @@ class PlacementGroup:
         return engine().group_ref(self.id)
 
     def require_room(self, request: Bundle, index: int) -> None:
-        """Raise InfeasibleError if bundle `index`, or any bundle for -1, can never provide `request`."""
+        """Raise InfeasibleError if `request` is too large for bundle `index`, or for
+        every bundle if `index` is -1.
+        """
         bundles = self.bundle_specs if index < 0 else [self.bundle_specs[index]]
         if not any(
             all(amount <= bundle.get(name, 0) for name, amount in request.items()) for bundle in bundles
@@ -137,14 +139,15 @@ def require_one_node(bundles: Sequence[Bundle], strategy: str) -> None:
 
 
 def captured(placement: Placement, own: tuple[PlacementGroupId, list[Bundle]] | None) -> Placement:
-    """Return the final placement of a task or actor that a process starts.
+    """Return `placement`, moved into the requesting process's placement group if this
+    group captures child tasks.
 
     Args:
         placement: requested placement.
         own: placement group of the requesting process, with its bundles; None outside a group.
 
     Raises:
-        InfeasibleError: the group captures the request, and no bundle is large enough for it.
+        InfeasibleError: the group captures the request, and each of its bundles is too small for the request.
     """
     if own is None or not own[0].capture or placement.group is not None or placement.outside:
         return placement
@@ -213,7 +216,10 @@ SchedulingStrategy = (
 
 
 def checked_strategy(strategy: SchedulingStrategy) -> SchedulingStrategy:
-    """Return `strategy`. Raise ConfigError if it is invalid, InfeasibleError if its node is missing."""
+    """Return `strategy`.
+
+    Raise ConfigError if `strategy` is invalid, and InfeasibleError if its node does not exist.
+    """
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         strategy.require_node()
         return strategy

@@ -1,4 +1,6 @@
-"""Serialization to pickles with out-of-band buffers, and to handles that are sent as descriptors."""
+"""Serialization of values to pickles with out-of-band buffers, and of
+handles, which are sent as descriptors.
+"""
 
 from __future__ import annotations
 
@@ -135,8 +137,8 @@ class Packed:
         payload: the pickle.
         buffers: out-of-band buffers of the pickle in order. Each buffer is a flat view of bytes.
         handles: handles that the pickle refers to by index.
-        stored: True if the value is in shared memory. Then the first handle is its segment, and the payload
-            contains only the positions of the parts.
+        stored: True if the value is in shared memory. The first handle is then the memory segment, and the
+            payload contains only the positions of the value's parts.
         writable: True if a part of the rebuilt value is writable, so that rebuilt values must not share
             memory.
     """
@@ -181,7 +183,7 @@ _CONTAINERS = frozenset({tuple, list, dict})
 
 
 def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Return True if a value is plain and so small that copying costs almost nothing."""
+    """Return True if a value consists of built-in types and is so small that copying costs almost nothing."""
     kind = type(value)
     if kind in NUMBERS:
         return True
@@ -194,7 +196,9 @@ def is_small(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
 
 
 def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
-    """Return True for atoms and short containers of atoms, which the fast C pickler can handle."""
+    """Return True for None, numbers, strings, bytes, and short containers of these, which the
+    fast C pickler can handle.
+    """
     if type(value) in ATOMS:
         return True
     for item in (items := _short_items(value, depth)) or ():
@@ -204,7 +208,8 @@ def is_plain(value: Any, depth: int = _PLAIN_DEPTH) -> bool:
 
 
 def lasting(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return small arguments as immutable values or a pickle, which later changes don't affect.
+    """Return small arguments in a form that later changes don't affect: a tuple of
+    immutable values, or a pickle.
 
     Return None for any other arguments.
     """
@@ -229,7 +234,7 @@ def pack(value: Any, what: str = "value") -> Packed:
     """Pickle `value`.
 
     Raises:
-        SerializationError: the message names `what` and the part that can't be pickled.
+        SerializationError: a part of `value` can't be pickled; the message names `what` and the part.
     """
     if is_plain(value):
         return Packed(pickle.dumps(value, PROTOCOL))
@@ -292,7 +297,9 @@ def unpack(packed: Packed) -> Any:
 
 
 def claim(index: int) -> Handle:
-    """Return the handle at `index` of the value being rebuilt. Functions named in pickles call this function.
+    """Return the handle at `index` of the value being rebuilt.
+
+    Functions that pickles refer to call this function.
 
     Raises:
         ObjectLostError: this process had no descriptor left when the handle arrived.
@@ -301,7 +308,7 @@ def claim(index: int) -> Handle:
 
 
 def attached(pickler: _Pickler, handle: Handle) -> Any:
-    """Return the pickle's content for a handle, so that the receiver gets the handle itself."""
+    """Reduce a handle for a pickle, so that the receiver gets the handle itself."""
     return claim, (pickler.attach(handle),)
 
 
@@ -333,8 +340,8 @@ def rebuilt(
 
 
 def _made(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    # A class with both bases has the `__new__` of TaskError, and Python refuses to call MemoryError's
-    # `__new__`.
+    # A class derived from TaskError and MemoryError has the `__new__` of TaskError, and Python refuses to
+    # call MemoryError's `__new__`.
     combined = issubclass(kind, TaskError) and issubclass(kind, MemoryError)
     error = (BaseException if combined else kind).__new__(kind, *args)
     error.args = args[:2] if isinstance(error, OSError) else args
@@ -387,7 +394,8 @@ def _reduce_exception(error: BaseException) -> Any:
     own = any(
         name in vars(base) for base in kind.__mro__ for name in _OWN_WAYS if base.__module__ != "builtins"
     )
-    # Dask installs tblib, which registers a reducer for every class. It keeps the cause but loses slots.
+    # Dask installs tblib, which registers a reducer for every exception class. This reducer keeps
+    # the cause but loses slots.
     way = getattr(copyreg.dispatch_table.get(kind, _reduce_exception), "__module__", "")
     has_slots = isinstance(object.__getstate__(error), tuple)
     plain = maker.__module__ == "builtins" or way != __name__
@@ -475,7 +483,7 @@ def _register_types() -> None:
 
 
 def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
-    # A worker is not a child of this process, so it needs the authentication key, like a spawned child.
+    # A worker is not a child of this process, so the authentication key is sent to it, as to a spawned child.
     from multiprocessing import context
 
     before = context.get_spawning_popen()
@@ -488,7 +496,8 @@ def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
 
 
 def _reduce_state(_: _Pickler, state: Any) -> Any:
-    # Starlette's State reads attributes from an inner dictionary, which is missing during the rebuilding.
+    # Starlette's State reads attributes from an inner dictionary, which is missing
+    # while the object is rebuilt.
     return type(state), (state._state,)
 
 
@@ -531,7 +540,8 @@ def _reduce_tensor(pickler: _Pickler, tensor: Any) -> Any:
 def _load_tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    # A memory mapping belongs only to this reader. Other memory is shared with later readers and copied.
+    # A memory mapping belongs only to this reader, so the tensor may use it. Other memory is shared with
+    # later readers, so the tensor gets a copy.
     own = buffer if isinstance(getattr(buffer, "obj", None), mmap.mmap) else bytearray(buffer)
     tensor = torch.frombuffer(own, dtype=torch.uint8).view(dtype).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor

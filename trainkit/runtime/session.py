@@ -42,11 +42,16 @@ _links: dict[Path, Path] = {}
 _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 PARKED_S = 300.0
-"""Seconds for which a search's own session is kept for the next search; joblib's workers wait as long."""
+"""Seconds for which a session started by a search is kept for the next
+search; joblib's workers wait as long.
+"""
 
 
 class _Parked(NamedTuple):
-    """Parked session, which is idle and kept for a later `begin`. Meanwhile, no engine is current."""
+    """Parked session, which is an idle session kept for a later `begin`.
+
+    While a session is parked, no engine is current.
+    """
 
     engine: Engine
     started: tuple[str, SessionSpec]
@@ -88,7 +93,10 @@ def engine() -> Engine:
 
 
 def put_again(value: Any) -> Any:
-    """Store the value of an unpickled reference, and return a new reference. The user's pickles call this."""
+    """Store the value of an unpickled reference, and return a new reference.
+
+    The user's pickles call this function.
+    """
     return engine().put(value)
 
 
@@ -106,8 +114,9 @@ def begin(name: str, spec: SessionSpec) -> Engine:
             _warn_of_system_config(name, config)
             _heed_logging(spec.extra)
             _tell_of_no_effect(name, spec.extra)
-            spec = replace(spec, extra={})  # parked sessions are compared only by settings that engines use
-        takes_over = signals.is_default()  # checked first, as the Ray engine installs a handler
+            # Parked sessions are compared by their settings, so settings without effect are left out.
+            spec = replace(spec, extra={})
+        takes_over = signals.is_default()  # this is checked first, as the Ray engine installs its own handler
         found = _unpark(name, spec)
         if found is None:
             shutdown()
@@ -126,7 +135,7 @@ def adopt(engine: Engine) -> None:
 
 
 def shutdown() -> None:
-    """End all workers and free all objects, even of a parked session. Do nothing without a session."""
+    """End all workers and free all objects, even of a parked session. Do nothing if no session exists."""
     global _current, _is_closing, _parked
     with starting:
         closing = _current
@@ -171,7 +180,9 @@ def park() -> None:
 
 
 def _unpark(name: str, spec: SessionSpec) -> Engine | None:
-    """Return the parked session if this process parked it with the same settings and variables."""
+    """Return the parked session if this process parked it with the
+    same settings and environment variables.
+    """
     global _parked
     if _parked is None:
         return None
@@ -216,12 +227,13 @@ def renew() -> None:
 
 @contextlib.contextmanager
 def linked(folder: Path) -> Iterator[None]:
-    """Let the session remove `folder` if this process is killed inside the block.
+    """Let the session remove `folder` if this process is killed inside the `with` block.
 
     The caller removes the folder inside the block. If the process is killed meanwhile, the session removes
     the rest of the folder.
     """
-    with contextlib.suppress(NodeDiedError):  # a session that replaces this one gets the link
+    with contextlib.suppress(NodeDiedError):
+        # If the node has died, a later session that replaces this session gets the link.
         _link(engine(), folder)
     try:
         yield
@@ -235,12 +247,14 @@ def _link(engine: Engine, folder: Path) -> None:
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(folder)
     except OSError:
-        engine.require_node()  # the session's folder is removed with its node
+        engine.require_node()  # if the node has died, the session's folder is missing
         raise
 
 
 class SessionWatch:
-    """Watch on the session that runs some work, and on sessions that replace it when its node dies."""
+    """Observer of the session that runs some work, and of each session
+    that replaces it when its node dies.
+    """
 
     def __init__(self) -> None:
         self._engine = engine()
@@ -314,7 +328,7 @@ def environment_of(env: Mapping[str, str], runtime_env: Mapping[str, Any] | None
 
 @contextlib.contextmanager
 def inside(folder: str | None) -> Iterator[None]:
-    """Run the block in `folder`, with `folder` first on `sys.path`. None changes nothing."""
+    """Run the `with` block in `folder`, with `folder` first on `sys.path`. None changes nothing."""
     if folder is None:
         yield
         return
@@ -337,12 +351,15 @@ PRELOADS = {
 """Modules that a template process imports before it forks, by name of the set; "torch" includes NumPy."""
 
 SLOW = {"torch", "torch._dynamo"} | {row.target for row in added("trainkit.slow_preloads").values()}
-"""Sets whose import takes about a second. Other sets take tenths of a second."""
+"""Names of the sets whose import takes about a second.
+
+The import of any other set takes tenths of a second.
+"""
 
 HEAVY = SLOW | {"pandas", "sklearn"}
 """Packages for which a template process is started as soon as a worker has imported them."""
 
-# Every optimizer imports `torch._dynamo` on first use, so workers that import torch get both.
+# Every optimizer imports `torch._dynamo` on first use, so workers that need torch import both in advance.
 _when_imported = {name: name for name in PRELOADS} | {"torch._dynamo": "torch"}
 
 
@@ -357,7 +374,7 @@ def register(module: str, when: str | None = None) -> None:
 
 
 def wanted(imported: Container[str] = sys.modules) -> frozenset[str]:
-    """Return the sets to preload for workers, based on the modules in `imported`."""
+    """Return the names of the sets to preload for workers, based on the modules in `imported`."""
     found = frozenset(name for name, module in _when_imported.items() if module in imported)
     return found - {"numpy"} if "torch" in found else found
 
@@ -374,7 +391,7 @@ class _Watcher:
 
 
 def watch(tell: Callable[[str], None]) -> None:
-    """Call `tell` with the name of each heavy package when this process begins to import it."""
+    """Call `tell` with the name of each heavy package when this process begins to import the package."""
     sys.meta_path.insert(0, _Watcher(tell))
 
 
@@ -569,7 +586,9 @@ _told: set[str] = set()
 
 
 def _tell_of_no_effect(engine: str, extra: Mapping[str, Any]) -> None:
-    """Warn once about Ray's arguments without effect on an engine, except arguments that are False."""
+    """Warn once about each argument of Ray that has no effect on this engine, except
+    arguments that are False.
+    """
     asked = [name for name in _NOT_HERE if extra.get(name) not in (None, False) and name not in _told]
     if asked:
         _told.update(asked)
@@ -588,7 +607,9 @@ def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Lite
 
 
 def start(name: str, spec: SessionSpec) -> Engine:
-    """Start the engine of that name. Its module is imported only now, as some machines can't import it.
+    """Start the engine of that name.
+
+    The engine's module is imported only now, as some machines can't import it.
 
     Raises:
         ConfigError: the engine can't run on this platform.
@@ -601,7 +622,7 @@ def start(name: str, spec: SessionSpec) -> Engine:
             f"the local engine needs Linux, and this is {sys.platform}; trainkit.init(engine='inline') runs "
             "everything in this process"
         )
-    # The node process boots while code is loaded.
+    # The node process of the local engine starts while this process still loads code.
     with boot.begun() if name == "local" else contextlib.nullcontext():
         started: Engine = ENGINES.get(name).start(spec)
     return started

@@ -1,8 +1,9 @@
-"""Handling of SIGINT and SIGTERM, with deferral during waits and transfers, and coordination in a session.
+"""Handling of SIGINT and SIGTERM: deferral during waits and transfers, and coordination
+of a session's processes.
 
-Slurm and systemd send SIGTERM to every process of a job at once. The program then decides which processes
-end, and when. Its node keeps the signal pending, so that a worker can see that the whole job received the
-signal.
+Slurm and systemd send SIGTERM to every process of a job at once. The program then decides which
+processes end, and when. The session's node keeps the signal pending, so that a worker can see that the
+whole job received the signal.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ _masks = threading.local()
 
 
 def is_default() -> bool:
-    """Return True if SIGTERM has its default effect in this program and this thread could handle it."""
+    """Return True if SIGTERM has its default effect in this program and this thread may install a handler."""
     in_main = threading.current_thread() is threading.main_thread() and not _is_over()
     return in_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
 
 
 def take_over() -> None:
-    """End this program cleanly on SIGTERM until `give_back` is called. Only the main thread may call this."""
+    """End this program cleanly on SIGTERM until `give_back` is called.
+
+    Only the main thread may call this function.
+    """
     _give_back_at_end()
     _watch_forks()
     _State.asked = False
@@ -103,7 +107,10 @@ def _node_has_it() -> bool:
 
 
 def serve_program() -> None:
-    """End this worker at a SIGTERM to it alone. The program handles a SIGTERM to the whole job."""
+    """End this worker at a SIGTERM that only this worker received.
+
+    A SIGTERM to the whole job is left to the program.
+    """
     _watch_forks()
     signal.signal(signal.SIGTERM, _on_signal_of_worker)
     keep_no_longer()
@@ -129,7 +136,8 @@ def _watch_forks() -> None:
 
 @functools.cache
 def _give_back_at_end() -> None:
-    # This must run before Python waits for threads, as a signal at the start of the wait would be lost.
+    # `give_back` must run before Python waits for threads, as a signal at the start of
+    # the wait would be lost.
     threading._register_atexit(give_back)  # type: ignore[attr-defined]
 
 
@@ -205,16 +213,20 @@ _FOLLOWER_S = 0.05
 
 @functools.cache
 def wake_fd() -> int:
-    """Return the descriptor that ends a wait. One per process is enough, as only its main thread uses it."""
+    """Return the descriptor that ends a wait when data arrives on it.
+
+    One descriptor per process is enough, as only the main thread uses it.
+    """
     return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
 
-# Otherwise the child would share the parent's descriptor, and Ctrl-C reaches both processes.
+# A forked child must not share its parent's descriptor, as Ctrl-C reaches both processes.
 os.register_at_fork(after_in_child=wake_fd.cache_clear)
 
 
 class InterruptGuard:
-    """Context manager that defers SIGINT to its end, and then acts on SIGINT even after an Exception.
+    """Context manager that defers SIGINT until its block ends, and then acts on it even if the
+    block raised an Exception.
 
     The guard has no effect outside the main thread.
 
@@ -260,7 +272,10 @@ class InterruptGuard:
             act(self._handler)
 
     def poll(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
-        """Wait until some of `fds` are readable, and return these. Return [] after `timeout_s` or Ctrl-C."""
+        """Wait until some of `fds` are readable, and return the readable descriptors.
+
+        Return [] after `timeout_s` or Ctrl-C.
+        """
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
@@ -285,11 +300,12 @@ class InterruptGuard:
 
 
 class InterruptHandler:
-    """Context manager that handles SIGINT, and restores the previous handler at its end.
+    """Context manager that handles SIGINT, and restores the previous handler at the end of its block.
 
-    The first Ctrl-C is only counted, so that steps of the loop are not interrupted. But it ends a wait, where
-    no data can be lost. The second Ctrl-C raises KeyboardInterrupt anywhere in the program. Further ones are
-    deferred until the cleanup is done; see `held`. In a program with a session, SIGTERM counts as a Ctrl-C.
+    The first Ctrl-C is only counted, so that steps of the program's loop are not interrupted. But it ends a
+    wait in `end_wait`, where no data can be lost. The second Ctrl-C raises KeyboardInterrupt anywhere in the
+    program. A further Ctrl-C is deferred until the cleanup is done; see `held`. In a program with a session,
+    SIGTERM counts as a Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -319,10 +335,10 @@ class InterruptHandler:
         return is_new
 
     def end_wait(self, wait: Callable[[], None]) -> None:
-        """Call `wait`, which must only wait. The first Ctrl-C ends the wait."""
+        """Call the function `wait`, which must do nothing but wait. The first Ctrl-C ends the wait."""
         try:
             self._waiting = True
-            if self.count == self._told:  # otherwise Ctrl-C arrived just before, and waiting would hide it
+            if self.count == self._told:  # if Ctrl-C arrived just before, waiting would hide it
                 wait()
             self._waiting = False
         except KeyboardInterrupt:
@@ -332,7 +348,7 @@ class InterruptHandler:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Count Ctrl-C without raising while the block runs."""
+        """Count Ctrl-C without raising an exception while the `with` block runs."""
         self._held = True
         try:
             yield
@@ -342,7 +358,7 @@ class InterruptHandler:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.count += 1
         if not self._held and (self.count > 1 or self._waiting):
-            # A third Ctrl-C must not interrupt the cleanup that follows the second.
+            # A third Ctrl-C must not interrupt the cleanup that follows the second Ctrl-C.
             self._held = self.count > 1
             if self._held:
                 end_if_asked()

@@ -18,8 +18,8 @@ class Arity(NamedTuple):
         most: largest number of positional arguments. If a keyword-only argument is required, `least` is
             larger than `most`.
         places: names of the positional arguments, in order.
-        required: number of `places` without a default.
-        nameless: number of `places` that are positional-only.
+        required: number of arguments in `places` without a default.
+        nameless: number of arguments in `places` that are positional-only.
         names: names of the keyword-only arguments.
         required_names: names of the keyword-only arguments without a default.
         any_name: True if keyword arguments of other names are accepted.
@@ -67,11 +67,11 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 
 
 def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
-    """Return the arguments that `function` takes; ANY if it has no signature.
+    """Return the arguments that `function` takes; ANY if the function has no signature.
 
     Args:
         function: function to be called. For a decorated function, the signature of the wrapper counts.
-        bound: True if the first argument is the object of the method, which is left out.
+        bound: True to leave out the first argument, which is the object of the method.
     """
     try:
         parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
@@ -97,7 +97,9 @@ def arity_of(function: Callable[..., Any], *, bound: bool = False) -> Arity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementGroupId:
-    """Reference to a placement group and to one of its bundles. None means any bundle that fits.
+    """Reference to a placement group and to one of its bundles.
+
+    A `bundle` of None means any bundle that fits.
 
     Attributes:
         capture: True if tasks and actors in the group also start their children there by default.
@@ -113,11 +115,13 @@ class Placement:
     """Requirements for the start of a process.
 
     Attributes:
-        resources: amounts by canonical name, see `trainkit.resources.normalize`; "memory" in bytes.
+        resources: requested amounts by canonical resource name, see
+            `trainkit.resources.normalize`; "memory" in bytes.
         group: placement group that provides the resources; None means the machine.
         env: environment variables to add to the driver's variables before user code runs.
-        cwd: folder to run in; None means the requester's folder.
-        outside: True to use the machine, even if the requester's placement group captures its children.
+        cwd: folder to run in; None means the folder of the requesting process.
+        outside: True to use the machine, even if the requesting process's placement
+            group captures child tasks.
         spread: True to prefer a node with little load; no effect on one machine.
         labels: conditions on the node's labels, see `trainkit.runtime.labels.Condition`.
         soft_labels: conditions that the node should meet if possible.
@@ -134,22 +138,26 @@ class Placement:
 
 
 STREAMING = -1
-"""Special number of results for as many results as the function yields, one by one through a generator."""
+"""Special value of `num_returns` for as many results as the function
+yields, one by one through a generator.
+"""
 
 DYNAMIC = -2
-"""Special number of results for one result, which is a generator of references to the yielded values."""
+"""Special value of `num_returns` for one result, which is a generator of references to the yielded values."""
 
 
 @dataclass(slots=True)
 class TaskSpec:
     """Call of a function in another process. A TaskSpec must not be changed.
 
-    Every call makes a TaskSpec, and a plain dataclass is faster to make than a named tuple or a frozen one.
+    Every call makes a TaskSpec, and a plain dataclass is faster to make than a named
+    tuple or a frozen dataclass.
 
     Attributes:
         num_returns: number of references that the call returns, or STREAMING or DYNAMIC.
         max_retries: number of retries after the task's process died; -1 means no limit.
-        retry_exceptions: also retry after an exception: True for any, or one of these classes.
+        retry_exceptions: classes of exceptions after which the task is also retried;
+            True means any exception.
         max_calls: number of runs of the function after which the worker ends; 0 means never.
     """
 
@@ -166,16 +174,16 @@ class TaskSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodSpec:
-    """Options of calls of an actor's method.
+    """Options for calls of an actor's method.
 
     Attributes:
         num_returns: number of references that a call returns, or STREAMING or DYNAMIC.
         concurrency_group: group in which the method runs; None means the default group.
         max_task_retries: number of retries of a call that the actor's death interrupted, or that raised an
             exception in `retry_exceptions`; -1 means no limit; None means the actor's option.
-        retry_exceptions: also retry after an exception: True for any, or one of these classes.
+        retry_exceptions: classes of exceptions after which a call is also retried; True means any exception.
         is_plain: True if all options have their defaults and a call returns one reference.
-        name: name of a call, shown to the call itself and in Ray's listings; None means "Class.method".
+        name: name of a call, which `get_task_name()` and Ray's listings show; None means "Class.method".
         arity: arguments that the method takes.
     """
 
@@ -197,7 +205,7 @@ class Interface:
     """Name and methods of an actor, for its handles.
 
     Attributes:
-        name: name of the class, or the name that replaces it in errors and logs.
+        name: name of the class, or the label that replaces this name in errors and logs.
         methods: the methods by name.
         is_async: True if the class has `async def` methods.
     """
@@ -256,7 +264,7 @@ class ActorSpec:
     Attributes:
         max_restarts: number of restarts after the actor's process died; -1 means no limit.
         max_task_retries: number of retries of a call that the actor's death interrupted; -1 means no limit.
-        registration: name of the actor; None if only its handles can reach it.
+        registration: name and lifetime of the actor; None if only handles can reach the actor.
     """
 
     cls: type
@@ -280,7 +288,7 @@ class SessionSpec:
     """Settings of a session at its start.
 
     Attributes:
-        totals: all resources, with "memory" in bytes.
+        totals: total amounts by resource name, with "memory" in bytes.
         namespace: namespace of the session's named actors.
         labels: labels of this machine.
         log_to_driver: True to show the output of workers in the driver.
@@ -309,14 +317,14 @@ class SessionSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhereAmI:
-    """Position of a process in the session. Ids are hexadecimal.
+    """Ids and names of a process, its actor and its running call. Ids are hexadecimal.
 
     Attributes:
         job_id: id of the program that started the session.
         actor_id: id of the actor; None outside an actor.
         actor_name: name for `get_actor`; "" for an unnamed actor, None outside an actor.
-        task_id: id of the call; None outside a call.
-        task_name: name of the call, such as "Class.method"; None outside a call.
+        task_id: id of the running call; None outside a call.
+        task_name: name of the running call, such as "Class.method"; None outside a call.
         was_restarted: True if this actor was restarted after its process died.
     """
 

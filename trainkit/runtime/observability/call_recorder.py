@@ -20,7 +20,7 @@ from trainkit.clock import SYSTEM
 from trainkit.settings import records_calls
 
 FOLDER = "timeline"
-"""Subfolder of the session's folder that contains the files."""
+"""Subfolder of the session's folder that contains the files with recorded calls."""
 MAX_CALLS = 100_000
 """Maximum number of recorded calls of one process. Later calls are not recorded."""
 
@@ -29,12 +29,12 @@ class RecordedCall(NamedTuple):
     """Call that has ended.
 
     Attributes:
-        name: given name of the call, else the name of its function or "Class.method".
-        start_s: start in seconds since 1970.
+        name: name that the user gave the call, else the name of its function or "Class.method".
+        start_s: start of the call, in seconds since 1970.
         busy_s: duration in seconds.
         task_id: id of the call in hexadecimal; None for a constructor.
         actor_id: id of the actor; None for a task.
-        worker_id: id of the process.
+        worker_id: id of the process that ran the call.
         pid: process id.
     """
 
@@ -59,8 +59,8 @@ class CallRecorder:
         path = folder / FOLDER / f"{worker_id}.jsonl"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # The file is closed early as a program may start several sessions, but not at exit, when calls may
-        # still run.
+        # The file is closed with this object, as a program may start several sessions, but not at exit,
+        # when calls may still run.
         weakref.finalize(self, os.close, self._fd).atexit = False
         self._worker_id = worker_id
         self._left = MAX_CALLS
@@ -78,7 +78,7 @@ class CallRecorder:
 
     @contextmanager
     def recorded(self, name: str, task_id: str | None, actor_id: str | None) -> Iterator[None]:
-        """Record the call that runs in the block; see `add`."""
+        """Record the call that runs in the `with` block; see `add`."""
         begun = SYSTEM.monotonic()
         try:
             yield
@@ -90,7 +90,7 @@ class CallRecorder:
 
         Args:
             name: name of the call.
-            begun: start by the monotonic clock.
+            begun: start of the call, by the monotonic clock.
             task_id: id of the call; None for a constructor.
             actor_id: id of the actor; None for a task.
         """

@@ -16,13 +16,13 @@ def cluster_resources() -> dict[str, float]:
 
 
 def available_resources() -> dict[str, float]:
-    """Return the free resources, without resources that are used up."""
+    """Return the free amount of each resource that is not used up."""
     stores = [_object_store(node, free=True) for node in engine().state("nodes")]
     return _shown(total([engine().available_resources(), *stores]))
 
 
 def _object_store(node: Mapping[str, Any], *, free: bool = False) -> dict[str, float]:
-    """Return the memory for large objects on a node, or its free part, as a resource by name."""
+    """Return the bytes of a node's memory for large objects, or the free bytes, under the resource's name."""
     store = node["object_store"]
     if not store:
         return {}
@@ -35,9 +35,10 @@ def _shown(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """Return the session's machines, each with name, address, resources and a flag for being alive.
+    """Return a row for each machine of the session, with name, address, resources and a
+    flag for a living machine.
 
-    Each row also has Ray's names, such as NodeID, Alive, NodeManagerAddress and Resources.
+    Each row also has columns with Ray's names, such as NodeID, Alive, NodeManagerAddress and Resources.
     """
     return [
         {
@@ -65,7 +66,7 @@ def list_tasks() -> list[dict[str, Any]]:
 
 
 def list_objects() -> list[dict[str, Any]]:
-    """Return the large objects with their size in bytes, the pids that use them, and True if on disk."""
+    """Return the large objects, with size in bytes, pids of their users, and True for objects on disk."""
     return engine().state("objects")
 
 

@@ -31,7 +31,7 @@ class Definitions:
 
     def __init__(self, join: Join) -> None:
         self._join = join
-        # The lock is reentrant, as a weak reference's callback may run meanwhile.
+        # The lock is reentrant, as a weak reference's callback may run in this thread while the lock is held.
         self._lock = threading.RLock()
         self._known: dict[Any, tuple[Any, Any]] = {}
 
@@ -60,19 +60,20 @@ class Definitions:
         return self._once(key, spec.cls, make)
 
     def clear(self) -> None:
-        """Empty the cache, because a later session of Ray does not know its entries."""
+        """Empty the cache, because Ray forgets the entries when its session ends."""
         with self._lock:
             self._known.clear()
 
     def _once(self, key: Any, source: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
             found = self._known.get(key)
-        if found is not None and found[0]() is source:  # Python reuses ids, so the source is compared too
+        if found is not None and found[0]() is source:
+            # Python reuses ids, so the key alone does not identify the source.
             return found[1]
         made = make()
         try:
             known = weakref.ref(source, lambda _: self._known.pop(key, None))
-        except TypeError:  # a callable without weak references is sent each time
+        except TypeError:  # a callable that does not support weak references is wrapped again for each use
             return made
         with self._lock:
             self._known[key] = (known, made)
@@ -107,10 +108,11 @@ def start(definitions: Definitions, spec: ActorSpec, namespace: str) -> RayActor
 
 
 def _to_wait_for(refs: list[Any]) -> list[Any]:
-    """Return a reference that is done when all these arguments exist, if some are pending; else no reference.
+    """Return a list with a reference that is done when all of `refs` exist; an empty
+    list if all exist already.
 
-    Ray waits for this reference before it starts the actor. If Ray waited for the arguments themselves and
-        one failed, callers would get only the text of its error.
+    Ray waits for this reference before it starts the actor. If Ray waited for the arguments themselves and an
+    argument failed, callers would get only the text of its error.
     """
     awaited = list(dict.fromkeys(refs))
     late = awaited and ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)[1]
@@ -133,7 +135,7 @@ def find(name: str, namespace: str) -> tuple[RayActor, Interface]:
         handle = ray.get_actor(name, namespace)
     except ValueError as error:
         raise missing from error
-    # Ray keeps names for a while, and so may find an actor that has ended itself.
+    # Ray keeps the name of an actor that has ended itself for a while, and so may still find the actor.
     if ray._private.state.actors(handle._actor_id.hex()).get("State") == "DEAD":
         raise missing
     deadline = SYSTEM.monotonic() + _INTERFACE_WAIT_S

@@ -1,10 +1,10 @@
 """Ray engine, a thin layer over Ray.
 
-Ray places, runs and restarts calls and actors, and stores objects. The engine adds promises of the other
-engines to plain Ray: the same errors, the names of parts that can't be pickled, immediate refusal of requests
-that can never be met, and actors that use no CPU unless they request one.
+Ray places, runs and restarts calls and actors, and stores objects. The engine adds to plain Ray the errors of
+the other engines, the names of parts that can't be pickled, immediate refusal of requests that can never be
+met, and actors that use no CPU unless they request one.
 
-Like Ray, it differs from the local engine in some points:
+As plain Ray does, this engine differs from the local engine in some points:
 
 - An interrupt by `cancel` waits until a call into C returns.
 - A running method of an actor continues after `cancel`, but its result is lost. If a method is cancelled
@@ -58,9 +58,10 @@ from trainkit.settings import runtime_dir
 
 
 def join(scratch: Path) -> None:
-    """Make this process, which is a worker of Ray, a worker of a session, unless it is one already.
+    """Make this worker process of Ray a worker of the session, unless it belongs to the session already.
 
-    Ray keeps its worker processes for all sessions of a program that called `ray.init` itself.
+    If the program called `ray.init` itself, Ray's worker processes outlive trainkit's sessions, so this
+    process may belong to an earlier session.
 
     Args:
         scratch: scratch folder of the session, which identifies the session.
@@ -101,7 +102,9 @@ class RayEngine:
 
     @classmethod
     def start(cls, spec: specs.SessionSpec) -> RayEngine:
-        """Join the cluster at `spec.address`, or start Ray on this machine. Use a running Ray unchanged.
+        """Join the cluster at `spec.address`, or start Ray on this machine.
+
+        If Ray is running already, use it unchanged.
 
         Raises:
             ConfigError: the cluster does not exist, or Ray rejects an argument.
@@ -171,7 +174,10 @@ class RayEngine:
     def _placed(
         self, placement: specs.Placement, name: str, refusal: type[WorkerDiedError]
     ) -> specs.Placement:
-        """Return the final placement, or raise if it is infeasible. Each feasible request is checked once."""
+        """Return the placement to request from Ray.
+
+        Raise an error if Ray can never provide it. Amounts that Ray can provide are checked only once.
+        """
         if placement.group is not None and groups.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")
         amounts = frozenset(placement.resources.items())
@@ -185,8 +191,8 @@ class RayEngine:
             wanted, result = ref.generator, ref.generator.completed()
         else:
             wanted = result = self._own([ref])[0]
-        # A result is visible some microseconds before Ray's bookkeeping of the task is done. A cancel between
-        # the two makes Ray abort this process ("Tried to complete task that was not pending").
+        # A result is visible some microseconds before Ray's own record of the task is complete. A cancel in
+        # this time makes Ray abort this process ("Tried to complete task that was not pending").
         if ray.wait([result], timeout=0, fetch_local=False)[0]:
             return
         try:
@@ -255,7 +261,8 @@ class RayEngine:
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         wanted = self._own(refs)
         done, left = ray.wait(wanted, num_returns=num_returns, timeout=timeout_s)
-        if left and len(done) >= num_returns:  # more may be done, and earlier references come first
+        if left and len(done) >= num_returns:
+            # Further references may be done, and earlier references must come first.
             done, _ = ray.wait(wanted, num_returns=len(wanted), timeout=0)
         finished = set(done)
         ready: list[ObjectRef[Any]] = []

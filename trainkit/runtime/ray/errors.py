@@ -23,7 +23,7 @@ from trainkit.errors import (
 from trainkit.runtime.failures import pack_failure, raisable, unpack_failure
 from trainkit.runtime.serialize import Packed
 
-# The first match counts, so each class is listed before its base classes.
+# The first class that matches an error counts, so each class is listed before its base classes.
 _CLASSES: tuple[tuple[type[BaseException], type[TrainkitError]], ...] = (
     (exceptions.GetTimeoutError, GetTimeoutError),
     (exceptions.TaskCancelledError, TaskCancelledError),
@@ -86,14 +86,15 @@ def refusal(error: Exception, what: str) -> ConfigError:
 
 def _of_task(error: Any) -> BaseException:
     cause = error
-    while isinstance(cause, exceptions.RayTaskError):  # the task's argument came from a failed task
+    while isinstance(cause, exceptions.RayTaskError):
+        # A task whose argument came from a failed task passes on the error of that task.
         cause = cause.cause
     if isinstance(cause, UserFailure):
         parcel = cause.parcel
         return raisable(unpack_failure(Packed(parcel.payload, parcel.buffers, parcel.handles)))
     if isinstance(cause, exceptions.RayError):  # for example, the process that owned an argument died
         return translate(cause)
-    failure = unpack_failure(pack_failure(cause, "Ray"))  # Ray's own code raised in the worker
+    failure = unpack_failure(pack_failure(cause, "Ray"))  # Ray's own code raised the error in the worker
     failure.remote_traceback = str(error)
     return raisable(failure)
 

@@ -78,7 +78,7 @@ def _each_on_its_own(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> bool
 
 
 def group_of(number: int) -> PlacementGroup:
-    """Return Ray's placement group for an id of trainkit."""
+    """Return Ray's placement group for trainkit's id `number`."""
     return PlacementGroup(PlacementGroupID(number.to_bytes(_ID_BYTES, "big")))
 
 

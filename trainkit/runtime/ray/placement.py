@@ -56,6 +56,6 @@ def _label_strategy(placement: Placement) -> NodeLabelSchedulingStrategy:
 
 
 def placed(placement: Placement) -> Placement:
-    """Return `placement`, moved into this process's own group if that group captures its children."""
+    """Return `placement`, moved into this process's placement group if this group captures child tasks."""
     captures = ray.get_runtime_context().should_capture_child_tasks_in_placement_group
     return captured(placement, current()) if captures else placement

@@ -24,7 +24,7 @@ def state(kind: str) -> list[Row]:
     """Implement `Engine.state`.
 
     Raises:
-        ConfigError: the kind does not exist, or it needs Ray's dashboard, which is not running.
+        ConfigError: the listing `kind` does not exist, or it needs Ray's dashboard, which is not running.
     """
     return listing(_KINDS, kind)
 

@@ -55,7 +55,10 @@ def seal(value: Any, what: str = "value") -> Parcel:
 
 
 def unseal(value: Any) -> Any:
-    """Return the value in a parcel. Other values come from other programs and are returned unchanged."""
+    """Return the value in a parcel.
+
+    A value that is not in a parcel comes from another program, and is returned unchanged.
+    """
     if isinstance(value, ray.DynamicObjectRefGenerator):
         return DynamicObjectRefGenerator(map(RayRef, value))
     return unpack(unwrap(value)) if isinstance(value, Parcel) else value
@@ -132,7 +135,10 @@ class RayActor:
 
 
 session = 0
-"""Number of this process's current session. References of earlier sessions must not be looked up."""
+"""Number of the current session of this process.
+
+A reference with another number belongs to an earlier session, and must not be looked up.
+"""
 
 
 def next_session() -> int:
@@ -151,11 +157,12 @@ def _claim_actor(index: int, name: str) -> RayActor:
 
 
 def attach_rays_own(kept: bool = True) -> None:
-    """Register reducers, so that Ray tracks its own references inside user values, such as a Ray Dataset.
+    """Register reducers for Ray's own references and actor handles, so that Ray tracks them inside user
+    values, such as a Ray Dataset.
 
     Args:
-        kept: False removes the reducers after the session, so that values of other engines are pickled in
-            Ray's way.
+        kept: False to remove the reducers after the session, so that values of other engines
+            are pickled in Ray's way.
     """
     for kind in (ray.ObjectRef, ray.actor.ActorHandle):
         if kept:
@@ -164,7 +171,7 @@ def attach_rays_own(kept: bool = True) -> None:
             deregister(kind)
 
 
-attach_rays_own()  # a worker packs results before it has an engine
+attach_rays_own()  # a worker packs results before it has an engine that would register the reducers
 register(RayRef, lambda pickler, ref: (_claim_ref, (pickler.attach(cast("Any", ref.ref)),)))
 register(
     RayActor, lambda pickler, actor: (_claim_actor, (pickler.attach(cast("Any", actor.handle)), actor.name))
@@ -180,13 +187,13 @@ class _Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """Call for a worker, with the values of argument references left out.
+    """Call for a worker, with placeholders for references, whose values Ray supplies.
 
     Attributes:
-        where: name of the called code, for errors.
-        arguments: positional and keyword arguments, with slots for references.
+        where: name of the called code, for error messages.
+        arguments: packed positional and keyword arguments, with placeholders for references.
         num_returns: number of results, or STREAMING.
-        method: method of the actor; "" for a task.
+        method: name of the actor's method; "" for a task.
         folder: folder to run in; None keeps the current folder of the process.
         retries: exceptions after which a method call is retried; None for no retries.
     """
@@ -209,7 +216,9 @@ class Call:
 
 
 def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) -> tuple[Parcel, list[Any]]:
-    """Return the arguments with slots for references, and a list of these references for Ray to resolve."""
+    """Return the packed arguments with placeholders for references, and a list of these
+    references for Ray to resolve.
+    """
     refs: list[Any] = []
 
     def cut(item: Any) -> Any:
@@ -224,7 +233,9 @@ def split_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], where: str) 
 
 
 class _Upcoming(RayRef):
-    """Generator of Ray that acts as a reference. `ray.wait` reports it done while its next value exists."""
+    """Ray's generator in the role of a reference, which `ray.wait` reports as done
+    while the next value exists.
+    """
 
     __slots__ = ()
 
@@ -234,7 +245,7 @@ class _Upcoming(RayRef):
 
 
 class RayStream(ObjectRefGenerator[Any]):
-    """Generator of Ray that yields trainkit's references.
+    """Wrapper of Ray's generator that yields trainkit's references.
 
     Attributes:
         generator: Ray's own generator.
@@ -260,7 +271,7 @@ class RayStream(ObjectRefGenerator[Any]):
 
 
 def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
-    """Return Ray's function or method with `num_returns` in Ray's spelling, and other options of Ray."""
+    """Return Ray's function or method with `num_returns` in Ray's spelling, and with the other `options`."""
     if num_returns != DYNAMIC:
         return body.options(num_returns="streaming" if num_returns == STREAMING else num_returns, **options)
     with warnings.catch_warnings():
@@ -270,7 +281,7 @@ def with_options(body: Any, num_returns: int, options: dict[str, Any]) -> Any:
 
 
 def handed_out(started: Any) -> list[ObjectRef[Any]]:
-    """Return the result of Ray's `remote` in the form in which `Engine.submit` returns references."""
+    """Return the result of Ray's `remote` as the list of references that `Engine.submit` returns."""
     if isinstance(started, ray.ObjectRefGenerator):
         return [RayStream(started)]  # type: ignore[list-item]
     if started is None:

@@ -30,20 +30,23 @@ Running = Callable[[Call], contextlib.AbstractContextManager[None]]
 
 
 def _hide_gpus() -> None:
-    """Hide all GPUs from a process that requested no GPUs. Ray would let it see the node's GPUs."""
+    """Hide all GPUs from a process that requested no GPUs.
+
+    Otherwise, Ray would show the node's GPUs to such a process.
+    """
     if not ray.get_gpu_ids():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets it again for a task that requests GPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets the variable again for a task that requests GPUs
 
 
 @contextlib.contextmanager
 def _told_as(
     failure: Callable[[Exception], UserFailure], leaves: tuple[type[BaseException], ...] = ()
 ) -> Iterator[None]:
-    """Run user code, and replace its exceptions by exceptions for Ray.
+    """Run user code in the `with` block, and raise its exceptions in a form that Ray can transfer.
 
     Args:
-        failure: function that makes the replacement.
-        leaves: exceptions that end the actor.
+        failure: function that returns the exception to raise instead of an exception of user code.
+        leaves: classes of exceptions that end the actor.
     """
     try:
         yield
@@ -56,7 +59,7 @@ def _told_as(
 
 
 class _Task:
-    """User's function in a worker, unpacked at its first call."""
+    """User's function in a worker, which is unpacked at the first call."""
 
     def __init__(self, function: Parcel, retries: Parcel, join: Join) -> None:
         self.function = function
@@ -73,14 +76,14 @@ class _Task:
 
     @contextlib.contextmanager
     def running(self, call: Call) -> Iterator[None]:
-        """Run code of the function in its folder, with trainkit's functions available."""
+        """Run the `with` block in the folder of the call, with trainkit's functions available."""
         self.join()
         _hide_gpus()
         with _told_as(functools.partial(self._failure, call)), inside(call.folder):
             yield
 
     def _failure(self, call: Call, error: Exception) -> UserFailure:
-        """Return the replacement for `error`. From its class, Ray knows whether to retry the task."""
+        """Return the exception to raise instead of `error`. Its class tells Ray whether to retry the task."""
         return _failure(error, call, _kind(error, self.opened[1] if self.opened else False))
 
 
@@ -92,7 +95,7 @@ def task_body(
     Args:
         function: the user's function.
         retries: `TaskSpec.retry_exceptions`.
-        name: name for Ray's listings.
+        name: name of the task in Ray's listings.
         streaming: True if the results arrive one by one, for which Ray requires a generator function.
         join: function that makes trainkit's functions available in the process.
     """
@@ -142,15 +145,15 @@ def _failure(
 
 
 def _method_failure(call: Call, error: Exception) -> UserFailure:
-    """Return the replacement for a method's error. From its class, Ray knows whether to retry the call."""
+    """Return the exception to raise instead of `error`. Its class tells Ray whether to retry the call."""
     return _failure(error, call, _kind(error, False if call.retries is None else unseal(call.retries)))
 
 
 class ActorHost:
-    """Host of an actor whose methods are plain functions. It is the only actor of its process.
+    """Host of an actor whose methods are plain functions. The actor is the only actor of its process.
 
     Attributes:
-        made_of: the user's class, and the actor's name in errors.
+        made_of: the user's class, and the actor's name in error messages; None outside an actor.
     """
 
     join: Join
@@ -200,13 +203,13 @@ class ActorHost:
 class AsyncActorHost(ActorHost):
     """Host of an actor with `async def` methods, which all run on one event loop.
 
-    SystemExit ends the actor here. Otherwise it would end the event loop and leave the callers waiting.
+    SystemExit ends the actor, as it would otherwise end only the event loop and leave the callers waiting.
     """
 
     _leaves = (ActorExit, SystemExit)
 
     async def call(self, call: Call, *values: Any) -> Any:
-        """Run a method. If it is a coroutine, wait for its result."""
+        """Run a method. If the method returns a coroutine, wait for its result."""
         with self._running(call):
             result = self._start(call, values)
             if inspect.isawaitable(result):
@@ -228,5 +231,5 @@ class AsyncActorHost(ActorHost):
 
 
 def host_class(name: str, is_async: bool, join: Join) -> type[ActorHost]:
-    """Return the class for Ray that wraps a user's class of that name."""
+    """Return the class for Ray that wraps a user's class named `name`."""
     return type(name, (AsyncActorHost if is_async else ActorHost,), {"join": staticmethod(join)})
