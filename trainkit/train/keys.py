@@ -13,7 +13,7 @@ BATCH_COUNT = "batch_count"
 """Key in results for the number of steps in the epoch, equal on all workers."""
 
 EPOCH = "epoch"
-"""Key in results of `train` for the number of finished epochs, which a loaded state sets."""
+"""Key in results of `train` for the number of finished epochs, including those of a loaded state."""
 
 PROFILE = "profile"
 """Key in results of a call with `profile=True` for a dictionary of durations in seconds."""

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class _Default:
-    """Attribute of an operator with a default value that a subclass or an instance may overwrite.
+    """Descriptor of an attribute's default value, which a subclass or an instance may overwrite.
 
     Args:
         get: function that returns the attribute's value for an operator.
@@ -70,19 +70,19 @@ def _registered(name: str) -> Any:
 class TrainingOperator:
     """Models, optimizers and data of one worker, with the loops that run them.
 
-    Subclass it and define `setup`, which calls `register` and `register_data`. Override `train_batch` or
+    Write a subclass whose `setup` calls `register` and `register_data`. Override `train_batch` or
     `validate_batch` to change a step, and `train_epoch` or `validate` to change a loop.
 
     Args:
         config: the user's configuration, passed to `setup`.
-        context: context of the worker, unless `operator_of` has already set it. Default: a single process on
-            the CPU, for tests and debugging.
-        *arguments, **options: arguments of RaySGD's constructor; ignored, because the worker knows their
-            values.
+        context: context of the worker; ignored if `operator_of` has already set a context. Default: a single
+            process on the CPU, for tests and debugging.
+        *arguments, **options: further arguments of RaySGD's constructor; ignored, because the context
+            contains their values.
     """
 
     model: Any = _only("model")
-    """The registered model, wrapped; raises an error unless exactly one model is registered."""
+    """The registered model, wrapped for training; raises an error unless exactly one model is registered."""
     models: list[Any] = _registered("models")
     optimizer: Any = _only("optimizer")
     """The registered optimizer; raises an error unless exactly one optimizer is registered."""
@@ -96,7 +96,7 @@ class TrainingOperator:
     world_size: int = cast(Any, _Default(lambda operator: operator._strategy.group.world_size))
     """The number of workers that train together."""
     validation_feed: Feed = cast(Any, _Default(lambda operator: operator._validation_feed))
-    """The batches being validated. Their `weight` is 0 for a batch that only keeps this worker in step."""
+    """Feed of the validation batches; `weight` is 0 while the current batch only repeats other samples."""
     _criterion: Any = None
     _train_feed: Feed | None = None
     _validation_feed: Feed | None = None
@@ -142,13 +142,15 @@ class TrainingOperator:
         ddp_args: Mapping[str, Any] | None = None,
         apex_args: Mapping[str, Any] | None = None,
     ) -> tuple[Any, ...]:
-        """Register models, optimizers and the rest of the training; call this method once, in `setup`.
+        """Register models, optimizers, loss function and schedulers; call this method once, in `setup`.
 
         Args:
-            models: one module or a list; they are moved to the device and, with several workers, wrapped.
-            optimizers: one optimizer or a list, made from the models' parameters.
-            criterion: loss function (output, target) -> mean over the batch.
-            schedulers: one learning rate scheduler or a list; `scheduler_step_freq` sets when they step.
+            models: one module or a list of modules; each is moved to the device and, with several workers,
+                wrapped.
+            optimizers: one optimizer or a list of optimizers, made from the models' parameters.
+            criterion: loss function of (output, target), which returns the mean over the batch.
+            schedulers: one learning rate scheduler or a list of them; `scheduler_step_freq` sets when they
+                step.
             ddp_args: keyword arguments for `DistributedDataParallel`.
             apex_args: must be empty, because torch's own mixed precision replaces Apex.
 
@@ -189,8 +191,8 @@ class TrainingOperator:
 
         Args:
             train_loader: a `DataLoader` or another iterable of batches.
-            validation_loader: a loader of the same kinds; every sample counts once, for any number of
-                workers.
+            validation_loader: a `DataLoader` or another iterable of batches; every sample counts once, for
+                any number of workers.
             uneven_inputs: handling of a `train_loader` that the user has split, such as a stream, and that
                 gives some workers more batches than others. "drop" ends the epoch when the first worker has
                 no more batches, and warns. "raise" raises ConfigError. "join" trains on all batches: a worker
@@ -223,14 +225,14 @@ class TrainingOperator:
         counts the sample twice.
 
         Args:
-            iterator: this worker's batches; it ends after `num_steps` batches.
-            info: the `info` of `TorchTrainer.train`, plus `epoch_idx` and the values of `num_steps` and
-                `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
-            num_steps: requested number of steps; None: one pass over the data.
+            iterator: iterator over this worker's batches; it ends after `num_steps` batches.
+            info: dictionary with the `info` that was passed to `TorchTrainer.train`, with `epoch_idx`, and
+                with the values of `num_steps` and `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
+            num_steps: requested number of steps; None means one pass over the data.
             epoch_idx: number of epochs finished before this epoch.
 
         Returns:
-            Metrics by name; numbers are averaged over workers by their `num_samples`.
+            Metrics by name; numbers are averaged over workers, weighted by each worker's `num_samples`.
         """
         enter_training(self._registered.models)
         self._stepper.begin_epoch()
@@ -245,15 +247,16 @@ class TrainingOperator:
         )
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
-        """Take one optimizer step. By default: one model, one optimizer, a batch (*features, target).
+        """Train on one batch. The default needs one model, one optimizer and batches (*features, target).
 
         Args:
             batch: a batch of the loader, still on the CPU.
-            batch_info: `info` of `train_epoch`, plus `batch_idx` and `global_step`.
+            batch_info: dictionary with the entries of `info` of `train_epoch`, and with `batch_idx` and
+                `global_step`.
 
         Returns:
             Metrics: numbers or one-element tensors (a loss may stay on its device), each a mean over the
-                batch. The entry `num_samples` is their weight.
+            batch. The entry `num_samples` is the weight of these means.
         """
         self._single_model("train_batch")
         features, target = self._prefetcher.parts(batch)
@@ -264,14 +267,15 @@ class TrainingOperator:
         return counted if loss is None else {"train_loss": loss, **counted}
 
     def forward_backward(self, features: Sequence[Any], target: Any) -> torch.Tensor | None:
-        """Compute the loss and gradients of one batch, with one model and its criterion, under any strategy.
+        """Compute loss and gradients of one batch, with the only registered model, under any strategy.
 
         Args:
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
 
         Returns:
-            The detached loss, a mean over the batch; None if a different worker has it, as in a pipeline.
+            The detached loss, a mean over the batch; None if a different worker has the loss, as in a
+            pipeline.
         """
         model, criterion = self._single_model("forward_backward", optimizers=None)
         self._stepper.delegated()
@@ -281,31 +285,32 @@ class TrainingOperator:
             return self._strategy.forward_backward(model, criterion, features, target, scaled)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return a context manager that runs forward pass and loss of your own step in `precision`."""
+        """Return a context manager in which your own step computes output and loss in `precision`."""
         return self._stepper.autocast()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Compute the gradients of `loss`, a mean over the batch.
 
-        This method replaces `loss.backward()`. With several workers it also weights an epoch's uneven last
-        batch, so that the averaged gradient equals the gradient of the whole batch. A copied sample, which
-        only keeps this worker in step, has weight 0, but `loss.backward()` would count it.
+        This method replaces `loss.backward()`. With several workers it also weights the loss if the last
+        batch of an epoch is uneven, so that the averaged gradient equals the gradient of the whole batch. A
+        copied sample, which only keeps this worker in step, gets weight 0, but with `loss.backward()` the
+        sample would count twice.
         """
         self._stepper.backward(loss)
 
     def optimizer_step(self) -> bool:
-        """Step all optimizers and clear the gradients, if the accumulation is complete.
+        """Step all optimizers and clear the gradients, if all batches of the optimizer step are accumulated.
 
-        Call this method in your own step instead of `optimizer.step()` and `zero_grad()`. It scales, clips
-        and accumulates gradients with the trainer's settings.
+        Call this method in your own step instead of `optimizer.step()` and `zero_grad()`. It applies the
+        trainer's settings for scaling, clipping and accumulating gradients.
 
         Returns:
-            True if the optimizers were stepped.
+            True if the optimizers made a step.
         """
         return self._stepper.step()
 
     def validate(self, val_iterator: Iterable[Any], info: dict[str, Any]) -> Mapping[str, Any]:
-        """Evaluate without gradients on the validation batches; arguments and result as in `train_epoch`."""
+        """Evaluate on the validation batches, without gradients; `train_epoch` describes the arguments."""
         with torch.no_grad(), evaluating(self._registered.models):
             return run_epoch(
                 self.validate_batch,
@@ -317,7 +322,7 @@ class TrainingOperator:
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
-        """Return the loss of one batch and, for classes, the accuracy; arguments as in `train_batch`."""
+        """Return loss and, in classification, accuracy of a batch; `train_batch` describes the arguments."""
         features, target = self._prefetcher.parts(batch)
         metrics: dict[str, Any] = {NUM_SAMPLES: target.shape[0]}
         with self.timers.record("eval_fwd"):
@@ -325,32 +330,33 @@ class TrainingOperator:
         if result is None:
             return metrics
         output, metrics["val_loss"] = result
-        # torch's losses have the classes in dimension 1. Outputs of a different shape may not have classes.
+        # torch's losses expect scores of classes in dimension 1. If the output has a different shape, it may
+        # not contain such scores, so no accuracy is computed.
         by_class = (*output.shape[:1], *output.shape[2:]) == tuple(target.shape)
         if not target.is_floating_point() and output.dim() > 1 and by_class:
             metrics["val_accuracy"] = (output.argmax(dim=1) == target.to(output.device)).double().mean()
         return metrics
 
     def forward(self, features: Sequence[Any], target: Any) -> tuple[Any, torch.Tensor] | None:
-        """Compute the output and loss of one batch, with one model and its criterion, under any strategy.
+        """Compute output and loss of one batch, with the only registered model, under any strategy.
 
         Args:
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
 
         Returns:
-            (output, loss), for your own `validate_batch`; None if a different worker has them, as in a
+            (output, loss), for your own `validate_batch`; None if a different worker has both, as in a
             pipeline.
         """
         model, criterion = self._single_model("validate_batch", optimizers=None)
         return self._strategy.forward(model, criterion, features, target)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the operator's own part of a checkpoint: plain values and tensors."""
+        """Return further state for the checkpoint, in plain values and tensors; the default is empty."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a result of `state_dict` from a checkpoint."""
+        """Load a state that `state_dict` returned, from a checkpoint."""
 
     def close(self) -> None:
         """Free the operator's resources; called on each worker when the trainer shuts down cleanly."""
@@ -369,12 +375,12 @@ class TrainingOperator:
         """Return an operator class that trains a `LightningModule` with Lightning's loops, epoch by epoch.
 
         Args:
-            lightning_module_cls: the class. Each worker makes its own instance. A class with a parameter
-                `config` receives the whole configuration. Any other class receives the keys that match the
-                names of its parameters.
-            train_dataloader: a `DataLoader`, or several in a form that Lightning accepts. Default: the
-                module's own loader.
-            val_dataloader: loaders of the same kinds, for validation.
+            lightning_module_cls: the user's subclass of `LightningModule`. Each worker makes its own
+                instance. A class with a parameter `config` receives the whole configuration. Any other class
+                receives the keys that match the names of its parameters.
+            train_dataloader: a `DataLoader`, or several loaders in a form that Lightning accepts. Default:
+                the module's own loader.
+            val_dataloader: one or several loaders for validation. Default: the module's own loader.
             datamodule: a `LightningDataModule` instead of loaders, or its class, which is instantiated like
                 the module.
             callbacks: Lightning callbacks; each worker gets copies.
@@ -384,7 +390,8 @@ class TrainingOperator:
             A subclass, for `TorchTrainer(training_operator_cls=...)`.
 
         Raises:
-            ConfigError: an argument has the wrong type, or is a setting that trainkit controls.
+            ConfigError: an argument has the wrong type, or `trainer_args` has a setting that trainkit
+                controls.
             MissingDependencyError: Lightning is not installed.
         """
         return lightning_operator(
@@ -410,16 +417,19 @@ class TrainingOperator:
         """Return a subclass whose `setup` calls these functions, for scripts of RaySGD's first versions.
 
         Args:
-            model_creator: config -> one model or several.
-            optimizer_creator: (result of `model_creator`, config) -> one optimizer or several.
-            data_creator: config -> a train loader, or a train and a validation loader.
-            loss_creator: one of torch's loss classes, or config -> a loss.
-            scheduler_creator: (optimizers, config) -> one learning rate scheduler or several.
-            serialize_data_creation: True: the workers of a machine create their data one after another, so
-                that only the first worker downloads the data.
+            model_creator: function of the configuration that returns one model or several.
+            optimizer_creator: function of (result of `model_creator`, configuration) that returns one
+                optimizer or several.
+            data_creator: function of the configuration that returns a train loader, or a train and a
+                validation loader.
+            loss_creator: one of torch's loss classes, or a function of the configuration that returns a loss.
+            scheduler_creator: function of (optimizers, configuration) that returns one learning rate
+                scheduler or several.
+            serialize_data_creation: True lets the workers of a machine create their data one after another,
+                so that only the first worker downloads the data.
 
         Raises:
-            ConfigError: an argument can't be called.
+            ConfigError: an argument is not a function.
         """
         functions = (model_creator, optimizer_creator, data_creator, loss_creator, scheduler_creator)
         return operator_from(cls, Creators(*functions, serialize_data_creation))
@@ -467,19 +477,20 @@ class TrainingOperator:
 
     @property
     def scheduler_step_freq(self) -> str | None:
-        """When schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
+        """The time when schedulers step: after each "batch", each "epoch", or "manual"; None if not set."""
         return self._context.scheduler_step_freq
 
     def _weighted(
         self, iterator: Iterable[Any], feed: Feed | None, step: Any, default: Any
     ) -> Iterable[Batch]:
-        """Return the batches of a loop with their weights; prefetch them for the default step."""
+        """Return the batches of `iterator` with their weights; prefetch them if `step` is `default`."""
         if isinstance(iterator, EpochBatches):
             batches = iterator.weighted()
         elif feed is not None:
             batches = feed.label(iterator)
         else:
-            # A user's loop may bring batches that were never registered. Such batches have full weight.
+            # A user's loop may use batches of a loader that was not registered. Such batches have full
+            # weight.
             batches = (Batch(data, FULL_WEIGHT) for data in iterator)
         # A user's step receives batches exactly as the loader gives them.
         is_default = getattr(step, "__func__", None) is default
@@ -517,14 +528,14 @@ class TrainingOperator:
 def operator_of(
     cls: type[TrainingOperator], config: Mapping[str, Any], context: WorkerContext, **options: Any
 ) -> TrainingOperator:
-    """Make an operator, with any constructor signature that RaySGD allowed.
+    """Make an operator whose constructor may have any signature that RaySGD allowed.
 
     Args:
         cls: the operator's class.
         config: the user's configuration.
         context: context of the worker.
-        **options: keyword arguments that RaySGD also passed; arguments missing from the constructor's
-            signature are dropped.
+        **options: keyword arguments that RaySGD passed to the constructor; arguments that the constructor
+            does not accept are dropped.
     """
     operator = cls.__new__(cls)
     operator._context = context
@@ -537,10 +548,10 @@ def operator_of(
 
 @dataclass(frozen=True)
 class Creators:
-    """Functions that make an operator: the arguments of `TrainingOperator.from_creators`.
+    """Arguments of `TrainingOperator.from_creators`: functions that make models, optimizers and data.
 
     Raises:
-        ConfigError: a function can't be called.
+        ConfigError: an argument is not a function.
     """
 
     model_creator: Callable[[dict[str, Any]], Any]
@@ -563,7 +574,7 @@ class Creators:
 
 
 class CreatorOperator:
-    """Base of operators made from functions, which its `setup` calls."""
+    """Base class of operators whose `setup` calls the user's functions."""
 
     _creators: ClassVar[Creators]
 
@@ -572,7 +583,8 @@ class CreatorOperator:
 
     def setup(self, config: dict[str, Any]) -> None:
         creators = self._creators
-        # RaySGD also made the data first, so a seed gives the model the same initial weights here.
+        # RaySGD also made the data before the model, so with an equal seed the model has equal initial
+        # weights.
         train, validation = _loaders(creators, config)
         models = creators.model_creator(config)
         optimizers = creators.optimizer_creator(models, config)

@@ -1,4 +1,4 @@
-"""Arguments of a trainer, checked together and adapted to the devices of this machine."""
+"""Arguments of a trainer: they are checked together and adapted to the devices of this machine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "state_dict": ((), {}),
     "load_state_dict": (("state_dict",), {}),
 }
-"""Arguments of each method: positional ones, and named ones that are passed if the method accepts them."""
+"""Arguments of an operator's methods: positional ones, and those passed only if the method accepts them."""
 
 
 def wrong_signature(operator_cls: type[Any]) -> str | None:
-    """Return a message with a correction if the trainer can't call a method of `operator_cls`; else None.
+    """Return a message with a correction if the trainer can't call a method of `operator_cls`, else None.
 
     Args:
         operator_cls: a subclass of `TrainingOperator`.
@@ -72,11 +72,11 @@ _OF_OTHERS: Mapping[str, str] = {
     "data_loader_args": "pass them to the DataLoader that you register",
     "apex_args": "Apex is not used: pass precision='fp16' or 'bf16'",
 }
-"""Rejected arguments of RaySGD's first trainer and of training functions, each with its replacement."""
+"""Arguments that are only valid in RaySGD's first trainer or with training functions, each with advice."""
 
 
 def _unknown(names: Sequence[str], known: Iterable[str]) -> ConfigError:
-    """Return an error that corrects each of `names`; it lists names with the same correction together."""
+    """Return an error about unknown arguments, with a correction for each of `names`."""
     told: dict[str, list[str]] = defaultdict(list)
     for name in names:
         near = did_you_mean(name, known, cutoff=0.6).lstrip()
@@ -143,7 +143,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
     **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
 }
-"""Rules by argument: a test of the value, and the requirement for the message."""
+"""A rule for each argument: a test of the value, and the text of the requirement for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ class TrainerOptions:
 
     @classmethod
     def of(cls, **arguments: Any) -> TrainerOptions:
-        """Make options from arguments of `TorchTrainer`; missing arguments have their defaults.
+        """Make options from arguments of `TorchTrainer`; missing arguments get their default values.
 
         Raises:
             ConfigError: an argument does not exist or is wrong.
@@ -200,7 +200,7 @@ class TrainerOptions:
         return cls(**arguments, step=step)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments from which `of` makes equal options."""
+        """Return arguments of `TorchTrainer`, from which `of` makes equal options."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "step"}
         return {**own, **{field.name: getattr(self.step, field.name) for field in fields(self.step)}}
 
@@ -215,7 +215,7 @@ class TrainerOptions:
         return found or self._mistakes_together()
 
     def _mistakes_together(self) -> list[str]:
-        """Return the conflicts between arguments that are valid separately."""
+        """Return messages about conflicts between arguments that are valid separately."""
         workers, found = self.num_workers, []
         if self.min_workers is not None and self.min_workers > workers:
             found.append(f"min_workers must be at most num_workers={workers}, not {self.min_workers}")
@@ -240,7 +240,7 @@ class TrainerOptions:
 
     @property
     def meets(self) -> bool:
-        """True if the workers join a process group. Sharding needs a group even for one worker."""
+        """True if the workers join a process group. Strategies that shard need one even for one worker."""
         return self.num_workers > 1 or self.spec.spreads
 
     @property
@@ -250,25 +250,25 @@ class TrainerOptions:
 
     @property
     def devices_per_worker(self) -> int:
-        """Number of GPUs for each worker, 0 without GPUs; only valid for resolved options."""
+        """Number of GPUs for each worker, 0 without GPUs; only valid for a result of `resolved`."""
         return (self.gpus_per_worker or 1) if self.use_gpu is True else 0
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Resources of each worker; only valid for resolved options."""
+        """Resources of each worker; only valid for a result of `resolved`."""
         needs: dict[str, float] = {"CPU": self.num_cpus_per_worker}
         return {**needs, "GPU": self.devices_per_worker} if self.devices_per_worker else needs
 
     @property
     def worker_config(self) -> dict[str, Any]:
-        """The configuration for each operator, with the global batch size divided by `data_ways`."""
+        """Configuration for the operator of each worker; the global batch size is divided by `data_ways`."""
         config = dict(self.config)
         if BATCH_SIZE in config:
             config[BATCH_SIZE] //= self.data_ways
         return config
 
     def resolved(self) -> TrainerOptions:
-        """Return a copy with each "auto" replaced: GPUs if this process sees any, and a matching backend.
+        """Return a copy with "auto" replaced: use GPUs if this process sees any, with a matching backend.
 
         Raises:
             ConfigError: the requested devices or backend are not available here.

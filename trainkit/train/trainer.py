@@ -1,4 +1,4 @@
-"""Trainer of operators, which trains on one or more workers and keeps the result."""
+"""Trainer of operators, on one or more workers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class RangeTestResult(Protocol):
 
     Attributes:
         mode: "exponential" or "linear".
-        results: the rates as "lr", and the smoothed loss after each rate as "loss". Both lists are shorter if
-            the test was stopped early.
+        results: dictionary with the learning rates as "lr", and the smoothed loss after each rate as "loss".
+            Both lists are shorter if the test was stopped early.
     """
 
     @property
@@ -49,21 +49,21 @@ class RangeTestResult(Protocol):
     def results(self) -> Mapping[str, list[float]]: ...
 
     def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
-        """Return the rate at which the loss falls most steeply."""
+        """Return the learning rate at which the loss falls most steeply."""
 
     def plot(self, suggest: bool = False, show: bool = False, ax: Any = None) -> Any:
-        """Draw the loss over the rates; return the figure."""
+        """Plot the loss over the learning rates; return the figure."""
 
 
 class OperatorTrainer:
-    """The form of `TorchTrainer` that trains an operator. Its workers start with the trainer.
+    """Form of `TorchTrainer` that trains an operator. The workers start when the trainer is made.
 
     Args:
-        **arguments: arguments of the operator form; `TorchTrainer` documents each of them.
+        **arguments: arguments for an operator; `TorchTrainer` documents each of them.
 
     Raises:
         ConfigError: an argument is wrong; the message names all mistakes at once.
-        InfeasibleError: the machine can never hold the workers.
+        InfeasibleError: the machine does not have enough resources for the workers, even when idle.
         GangError: workers died at every attempt to start them.
     """
 
@@ -93,15 +93,15 @@ class OperatorTrainer:
 
         Args:
             num_steps: number of batches for each worker. If the data has fewer batches, it starts again from
-                the beginning. None: one pass over the data.
+                the beginning. None means one pass over the data.
             profile: True adds `profile` to the result: worker 0's mean seconds of "fwd", "grad" and "apply"
                 per batch, of everything else that `self.timers` measured, and of the epoch.
             reduce_results: True merges the workers' results into one; False returns a list with one result
                 per worker.
             max_retries: how often the epoch is repeated from its start if workers die or hang. New workers
                 then continue from a snapshot of the state. 0 turns snapshots off.
-            info: passed to `train_epoch` and, with more entries, to `train_batch`. The progress bar shows its
-                `num_epochs`.
+            info: dictionary that is passed to `train_epoch` and, with more entries, to `train_batch`. The
+                progress bar shows the entry `num_epochs`.
             dataset: a loader to train on in this call instead of the registered loader, or a function that
                 receives the configuration and makes the loader in each worker.
 
@@ -113,7 +113,7 @@ class OperatorTrainer:
             GangError: workers died or hung, and no retry is left. The trainer has ended.
             KeyboardInterrupt: Ctrl-C. Workers in other processes are ended in the middle of the epoch. The
                 next call, such as `save`, starts new workers with the state from before this epoch. With
-                `max_retries=0` this state does not exist: make a new trainer and load a checkpoint.
+                `max_retries=0` no such state exists, so make a new trainer and load a checkpoint.
             Exception: the operator's exception, with the worker's traceback.
         """
         arguments = (num_steps, dict(info or {}), profile, dataset)
@@ -132,9 +132,9 @@ class OperatorTrainer:
     ) -> Any:
         """Evaluate on the validation data. Each sample counts once, for any number of workers.
 
-        Arguments, result and errors are as in `train`, with two exceptions: `num_steps` uses only the first
-        batches, and `profile` contains "eval_fwd" and "validation". Unless `max_retries` is 0, a snapshot is
-        taken first if the snapshot of the last epoch is out of date.
+        `train` describes the arguments, result and errors, with two differences: `num_steps` limits
+        validation to the first batches, and `profile` contains "eval_fwd" and "validation". Unless
+        `max_retries` is 0, a snapshot is taken before the validation if the last one is out of date.
         """
         call = Call("validate", (num_steps, dict(info or {}), profile), Effect.SMALL, in_step=True)
         return self._epoch(call, max_retries, reduce_results, "validation")
@@ -145,21 +145,22 @@ class OperatorTrainer:
     ) -> list[Any]:
         """Return the predictions of a Lightning module's `predict_step`, for an operator of `from_ptl`.
 
-        Batches are distributed among the workers unchanged, so the list equals that of a single worker.
+        The workers predict whole batches of the loader, so the result is the same as with a single worker.
 
         Args:
             dataset: a loader, several loaders in a form that Lightning accepts, or a function that receives
-                the configuration and makes them in each worker. Default: the module's own
+                the configuration and makes the loaders in each worker. Default: the module's own
                 `predict_dataloader`.
-            num_steps: number of batches of each loader, over all workers; None: all batches.
-            max_retries: see `validate`.
+            num_steps: number of batches of each loader, over all workers; None means all batches.
+            max_retries: how often the prediction may be repeated if workers die or hang; without a snapshot
+                of the state it is never repeated.
 
         Returns:
             The results of `predict_step`, one per batch, with tensors on the CPU; for several loaders a list
             of such lists.
 
         Raises:
-            ConfigError: the operator does not come from a Lightning module, or has no data.
+            ConfigError: the operator was not made by `from_ptl`, or has no data to predict.
             GangError: workers died or hung, and no retry is left.
             Exception: the module's exception in a worker.
         """
@@ -198,10 +199,10 @@ class OperatorTrainer:
 
     @without_frames
     def get_model(self, to_cpu: bool = False, *, ema: bool = False) -> nn.Module | list[nn.Module]:
-        """Return the registered model, or the list of models, unwrapped.
+        """Return the registered model without wrappers, or a list if several models are registered.
 
-        If the workers are separate processes, the result is a copy on the CPU. With `use_local` it is the
-        live model, unless `to_cpu` requests a copy.
+        If worker 0 is a separate process, the result is a copy on the CPU. With `use_local` the result is the
+        model that is trained, unless `to_cpu` requests a copy.
 
         Args:
             to_cpu: True always returns a copy on the CPU.
@@ -223,7 +224,7 @@ class OperatorTrainer:
 
     @without_frames
     def state_dict(self) -> dict[str, Any]:
-        """Return models, optimizers, schedulers, operator state, epoch and all workers' random generators.
+        """Return the state of models, optimizers, schedulers, operator and random generators, and the epoch.
 
         Tensors are whole and on the CPU, even if the strategy shards them.
         """
@@ -231,10 +232,10 @@ class OperatorTrainer:
 
     @without_frames
     def load_state_dict(self, state_dict: Mapping[str, Any], blocking: bool = False) -> None:
-        """Load a result of `state_dict` from this trainer, or from a trainer with different workers.
+        """Load a state that `state_dict` returned, also from a trainer with a different number of workers.
 
         Args:
-            state_dict: the whole dictionary; it is copied.
+            state_dict: result of `state_dict`, which is copied.
             blocking: has no effect, because this call always returns after all workers have loaded the state.
 
         Raises:
@@ -244,7 +245,7 @@ class OperatorTrainer:
 
     @without_frames
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint as a folder. An existing folder is replaced once the new one is on disk.
+        """Write a checkpoint as a folder. An existing checkpoint is replaced after the new one is on disk.
 
         Returns:
             The folder's absolute path.
@@ -268,7 +269,7 @@ class OperatorTrainer:
         self._workers.run(Call("load", (folder,), Effect.UNKNOWN, alike=True))
 
     def shutdown(self, force: bool = False) -> None:
-        """End the workers; `force` ends them in the middle of their work."""
+        """End the workers; `force=True` ends them even in the middle of a call."""
         self._workers.close(force=force)
 
     @without_frames
@@ -282,19 +283,19 @@ class OperatorTrainer:
         *,
         metric: str = "train_loss",
     ) -> RangeTestResult:
-        """Train one step at each of many learning rates; return the losses with a suggested rate.
+        """Train one step at each of many learning rates; return the losses, which suggest a learning rate.
 
-        Afterwards the trainer has new workers with its previous state; weights and rates are unchanged.
+        Afterwards the trainer has new workers with the previous state, so weights and rates are unchanged.
 
         Args:
-            min_lr: the first rate, for all groups of all optimizers.
-            max_lr: the last rate.
-            num_training: number of rates, each for one step of the optimizers.
-            mode: "exponential": neighboring rates differ by a constant factor; "linear": by a constant
-                difference.
-            early_stop_threshold: end the test when the smoothed loss exceeds its best value by this factor.
-                None: end after the last rate.
-            metric: name of the loss in the result of `train_batch`.
+            min_lr: first learning rate, for all parameter groups of all optimizers.
+            max_lr: last learning rate.
+            num_training: number of learning rates, each for one step of the optimizers.
+            mode: "exponential" multiplies the rate by a constant factor after each step; "linear" adds a
+                constant.
+            early_stop_threshold: factor by which the smoothed loss must exceed its best value to end the test
+                early. None ends the test after the last rate.
+            metric: name of the loss among the metrics that `train_batch` returns.
 
         Raises:
             ConfigError: an argument is wrong, or the operator registered no optimizer.
@@ -320,22 +321,24 @@ class OperatorTrainer:
     ) -> int:
         """Return the largest batch size at which training does not run out of memory.
 
-        New workers try each size, which is set in their configuration. So a size that runs out of memory, or
-        for which a worker is killed, has no lasting effect. Afterwards the trainer has its previous state.
+        Each size is tried on new workers, by setting it in their configuration. So a size has no lasting
+        effect if it runs out of memory or if a worker is killed. Afterwards the trainer has its previous
+        state.
 
         Args:
-            mode: "power" doubles the size while it fits, or halves it until it fits. "binsearch" then
-                searches between the largest size that fits and the smallest that does not.
+            mode: "power" doubles the size while it fits into memory, or halves it until it fits. "binsearch"
+                does the same, and then searches between the largest size that fits and the smallest that does
+                not.
             steps_per_trial: number of batches to train on with each size.
             init_val: the first size.
             max_trials: largest number of sizes to try.
-            batch_arg_name: the configuration key from which `setup` reads the size. With `BATCH_SIZE` the key
-                gives the size over all workers.
-            margin: share by which the result of "binsearch" is reduced.
+            batch_arg_name: configuration key from which `setup` reads the size. If the key is `BATCH_SIZE`,
+                the size is the batch size over all workers.
+            margin: fraction by which the result of "binsearch" is reduced, as a safety margin.
             max_val: largest size to try.
 
         Raises:
-            ConfigError: an argument is wrong, or the batches do not change with the size.
+            ConfigError: an argument is wrong, or the size in the configuration does not change the batches.
             TrainingError: no size fits.
             Exception: the operator's exception in a worker, for any reason other than memory.
         """
@@ -355,15 +358,17 @@ class OperatorTrainer:
         override_tune_step: TuneStep | None = None,
         **kwargs: Any,
     ) -> type[TrainerTrainable]:
-        """Return a class for `tune.Tuner`. Each trial is a trainer with resources for all its workers.
+        """Return a class of trials for `tune.Tuner`. Each trial has a trainer and reserves all its workers.
 
-        A trial's configuration is merged over `config`. One step of a trial is an epoch of training and, if
-        the operator registered validation data, a validation. The result contains the metrics of both. If
-        both have the same metric, validation's value counts, except that `num_samples`, `batch_count` and
-        `epoch` come from training.
+        A trial's configuration is merged into the argument `config`, and takes precedence. One step of a
+        trial is an epoch of training and, if the operator registered validation data, a validation. The
+        step's result contains the metrics of training and validation. If both have a metric of the same name,
+        the result has the validation's value, but `num_samples`, `batch_count` and `epoch` come from
+        training.
 
         Args:
-            override_tune_step: a function (trainer, {"iteration": n}) -> result that replaces this step.
+            override_tune_step: function of (trainer, {"iteration": n}) that replaces this step and returns
+                its result.
             **kwargs: arguments of `TorchTrainer`.
 
         Raises:
@@ -373,7 +378,7 @@ class OperatorTrainer:
         return make_trainable(TrialPlan(cls, options, override_tune_step))
 
     def __trainable__(self) -> type[TrainerTrainable]:
-        """Return the trainable for `tune.Tuner(trainer)`. This trainer's workers end to free resources."""
+        """Return the trainable for `tune.Tuner(trainer)`. This ends the trainer's workers."""
         made = make_trainable(TrialPlan(type(self), self._options, None))
         self.shutdown()
         return made
@@ -410,7 +415,7 @@ class OperatorTrainer:
         self.shutdown(force=error is not None)
 
     def _epoch(self, call: Call, max_retries: int, reduce_results: bool, needs: str | None) -> Any:
-        """Run an epoch; `needs` names the data that must be registered."""
+        """Run an epoch of training or validation; data of the kind `needs` must be registered."""
         self._check_counts(call.method, call.args[0], max_retries)
         if needs is not None:
             self._require(needs)
@@ -434,6 +439,6 @@ class OperatorTrainer:
             raise ConfigError(f"{method}(): max_retries must be a non-negative integer, not {max_retries!r}")
 
     def _require(self, data: str) -> None:
-        """Raise ConfigError if the operator registered no data of this kind, "train" or "validation"."""
+        """Raise ConfigError unless the operator has registered `data`, which is "train" or "validation"."""
         if self._workers.ended is None and not self._workers.has_data(data):
             raise ConfigError(f"there is no {data} data: call register_data({data}_loader=...) in setup")

@@ -1,4 +1,4 @@
-"""A trainer as a trial of `tune.Tuner`."""
+"""Trials of `tune.Tuner` that train an operator with a `TorchTrainer`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from trainkit.tune.trial.environment import divert
 from trainkit.tune.trial.trainable import Trainable
 
 TuneStep = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
-"""Function (trainer, {"iteration": n}) -> result."""
+"""Function of (trainer, {"iteration": n}) that runs one step of a trial and returns its result."""
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """Settings that the trials of one trainable share.
+    """Settings that are equal for all trials of a search.
 
     Attributes:
         trainer_cls: `TorchTrainer` or a subclass.
-        options: arguments of the trainer.
-        step: function that replaces the epoch of training and the validation; None: no replacement.
+        options: arguments of each trial's trainer.
+        step: function that replaces a trial's step, which is an epoch of training and a validation; or None.
     """
 
     trainer_cls: type[Any]
@@ -49,12 +49,12 @@ class TrialPlan:
 
 
 def diverted(paths: Sequence[str], pid: int, hook: Callable[[], Any] | None) -> None:
-    """Redirect a worker's output to the trial's files, for `log_to_file`; this is the worker's first call.
+    """Redirect a worker's output to the trial's files, for `log_to_file`; called first in each worker.
 
     Args:
-        paths: paths of the files for stdout and stderr.
+        paths: paths of the trial's files for stdout and stderr.
         pid: id of the trial's own process, whose output is already redirected.
-        hook: the user's hook, called afterwards.
+        hook: the user's `initialization_hook`, which is called afterwards.
     """
     if os.getpid() != pid:
         divert(paths)
@@ -63,7 +63,7 @@ def diverted(paths: Sequence[str], pid: int, hook: Callable[[], Any] | None) -> 
 
 
 class TrainerTrainable(Trainable):
-    """Trial that runs a trainer; `TorchTrainer.as_trainable` makes subclasses of this class."""
+    """Trial that trains an operator; `TorchTrainer.as_trainable` makes subclasses of this class."""
 
     plan: ClassVar[TrialPlan]
 
@@ -77,7 +77,7 @@ class TrainerTrainable(Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return an empty bundle for the trial's own process, which only waits, and a bundle per worker.
+        """Return an empty bundle for the trial's own process, which only waits, and each worker's bundle.
 
         With `use_local` the trial's process is worker 0 and uses the first worker's bundle.
         """
@@ -104,7 +104,7 @@ class TrainerTrainable(Trainable):
         result: dict[str, Any] = self._trainer.train()
         if result.get(SHOULD_STOP):
             result["done"] = True
-        # Lightning validates at the end of an epoch, where its callbacks and schedulers see the result.
+        # Lightning has already validated at the end of the epoch, for its callbacks and schedulers.
         validated = getattr(self.plan.options.training_operator_cls, "validates_in_training", False)
         if validated or not self._trainer.has_validation:
             return result
@@ -121,7 +121,7 @@ class TrainerTrainable(Trainable):
             self._trainer.apply_all_operators(partial(override_operator, then=then, now=now))
 
     def _known_set_up(self) -> Sequence[Hyperparameters]:
-        """Return the hyperparameters by rank; [] until Lightning has made optimizers."""
+        """Return the initial hyperparameters, by rank; [] until Lightning has made optimizers."""
         if None in self._set_up:
             self._set_up = self._trainer.apply_all_operators(initial_hyperparameters)
         return [each for each in self._set_up if each is not None]
@@ -133,12 +133,12 @@ class TrainerTrainable(Trainable):
 def override_operator(
     operator: TrainingOperator, *, then: Sequence[Hyperparameters], now: Sequence[Hyperparameters]
 ) -> None:
-    """Set the hyperparameters of a worker's operator that has loaded a checkpoint.
+    """Apply the current configuration's hyperparameters to an operator that has loaded a checkpoint.
 
     Args:
         operator: operator of the worker.
-        then: hyperparameters from the checkpoint's configuration, by rank.
-        now: hyperparameters from the current configuration, by rank.
+        then: hyperparameters that `setup` derived from the checkpoint's configuration, by rank.
+        now: hyperparameters that `setup` derived from the current configuration, by rank.
     """
     before = then[min(operator.world_rank, len(then) - 1)]
     override_hyperparameters(*_steering(operator), then=before, now=now[operator.world_rank])
@@ -147,7 +147,8 @@ def override_operator(
 def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | None:
     """Return the hyperparameters set by `setup`; call it before anything is trained or loaded.
 
-    For a Lightning module, return those from `configure_optimizers`, at any time after it ran; None before.
+    For a Lightning module, return the hyperparameters set by `configure_optimizers`, or None before this
+    method ran. These may be requested at any time.
     """
     if hasattr(operator, "lightning_trainer"):
         held: Hyperparameters | None = getattr(operator, "lightning_set_up", None)
@@ -156,7 +157,7 @@ def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | Non
 
 
 def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimizer], Sequence[Any]]:
-    """Return the optimizers and schedulers in use: those registered, or Lightning's."""
+    """Return the optimizers and schedulers that train: the registered ones, or Lightning's."""
     trainer = getattr(operator, "lightning_trainer", None)
     if trainer is None:
         return operator._registered.optimizers, operator._registered.schedulers
@@ -164,7 +165,7 @@ def _steering(operator: TrainingOperator) -> tuple[Sequence[torch.optim.Optimize
 
 
 def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
-    """Make the class that `TorchTrainer.as_trainable` returns."""
+    """Return the class of trials that `TorchTrainer.as_trainable` returns."""
     if plan.step is not None:
         try:
             inspect.signature(plan.step).bind("trainer", {})
@@ -179,6 +180,6 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
 
 
 def both(training: Mapping[str, Any], validation: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge both metrics: validation replaces equal names, except for training's counts."""
+    """Merge the metrics: validation's value is used for equal names, except for the counts of training."""
     counts = {name: training[name] for name in (NUM_SAMPLES, BATCH_COUNT, EPOCH) if name in training}
     return {**training, **validation, **counts}

@@ -1,4 +1,4 @@
-"""Context of an operator's worker, and the models and optimizers that the operator registered."""
+"""Data of an operator: the context of its worker, and the models and optimizers that it registered."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainkit.train.strategies.single import SingleStrategy
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """Context of a worker's operator, passed to the operator's constructor; default: one process on the CPU.
+    """Settings of a worker, passed to its operator's constructor; the default is one process on the CPU.
 
     Attributes:
-        strategy: strategy for models and data.
+        strategy: strategy that places models and shares data.
         local_rank: this worker's rank among the workers of its machine.
         step: settings for precision, accumulation and clipping.
-        use_tqdm: True to show a progress bar.
+        use_tqdm: True if a progress bar is shown.
         scheduler_step_freq: "batch", "epoch", "manual", or None without schedulers.
     """
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registered:
-    """Objects that an operator has registered: placed and wrapped models, optimizers, schedulers."""
+    """Objects that an operator has registered; the models are already on their devices and wrapped."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Registered:
     def check_optimizers(self, models: Sequence[nn.Module], criterion: Any) -> None:
         """Raise ConfigError if no optimizer has a parameter of `models` or `criterion`.
 
-        Some of the optimizers may have only other parameters, such as a temperature.
+        One optimizer with such a parameter is enough; others may only have parameters such as a temperature.
         """
         modules = [*models, *([criterion] if isinstance(criterion, nn.Module) else [])]
         owned = {id(parameter) for module in modules for parameter in module.parameters()}
@@ -62,10 +62,10 @@ class Registered:
 
 
 def as_list(value: Any, kind: type[T], what: str) -> list[T]:
-    """Return `value`, a single object or a list or tuple, as a list.
+    """Return `value`, which is a single object, a list or a tuple, as a list.
 
     Raises:
-        ConfigError: `value` is empty, or an item is not a `kind`.
+        ConfigError: `value` is empty, or an item is not an instance of `kind`.
     """
     # Other iterables count as a single object; for example, an nn.Sequential is one model.
     items = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -75,14 +75,14 @@ def as_list(value: Any, kind: type[T], what: str) -> list[T]:
 
 
 def in_shape_of(given: Any, items: list[T]) -> T | list[T] | tuple[T, ...]:
-    """Return `items` in the form of `given`: as a list or tuple if it is one, otherwise the only item."""
+    """Return `items` as a list or tuple if `given` is one, otherwise return the only item."""
     if isinstance(given, tuple):
         return tuple(items)
     return items if isinstance(given, list) else items[0]
 
 
 def check_wrapping(ddp_args: Any, apex_args: Any) -> None:
-    """Raise ConfigError if the arguments of wrappers are not acceptable."""
+    """Raise ConfigError unless `ddp_args` is a dictionary or None, and `apex_args` is empty."""
     if ddp_args is not None and not isinstance(ddp_args, Mapping):
         raise ConfigError(
             f"register(): ddp_args must be a dictionary, not {ddp_args!r}. It applies to all models. To wrap "
@@ -116,7 +116,7 @@ BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ON
 
 
 def taken(method: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `named` that a method accepts; all entries if its signature is unknown."""
+    """Return the entries of `named` that `method` accepts as keyword arguments; all if this is unknown."""
     try:
         parameters = inspect.signature(method).parameters
     except (TypeError, ValueError):

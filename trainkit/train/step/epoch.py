@@ -1,4 +1,4 @@
-"""Epoch of training or validation: the loop over batches, its progress bar, and the modes of models."""
+"""Epoch of training or validation: the loop over batches, its progress bar, and train and eval modes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.train.data.sharding import BatchWeight
 from trainkit.train.step.metrics import EpochMetrics, Meters
 
 _REFRESH_S = 0.1
-"""Seconds between two readings of the loss, each of which waits for the device."""
+"""Seconds between two readings of the loss for the bar, because each reading waits for the device."""
 
 
 def require_tqdm() -> None:
@@ -27,7 +27,7 @@ def require_tqdm() -> None:
 
 
 class ProgressBar:
-    """Progress bar of an epoch's batches on standard error, followed by the last loss.
+    """Progress bar on standard error that counts an epoch's batches and shows the last loss.
 
     Args:
         total: number of batches; None if unknown.
@@ -42,7 +42,7 @@ class ProgressBar:
         self._read_at = -_REFRESH_S
 
     def show(self, metrics: Mapping[str, Any]) -> None:
-        """Store the metrics of the current batch."""
+        """Store the loss in the metrics of the current batch, to show it later."""
         self._loss = next((metrics[name] for name in ("train_loss", "val_loss") if name in metrics), None)
 
     def advance(self) -> None:
@@ -53,7 +53,7 @@ class ProgressBar:
         self._bar.update()
 
     def close(self) -> None:
-        """End the line with the last loss."""
+        """End the bar's line, after the last loss is shown."""
         if self._loss is not None:
             self._bar.set_postfix(loss=float(self._loss), refresh=False)
         self._bar.close()
@@ -66,10 +66,10 @@ def describe(what: str, epoch: int, info: Mapping[str, Any]) -> str:
 
 
 class EpochBatches(Iterator[Any]):
-    """Iterator over an epoch's batches for a user's own loop; it yields only the data.
+    """Iterator over an epoch's batches for a user's own loop; it yields the data without the weights.
 
     Args:
-        batches: batches of the feed.
+        batches: batches of the feed, with their weights.
         bar: progress bar that counts the batches.
     """
 
@@ -84,7 +84,7 @@ class EpochBatches(Iterator[Any]):
         return batch.data
 
     def weighted(self) -> Iterator[Batch]:
-        """Return the batches with their weights."""
+        """Return an iterator over the batches with their weights."""
         return self._batches if self.bar is None else iter(self._take, None)
 
     def _take(self) -> Batch | None:
@@ -96,7 +96,7 @@ class EpochBatches(Iterator[Any]):
 
 
 Step = Callable[[Any, dict[str, Any]], Mapping[str, Any]]
-"""`train_batch` or `validate_batch`: (batch, batch_info) -> metrics."""
+"""The method `train_batch` or `validate_batch`: a function of (batch, batch_info) that returns metrics."""
 
 
 def run_epoch(
@@ -112,9 +112,10 @@ def run_epoch(
     """Run `step` on each batch and return the epoch's metrics.
 
     Args:
-        step: function of the batch and of a dictionary: `info`, with `batch_idx` and `global_step`.
+        step: function of the batch and of a dictionary with the entries of `info`, `batch_idx` and
+            `global_step`.
         batches: this worker's batches of the epoch.
-        info: dictionary passed to every step.
+        info: dictionary whose entries are passed to every step.
         first_step: the `global_step` of the first batch.
         before_step: function called before each step, with the weight of the batch.
         after_step: function called after each step, for example to step a scheduler.
@@ -134,7 +135,7 @@ def run_epoch(
 
 
 def enter_training(models: Sequence[nn.Module]) -> None:
-    """Put `models` into training mode, except frozen models, such as a teacher."""
+    """Put `models` into training mode, except models without trainable parameters, such as a teacher."""
     for model in models:
         if not _is_frozen(model):
             model.train()

@@ -1,4 +1,4 @@
-"""Means over an epoch and over workers, weighted by each value's number of samples.
+"""Means of metrics over an epoch and over workers, weighted by the number of samples of each value.
 
 step's metrics ──▶ Meters (tensors stay on their device) ──epoch's end──▶ EpochMetrics ──▶ reduce_metrics
                                                                           one a worker      of all workers
@@ -18,18 +18,18 @@ from trainkit.errors import ConfigError
 from trainkit.train.keys import BATCH_COUNT, EPOCH, NUM_SAMPLES
 
 _CHUNK = 512
-"""Number of values kept individually before they are packed into a tensor; limits the memory of an epoch."""
+"""Number of values after which single tensors are packed into one, to limit the memory of an epoch."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Samples, step and combination rule behind a metric's value.
+    """Origin of a metric's value: the number of samples, the step, and the rule to combine workers' values.
 
     Attributes:
-        weight: number of samples.
-        step: the step of the value; 0 for a mean over an epoch.
+        weight: number of samples that the value is a mean over.
+        step: step of the epoch that the value comes from; 0 for a mean over the epoch.
         how: how the workers' values are combined: "mean", "sum", "max" or "min".
-        broken_at: first step of the epoch whose value was not finite.
+        broken_at: first step of the epoch in which the metric was not finite; None if it was always finite.
     """
 
     weight: float
@@ -39,7 +39,7 @@ class Origin:
 
 
 class EpochMetrics(dict[str, Any]):
-    """One worker's result of an epoch: a plain dictionary that also stores the origins of its values."""
+    """One worker's metrics of an epoch: a dictionary that also has the origin of each value."""
 
     def __init__(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
         super().__init__(values)
@@ -67,12 +67,13 @@ class _Series:
 
     def values(self, name: str) -> torch.Tensor:
         self.pack(name)
-        # This is the epoch's only wait for the device. Sums use float64 on the CPU, as some devices lack it.
+        # Only this line of an epoch waits for the device. Sums are computed on the CPU, because some devices
+        # lack float64.
         return torch.cat([chunk.cpu().double() for chunk in self.chunks])
 
 
 class Meters:
-    """Collector of the metrics of an epoch's steps that never waits for the device."""
+    """Collector of the metrics of an epoch's steps; `add` never waits for the device."""
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
@@ -83,8 +84,9 @@ class Meters:
         """Add the metrics of one step.
 
         Args:
-            metrics: numbers or one-element tensors by name; `num_samples` is their weight, 1 if missing.
-            counted: False if a different worker counts the step's samples: the step counts, its samples
+            metrics: numbers or one-element tensors by name; the entry `num_samples`, 1 if missing, is their
+                weight.
+            counted: False if the step only repeats samples: the step counts, but its samples and metrics
                 don't.
 
         Raises:
@@ -107,7 +109,7 @@ class Meters:
             series = self._series.get(name)
             if series is None:
                 series = self._series[name] = _Series()
-            # The value is detached, because a stored loss would keep its graph and all activations alive.
+            # The value is detached, because otherwise the stored loss would keep all activations in memory.
             series.pending.append(value.detach() if getattr(value, "requires_grad", False) else value)
             series.weights.append(weight)
             series.steps.append(step)
@@ -126,7 +128,7 @@ class Meters:
             data = series.values(name)
             weights = torch.tensor(series.weights, dtype=torch.float64)
             weight = float(weights.sum())
-            # A mean over no samples is NaN and must not affect the mean over other values.
+            # A value with weight 0 may be NaN, as a mean over no samples, and must not affect the mean.
             counted = torch.where(weights == 0, 0.0, data)
             values[name] = float(torch.dot(counted, weights)) / weight if weight else math.nan
             values[f"last_{name}"] = float(data[-1])
@@ -141,8 +143,8 @@ class Meters:
 def reduce_metrics(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the results of all workers into one result.
 
-    Numbers become means weighted by samples; for `last_` values only the last step counts. Sample counts are
-    added. For other values the first worker's value is used.
+    Numbers become means weighted by samples; for `last_` metrics only values of the latest step count. Sample
+    counts are added. For values that are not numbers, the first worker's value is used.
 
     Args:
         results: one result for each worker, by rank; at least one.
@@ -172,7 +174,7 @@ def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
     for rank, result in results.items():
         origins = result.origins if isinstance(result, EpochMetrics) else {}
         found += [(at.broken_at, rank, name) for name, at in origins.items() if at.broken_at is not None]
-        # The results of a user's own loop have no origins, so their step is unknown.
+        # If a user's own loop returned the result, the step of the first such value is unknown.
         found += [
             (math.inf, rank, name)
             for name, value in result.items()
@@ -187,7 +189,7 @@ def not_finite(results: Mapping[int, Mapping[str, Any]]) -> str | None:
 
 
 def to_numbers(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `result` with one-element tensors as numbers, which can be sent, stored and compared."""
+    """Return `result` with numbers in place of one-element tensors, to send, store and compare them."""
     tensors = {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}
     if not tensors:
         return result
@@ -208,7 +210,7 @@ def _combined(values: Sequence[float], origins: Sequence[Origin]) -> float:
 
 
 def _weighted_mean(values: Sequence[float], origins: Sequence[Origin]) -> float:
-    """Return the mean of the values of the latest step; unweighted if they have no samples."""
+    """Return the weighted mean of the latest step's values; the plain mean if all weights are 0."""
     latest = max(origin.step for origin in origins)
     chosen = [
         (value, origin.weight) for value, origin in zip(values, origins, strict=True) if origin.step == latest

@@ -1,9 +1,9 @@
-"""The training step around the user's forward pass: weight and scale the loss, accumulate, clip, step.
+"""Training step after the forward pass: weight and scale the loss, accumulate and clip gradients, step.
 
 autocast ──▶ loss ──scaled──▶ backward ──(every grad_accumulation_steps batches)──▶ unscale, clip, step
 
-Weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. That class copies a whole model,
-which fails for wrapped and sharded models, so each worker averages its own parameters here. Source:
+Models' weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. That class copies a whole
+model, which fails for wrapped and sharded models. So here each worker averages its own parameters. Source:
 Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
 https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
 """
@@ -29,7 +29,7 @@ class WeightAverage:
     """Exponential moving averages of this worker's parameters.
 
     Args:
-        decay: weight of the old average at each step.
+        decay: factor of the old average in each update.
         strategy: the strategy that placed the models.
         models: the placed models.
     """
@@ -39,7 +39,8 @@ class WeightAverage:
         self._updates = 0
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         strategy.reshard()
-        # A shared parameter and its average appear under each of its names.
+        # A parameter with several names, such as a shared one, appears under each name, with the same
+        # average.
         self._live = [_held(strategy.unwrap(model)) for model in models]
         unique = {id(parameter): parameter for named in self._live for parameter in named.values()}
         averages = {key: parameter.detach().clone() for key, parameter in unique.items()}
@@ -49,7 +50,7 @@ class WeightAverage:
         self._pairs = [(parameter, averages[key]) for key, parameter in unique.items()]
 
     def update(self) -> None:
-        """Update the averages with the parameters, after a step of the optimizers."""
+        """Update the averages with the current parameters, after a step of the optimizers."""
         averages, live = (
             [local(average) for _, average in self._pairs],
             [local(each) for each, _ in self._pairs],
@@ -72,15 +73,15 @@ class WeightAverage:
             self._swap()
 
     def models(self) -> list[dict[str, torch.Tensor]]:
-        """Return the averages of each model by parameter name."""
+        """Return the averages of each model, by parameter name."""
         return self._averages
 
     def state(self) -> dict[str, Any]:
-        """Return this worker's part of the state."""
+        """Return the averages of this worker and the number of updates."""
         return {"updates": self._updates, "models": self._averages}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Load a whole state; None, from a run without averages, starts from the current parameters."""
+        """Load all workers' averages; None, from a run without averages, loads the current parameters."""
         self._updates = 0 if state is None else state["updates"]
         for number, named in enumerate(self._averages):
             for name, average in named.items():
@@ -101,19 +102,20 @@ def _held(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Stepper:
-    """Optimizer steps of an operator.
+    """Backward passes and optimizer steps of an operator, with the trainer's settings.
 
     Args:
         settings: settings for precision, accumulation and clipping.
-        strategy: strategy that runs forward and backward.
-        registered: registered models, optimizers and schedulers.
-        weight: function that returns the weight of the last taken batch, for users' own loops, which never
-            call `begin`.
+        strategy: strategy that runs forward and backward passes.
+        registered: models, optimizers and schedulers of the operator.
+        weight: function that returns the weight of the last batch that the feed gave, for users' own loops,
+            which never call `begin`.
         global_step: function that returns the number of the training step, for messages.
 
     Attributes:
-        average: average of the weights, if `ema_decay` is set and models are registered.
-        joins: True if some batches may be repeated with weight 0, so that a step must use the weight.
+        average: moving averages of the models' weights; None if `ema_decay` is not set or no models are
+            registered.
+        joins: True if some batches may be repeats with weight 0, so that a step must apply the weight.
     """
 
     def __init__(
@@ -129,18 +131,18 @@ class Stepper:
         self._registered = registered
         self._scaler = strategy.make_scaler() if settings.precision == "fp16" else None
         if self._scaler is not None:
-            # The scaler has no scale until it has scaled a tensor, and a worker without a loss never scales
-            # a tensor.
+            # A scaler gets its scale when it scales a tensor. A worker without a loss would never do this, so
+            # a zero is scaled here.
             self._scaler.scale(torch.zeros((), device=strategy.devices[0]))
         self._accumulates = settings.grad_accumulation_steps > 1
         self._current_weight = weight
         self._global_step = global_step
         self._weight: BatchWeight | None = None
-        # For the current batch, `_called` is True once step() was called, and `_stepped` once the optimizers
-        # were stepped.
+        # For the current batch, `_called` is True after step() was called, and `_stepped` is True after the
+        # optimizers made a step.
         self._called = self._stepped = False
-        # These flags are True once a user's own step has called autocast, backward and optimizer_step, and
-        # `_checked` once these calls were checked.
+        # The first three flags become True when a user's own step calls autocast, backward or optimizer_step,
+        # and `_checked` after these calls were checked.
         self._cast = self._weighed = self._ended = self._checked = False
         self._kept: _Kept | None = None
         self.average: WeightAverage | None = None
@@ -148,30 +150,31 @@ class Stepper:
         self.joins = False
 
     def placed(self) -> None:
-        """Start averaging weights if `ema_decay` is set; called once models are registered."""
+        """Start averaging weights if `ema_decay` is set; called after models are registered."""
         if (decay := self._settings.ema_decay) is not None:
             self.average = WeightAverage(decay, self._strategy, self._registered.models)
 
     def begin_epoch(self) -> None:
-        """Clear gradients that a failed epoch or `setup` may have left."""
+        """Clear gradients that a failed epoch or `setup` may have left in the parameters."""
         self._weight = self._kept = None
-        # A user's own step may keep gradients from one epoch to the next on purpose.
+        # A user's step that does not call optimizer_step may keep gradients from one epoch to the next on
+        # purpose.
         if self._ended or not self._checked:
             for optimizer in self._registered.optimizers:
                 optimizer.zero_grad()
 
     def begin(self, weight: BatchWeight) -> None:
-        """Begin a batch, before `train_batch` is called with the batch."""
+        """Prepare for a batch, before `train_batch` is called."""
         self._weight = weight
         self._called, self._stepped = False, weight.closes_step
         if self._accumulates:
             self._strategy.sync_gradients(weight.closes_step)
 
     def end(self) -> bool:
-        """End a batch; return True if the optimizers were stepped with this batch.
+        """Finish a batch, after `train_batch`; return True if the optimizers made a step with this batch.
 
         Raises:
-            ConfigError: the step did not call a method that precision, accumulation or clipping needs.
+            ConfigError: `train_batch` did not call a method that precision, accumulation or clipping needs.
         """
         closes = self._weight is None or self._weight.closes_step
         self._weight = None
@@ -201,7 +204,7 @@ class Stepper:
             raise ConfigError(_no_step(settings))
 
     def delegated(self) -> None:
-        """Turn off the checks, because a different object, such as a strategy, applies the settings."""
+        """Turn off `check`, because a different object, such as a strategy, applies the settings."""
         self._cast = self._weighed = self._ended = True
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -210,7 +213,7 @@ class Stepper:
         return self._settings.autocast(self._strategy.devices[0])
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss to call backward on: weighted and scaled."""
+        """Return the loss as input of the backward pass: with its weight, and scaled for fp16."""
         self._weighed = True
         if self._settings.detect_nan and not bool(torch.isfinite(loss.detach()).all()):
             raise NonFiniteLossError(
@@ -238,9 +241,9 @@ class Stepper:
         self._strategy.backward(self.scaled(loss))
 
     def step(self) -> bool:
-        """Step all optimizers if the accumulation is complete; return True if they were stepped.
+        """Step all optimizers if all batches of the step are accumulated; return True if they made a step.
 
-        With fp16, no worker steps if a gradient overflowed on any worker.
+        With fp16, no worker makes the step if a gradient overflowed on any worker.
         """
         self._called = self._ended = True
         weight = self._weight or self._current_weight()
@@ -268,15 +271,15 @@ class Stepper:
         return {} if self._scaler is None else self._scaler.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load a result of `state`; the state of a different precision is ignored."""
+        """Load a result of `state`; it is ignored if the saved or the current precision has no scaler."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
 
     def _step_scaled(
         self, scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], weight: BatchWeight
     ) -> bool:
-        # torch's scaler refuses an optimizer without gradients, for example after a skipped batch. A
-        # strategy's own scaler considers other workers' gradients and waits for all workers.
+        # torch's scaler refuses an optimizer without gradients, for example after a skipped batch. But a
+        # strategy's own scaler waits for all workers, so it is also called without gradients.
         shared = type(scaler) is not torch.amp.GradScaler
         held = [optimizer for optimizer in optimizers if shared or _gradients([optimizer])]
         for optimizer in held:
@@ -285,8 +288,8 @@ class Stepper:
                 self._hooked.append(optimizer)
             scaler.unscale_(optimizer)
         self._finish_gradients(optimizers, weight)
-        # At an overflow the scaler silently skips optimizer.step(). Comparing its scale before and after
-        # would cause a second wait for the device.
+        # At an overflow the scaler silently skips optimizer.step(), so a hook notices steps. Comparing the
+        # scale before and after would wait for the device once more.
         self._stepped = False
         for optimizer in held:
             scaler.step(optimizer)
@@ -298,7 +301,7 @@ class Stepper:
         self._stepped = True
 
     def _finish_gradients(self, optimizers: list[torch.optim.Optimizer], weight: BatchWeight) -> None:
-        """Correct the weight of the gradients and clip them."""
+        """Multiply the gradients by the correction of their weight, and clip them."""
         limit = self._settings.max_grad_norm
         if weight.correction != 1 and (gradients := _gradients(optimizers)):
             torch._foreach_mul_([local(gradient) for gradient in gradients], weight.correction)
@@ -314,7 +317,7 @@ def _no_step(settings: StepSettings) -> str:
 
 
 class _Kept:
-    """Gradient to which the next batch adds its own; a changed version number shows that code wrote to it."""
+    """Gradient of earlier batches; a change of torch's version counter means that code wrote to it."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self._parameter = parameter
@@ -323,7 +326,7 @@ class _Kept:
 
     @classmethod
     def of(cls, optimizers: Iterable[torch.optim.Optimizer]) -> _Kept | None:
-        """Return the first gradient; None if a strategy that shards gradients stores them elsewhere."""
+        """Return a gradient of `optimizers`; None if a sharding strategy stores gradients elsewhere."""
         return next(map(cls, _with_gradients(optimizers)), None)
 
     def check(self) -> None:
@@ -337,7 +340,7 @@ class _Kept:
 
 
 def _with_gradients(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[torch.Tensor]:
-    """Return each parameter that has a gradient once, even if several optimizers have it."""
+    """Return all parameters with a gradient, each only once even if it is in several optimizers."""
     return dict.fromkeys(
         parameter
         for optimizer in optimizers

@@ -1,4 +1,4 @@
-"""Durations of the parts of a step, measured with `profile=True`, under the names of RaySGD's timers."""
+"""Timers for the parts of a step, enabled by `profile=True`, with the class names of RaySGD."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OFF: AbstractContextManager[None] = nullcontext()
 
 
 class TimerStat:
-    """Durations of one block of code in seconds; a context manager that measures its body.
+    """Timer of one block of code: a context manager that records the duration of its body in seconds.
 
     Args:
         wait: function called before each reading of the clock, for example to wait for a GPU.
@@ -76,12 +76,12 @@ class TimerStat:
 
     @property
     def first(self) -> float | None:
-        """First duration; None without durations."""
+        """First measured duration; None if nothing was measured."""
         return self._samples[0] if self._samples else None
 
     @property
     def last(self) -> float | None:
-        """Last duration; None without durations."""
+        """Last measured duration; None if nothing was measured."""
         return self._samples[-1] if self._samples else None
 
     def _now(self) -> float:
@@ -91,10 +91,10 @@ class TimerStat:
 
 
 class TimerCollection:
-    """Timers by name. Until they are enabled, `record` measures nothing and costs nothing.
+    """Timers by name. Until the timers are enabled, `record` measures nothing and costs nothing.
 
     Args:
-        wait: see `TimerStat`.
+        wait: function called before each reading of the clock; see `TimerStat`.
     """
 
     def __init__(self, wait: Callable[[], object] | None = None) -> None:
@@ -107,16 +107,16 @@ class TimerCollection:
         return self._enabled
 
     def record(self, key: str) -> AbstractContextManager[None]:
-        """Return a context manager whose duration is added to the timer `key`."""
+        """Return a context manager that adds the duration of its body to the timer `key`."""
         return self._timers[key] if self._enabled else _OFF
 
     @contextmanager
     def halves(self, first: str, second: str, between: Callable[[T], T]) -> Iterator[Callable[[T], T]]:
-        """Measure a block in two parts, separated by the first call of a function in the block.
+        """Measure a block in two parts, which are separated by the block's first call of a function.
 
         Args:
-            first: name of the part before the function's first call.
-            second: name of the part after this call; not counted without a call.
+            first: timer of the part before the function's first call.
+            second: timer of the part from this call on; it measures nothing if the function is not called.
             between: the function that separates the parts.
 
         Returns:
@@ -155,7 +155,7 @@ class TimerCollection:
             timer.reset()
 
     def stats(self, mean: bool = True, last: bool = False) -> dict[str, float]:
-        """Return seconds by name: "mean_<key>_s" and, if requested, "last_<key>_s"."""
+        """Return durations in seconds: "mean_<key>_s" and, if requested, "last_<key>_s"."""
         found: dict[str, float] = {}
         for key, timer in self._timers.items():
             if mean and timer.count:

@@ -1,11 +1,12 @@
-"""The base classes of strategies, and the table of their names.
+"""Base classes of strategies, which distribute a model over workers, and a table of strategies' names.
 
     TorchTrainer(strategy=FSDP())          frozen, picklable; says how many workers hold one copy of the model
         └─ build(place) ──▶ Strategy       one on every worker: where a model lives, who sees which data, how
                                            backward runs, and which part of the state is here
 
-A user's own strategy subclasses both classes. The step loop calls only `forward_backward` (or `backward`) and
-`clip`. All other methods are called before the first step or between epochs.
+A user's own strategy needs a subclass of `StrategySpec` and one of `Strategy`. A training step only calls
+`forward_backward` (or `backward`) and `clip`. All other methods are called before the first step or between
+epochs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """Arguments of `TorchTrainer`, which documents each of them."""
+    """Arguments of `TorchTrainer` for single training steps; `TorchTrainer` documents each of them."""
 
     precision: Precision = "32"
     grad_accumulation_steps: int = 1
@@ -48,7 +49,7 @@ class StepSettings:
     ema_decay: float | None = None
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return a context manager that runs suitable operations on `device` in `precision`."""
+        """Return a context manager in which torch runs suitable operations on `device` in `precision`."""
         dtype = _AUTOCAST.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
@@ -66,7 +67,7 @@ class StepSettings:
 
     @property
     def asked_for(self) -> str:
-        """The settings that need `optimizer_step()`, in the user's notation."""
+        """Text of the settings that need `optimizer_step()`, in the user's notation."""
         given = [
             ("precision", self.precision, self.precision == "fp16"),
             ("grad_accumulation_steps", self.grad_accumulation_steps, self.grad_accumulation_steps > 1),
@@ -79,12 +80,12 @@ class StepSettings:
 Models = Sequence[nn.Module]
 Optimizers = Sequence[torch.optim.Optimizer]
 Criterion = Callable[..., torch.Tensor]
-"""Loss function (output, target) -> mean loss over the batch."""
+"""Loss function of (output, target), which returns the mean over the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Everything from which a worker builds its strategy.
+    """Devices, process group and settings from which a worker builds its strategy.
 
     Attributes:
         devices: devices of this worker; its batches go to the first device.
@@ -102,7 +103,7 @@ class Place:
 
 
 class StrategySpec(ABC):
-    """Choice of a strategy: a frozen value, checked before any worker starts."""
+    """Choice of a strategy and its arguments: an immutable value that is checked before any worker starts."""
 
     spreads: ClassVar[bool] = False
     """True if no worker has the whole state, so that all workers write a checkpoint together."""
@@ -118,7 +119,7 @@ class StrategySpec(ABC):
         return 0
 
     def for_workers(self, num_workers: int) -> Self:
-        """Return this choice for `num_workers` workers; an omitted degree may then become a number."""
+        """Return this choice for `num_workers` workers, with a number in place of an omitted degree."""
         return self
 
     def mistakes(self, *, num_workers: int, devices_per_worker: int, step: StepSettings) -> Iterator[str]:
@@ -132,16 +133,16 @@ class StrategySpec(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDegree(StrategySpec):
-    """Choice of a strategy in which `degree` workers hold one copy of the model together.
+    """Base class of strategy choices in which `degree` workers hold one copy of the model together.
 
     Attributes:
-        degree: number of workers that hold one copy together; None: all workers.
+        degree: number of workers that hold one copy of the model together; None means all workers.
     """
 
     too_few: ClassVar[str]
-    """Error message for a single worker."""
+    """Error message for the case of a single worker."""
     several_devices: ClassVar[str]
-    """Error message for workers with several devices each."""
+    """Error message for the case that workers have several devices each."""
 
     degree: int | None = None
 
@@ -151,7 +152,7 @@ class ModelDegree(StrategySpec):
             raise ConfigError(f"{type(self).__name__}: {wrong[0]}; pass None to use all workers")
 
     def for_workers(self, num_workers: int) -> Self:
-        """Return a copy in which `degree` is a number."""
+        """Return this choice with `num_workers` as `degree` if it was None."""
         return self if self.degree is not None else replace(self, degree=num_workers)
 
     @property
@@ -168,7 +169,7 @@ class ModelDegree(StrategySpec):
 
 
 class Strategy:
-    """Way to train on one or several workers; every worker has its own instance.
+    """Method to train models on one or several workers; each worker has its own instance.
 
     This base class keeps the whole model on one device and exchanges nothing with other workers.
 
@@ -178,11 +179,11 @@ class Strategy:
     Attributes:
         devices: devices of this worker; its batches go to the first device.
         group: the workers that train together.
-        data: the group that shares the samples; workers that hold one model together count as one.
-        averages: True if `backward` averages gradients over `data`; only then is a loss weighted for
-            averaging.
-        meets_in_forward: True if forward passes are collective. Validation then needs equally many batches on
-            all workers.
+        data: group that divides the samples; workers that hold one model together count as one worker in it.
+        averages: True if `backward` averages gradients over the workers of `data`; a loss is then weighted
+            for this average.
+        meets_in_forward: True if workers communicate in forward passes. Validation then needs equally many
+            batches on all workers.
     """
 
     averages: bool = False
@@ -196,10 +197,10 @@ class Strategy:
         self._step = place.step
 
     def place(self, models: Models, optimizers: Optimizers, ddp_args: Mapping[str, Any]) -> list[nn.Module]:
-        """Return the modules to train: on their devices, with worker 0's initial weights, wrapped or sharded.
+        """Return `models` ready for training: on their devices, with worker 0's weights, wrapped or sharded.
 
-        `optimizers` have the user's parameters. If placing replaces parameters, the optimizers' groups
-        receive the new parameters.
+        `optimizers` have the parameters of `models`. If placing replaces parameters by new ones, it also
+        replaces them in the optimizers.
 
         Raises:
             ConfigError: this strategy can't train these models or optimizers.
@@ -216,7 +217,7 @@ class Strategy:
         return placed
 
     def _on_device(self, model: nn.Module) -> nn.Module:
-        """Return `model` on its device, with the same parameter objects; compile it if requested."""
+        """Move `model` to its device, with the same parameter objects; compile it if requested."""
         model = self._moved(model)
         if self._step.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -230,7 +231,7 @@ class Strategy:
         return model if by_hand else model.to(self.devices[0])
 
     def split_data(self, loader: Iterable[Any], *, training: bool, uneven: Uneven = "drop") -> Feed:
-        """Return this worker's share of a registered loader; `make_feed` describes the arguments."""
+        """Return a feed of this worker's share of a loader; `make_feed` describes the arguments."""
         return make_feed(
             loader,
             group=self.data,
@@ -249,14 +250,15 @@ class Strategy:
         target: Any,
         scaled: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor | None:
-        """Run forward and backward pass of a batch. Return the detached loss; None: another worker has it.
+        """Run both passes of a batch; return the detached loss, or None if a different worker has it.
 
         Args:
             model: a placed model.
             criterion: function that returns the mean loss over the batch.
             features: the model's inputs, on the device.
             target: the criterion's second argument, on the device.
-            scaled: function that returns the loss weighted, and scaled for fp16, as input of `backward`.
+            scaled: function of the loss that returns it weighted, and scaled for fp16, as input of
+                `backward`.
         """
         with self._step.autocast(self.devices[0]):
             output = model(*features)
@@ -267,14 +269,15 @@ class Strategy:
     def forward(
         self, model: nn.Module, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return (output, loss) of one batch without backward; None if a different worker has them."""
+        """Return (output, loss) of a batch, without a backward pass; None if a different worker has them."""
         with self._step.autocast(self.devices[0]):
             output = model(*features)
             return output, self._loss(criterion, output, target)
 
     def _loss(self, criterion: Criterion, output: Any, target: Any) -> torch.Tensor:
         if len(self.devices) > 1 and (device := device_of(output)) is not None:
-            # The target is on the first device. A model over several devices may end on a different device.
+            # The target is on the first device, but the output of a model over several devices may be on a
+            # different device.
             target = to_device(target, device)
             if isinstance(criterion, nn.Module):
                 criterion = criterion.to(device)
@@ -285,26 +288,26 @@ class Strategy:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def sync_gradients(self, now: bool) -> None:
-        """Set whether the next backward synchronizes gradients; False inside an accumulation.
+        """Turn the averaging of gradients in the next backward pass on or off; off while they accumulate.
 
-        Called before the forward pass of each batch, but only if `grad_accumulation_steps` is above 1.
+        This method is called before the forward pass of each batch, if `grad_accumulation_steps` is above 1.
         """
 
     def make_scaler(self) -> torch.amp.GradScaler:
-        """Make the scaler for fp16; an overflow on one worker makes all workers skip the step."""
+        """Make the loss scaler for fp16; at an overflow on one worker, all workers must skip the step."""
         return torch.amp.GradScaler(self.devices[0].type)
 
     def clip(self, parameters: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """Scale gradients so that the whole model's norm is at most `max_norm`; return the norm before."""
+        """Clip the norm of the whole model's gradients to `max_norm`; return the norm before clipping."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Return a context in which workers may run different numbers of forward passes; all enter it."""
+        """Return a context for all workers, in which they may run different numbers of forward passes."""
         yield
 
     def reshard(self) -> None:
-        """Free the gathered parameters that remain after a forward pass without backward."""
+        """Free the whole parameters that were gathered for a forward pass without a backward pass."""
 
     def leave(self) -> None:
         """Leave the other workers; placed models can no longer be trained."""
@@ -318,9 +321,9 @@ class Strategy:
         """Return this worker's part of the state of `models` and `optimizers`, under the user's own names.
 
         `models` is a list of {name: tensor}; `optimizers` is a list of {"state": {index: {name: value}},
-        "param_groups": [...]}, in torch's own layout: an index counts the parameters in the order in which
-        the user's optimizer had them at registration. A tensor that is sharded over workers is a DTensor. A
-        tensor that only a different worker has is absent.
+        "param_groups": [...]}, in torch's own layout. An index is the parameter's position in the user's
+        optimizer at registration. A tensor that is sharded over workers is a DTensor. Tensors that this
+        worker lacks are absent.
         """
         return {
             "models": [self.unwrap(model).state_dict() for model in models],
@@ -328,13 +331,13 @@ class Strategy:
         }
 
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
-        """Load a result of `state` from any strategy and world size.
+        """Load a state that `state` returned, from any strategy and number of workers.
 
-        `state` is complete. Each leaf is a tensor, or a `Spread` (tensors.py) from which a worker reads its
-        part.
+        The argument `state` contains the parts of all workers. Each tensor is a whole tensor, or a `Spread`
+        (tensors.py) from which this worker reads its part.
 
         Raises:
-            CheckpointError: the state does not fit; nothing was changed.
+            CheckpointError: the state does not fit the models or optimizers, which are unchanged.
         """
         before = detached(self.state(models, optimizers))
         try:
@@ -351,15 +354,15 @@ class Strategy:
             optimizer.load_state_dict(saved)
 
     def skeleton(self, model: nn.Module) -> nn.Module:
-        """Return the user's registered module with its parameters on the "meta" device."""
+        """Return a copy of the user's registered module with its parameters on the "meta" device."""
         return skeleton(self.unwrap(model))
 
     def order(self) -> list[Any]:
-        """Return the learned order of gradients as plain values; the rounding of their sums depends on it."""
+        """Return the order in which gradients are summed, as plain values, because rounding depends on it."""
         return []
 
     def take_order(self, order: Sequence[Any]) -> None:
-        """Apply a result of `order` from equally many workers; called on all workers together."""
+        """Apply an order that `order` returned, with equally many workers; all workers call this together."""
 
 
 STRATEGIES = Registry(
@@ -373,14 +376,15 @@ STRATEGIES = Registry(
         "context": "trainkit.train.strategies.context:ContextParallel",
     },
 )
-"""Strategies that `TorchTrainer(strategy=)` accepts by name, each built without arguments."""
+"""Strategies that `TorchTrainer(strategy=)` accepts by name, with the default arguments of each."""
 
 
 def named_strategy(value: str | StrategySpec, *, num_workers: int) -> StrategySpec:
     """Return the strategy for `value`.
 
     Args:
-        value: a strategy, its name, or "auto": single with one worker, data-parallel with several workers.
+        value: a strategy, its name, or "auto", which means "single" with one worker and "ddp" with several
+            workers.
         num_workers: number of workers of the trainer.
 
     Raises:

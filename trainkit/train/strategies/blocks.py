@@ -1,4 +1,4 @@
-"""The blocks of a model, which strategies shard and compile one by one."""
+"""Search for the blocks of a model, such as a transformer's layers, which are sharded and compiled singly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
 
     Args:
         model: a model that is not sharded yet.
-        chosen: classes, or a function of (name, module); None selects the repeated blocks of its stacks.
+        chosen: classes of the blocks, or a function of (name, module) that returns True for blocks; None
+            selects the result of `stacked_blocks`.
 
     Raises:
         ConfigError: no block is found, or a block shares a parameter with modules outside of it.
@@ -50,10 +51,10 @@ def chosen_blocks(model: nn.Module, chosen: Blocks) -> list[nn.Module]:
 
 
 def stacked_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the repeated blocks of lists and sequences: several modules of one class, with submodules.
+    """Yield modules with submodules, if a list or sequence contains several modules of their class.
 
-    Layers such as nn.Linear are too small to be gathered one by one. Blocks inside of blocks are gathered
-    with the outer block.
+    Modules without submodules, such as nn.Linear, are too small to be gathered one by one. Blocks inside of a
+    block are not yielded, because they are gathered with the outer block.
     """
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.Sequential)):
@@ -73,7 +74,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _shared_outside(model: nn.Module, block: nn.Module) -> str | None:
-    """Return the name of a parameter of `block` that other modules of `model` share; None without one."""
+    """Return the name of a parameter of `block` that also belongs to modules outside of `block`, or None."""
     inside = {id(module) for module in block.modules()}
     own = {id(parameter): name for name, parameter in block.named_parameters()}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Context parallelism: each sequence is cut into parts, and each worker computes its part in all layers.
+"""Context parallelism: each sequence is cut into parts, and each worker computes all layers for one part.
 
     two workers        tokens 0..n/2  ─▶ layers ─▶ attention ─▶ layers ─▶ loss of these tokens
                                                       ⇅ keys and values of the others
@@ -44,7 +44,7 @@ _KERNELS = {
 """Attention kernels for which torch's context parallelism can exchange keys and values."""
 
 _UNKNOWN_OPERATION = ("sharding strategy", "mixed torch.Tensor and DTensor")
-"""Parts of torch's messages about an attention that torch can't compute in parts."""
+"""Texts in torch's errors about an attention that torch can't compute for parts of a sequence."""
 
 _NOT_ALONE = (
     "with strategy=ContextParallel() each worker has only its own part of each sequence: in train_batch "
@@ -55,14 +55,15 @@ _NOT_ALONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ContextParallel(ModelDegree):
-    """Context parallelism: the whole model on every worker, and a part of each sequence.
+    """Context parallelism: every worker has the whole model, but only a part of each sequence.
 
     Args:
-        degree: number of workers that share a sequence; None: all workers. Remaining workers form more such
-            groups, which share the samples.
+        degree: number of workers that share a sequence; None means all workers. With more workers, several
+            such groups exist, and each group gets its own samples.
         seq_dim: dimension of the sequence in all features, in the target and in the model's output.
-        buffers: names of the model's buffers with an entry for each position, such as rotary embeddings, and
-            the dimension of the position. The buffers must be as long as the sequences.
+        buffers: buffers of the model with an entry for each position in the sequence, such as rotary
+            embeddings: the dimension of the position, by name of the buffer. The buffers must be as long as
+            the sequences.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -86,7 +87,7 @@ class ContextParallel(ModelDegree):
 
 
 class ContextParallelStrategy(Strategy):
-    """Context parallelism in one worker; workers in a row of the mesh share their sequences."""
+    """Context parallelism, seen from one worker; workers in a row of the mesh share their sequences."""
 
     averages = True
 
@@ -114,7 +115,8 @@ class ContextParallelStrategy(Strategy):
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             self._buffers += list(model.buffers())
             if world is not None and any(parameter.requires_grad for parameter in model.parameters()):
-                # The parts of a row are equally long, so the row's gradient is the mean of their gradients.
+                # All parts of a sequence are equally long, so the sequence's gradient is the mean of the
+                # parts' gradients.
                 self._averages.append(GradientAverage(model.parameters(), world))
         return placed
 
@@ -154,7 +156,8 @@ class ContextParallelStrategy(Strategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each worker trains its own statistics, such as batch norm's. Worker 0's statistics are used.
+        # Statistics in buffers, such as batch norm's, differ between workers. For evaluation, all use worker
+        # 0's.
         self.group.broadcast_tensors(self._buffers)
         yield
 
@@ -171,7 +174,7 @@ class ContextParallelStrategy(Strategy):
     ) -> Iterator[tuple[Sequence[Any], Any]]:
         """Yield this worker's part of features and target; inside the block, attention covers all parts."""
         self._check_lengths(features, target)
-        # Tensors are copied, because they are cut in place and belong to the loader or the user.
+        # The tensors belong to the loader or the user, so copies of them are cut in place.
         own, wanted = map_tensors(torch.clone, (tuple(features), target))
         inputs, held, places = tensors_in((own, wanted)), dict(model.named_buffers()), self._spec.buffers
         cut = [*inputs, *(held[name] for name in places)]
@@ -205,7 +208,7 @@ class ContextParallelStrategy(Strategy):
             )
 
     def _mean(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the mean of `loss` over the workers that share the sequences."""
+        """Return the mean of `loss` over the workers that share this worker's sequences."""
         total = loss.clone()
         dist.all_reduce(total, group=self._mesh.get_group(CONTEXT))
         return total / self._spec.model_ways

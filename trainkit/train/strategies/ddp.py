@@ -1,10 +1,10 @@
-"""Data-parallel training: the whole model on every worker, gradients averaged by PyTorch's own DDP.
+"""Data-parallel training: each worker has the whole model, and PyTorch's own DDP averages gradients.
 
 DDP packs gradients into buckets. In its first step it uses the order of the model's parameters. From the
 second step on it uses the order in which gradients become ready (`rebuild_buckets` in
 torch/csrc/distributed/c10d/reducer.cpp). If three or more workers sum a bucket, the order of the terms, and
-so the rounding, depends on the position in the bucket. So the order is part of the run's state, and a run
-that resumes in new processes gives bit-identical numbers.
+so the rounding of a gradient, depends on the gradient's position in the bucket. So the order is saved with
+the run's state, and a run that resumes in new processes gives bit-identical numbers.
 
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 arXiv:2006.15704.
@@ -27,7 +27,7 @@ from trainkit.train.strategies.single import SingleStrategy
 
 
 def learnt_order(model: DistributedDataParallel) -> list[int]:
-    """Return the indices of the parameters in bucket order; empty before DDP has learned the order."""
+    """Return the parameters' indices in the order of DDP's buckets; empty before DDP has learned it."""
     found = _logged_order(model)
     if not found:
         model.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]  # logs the latest order
@@ -36,7 +36,7 @@ def learnt_order(model: DistributedDataParallel) -> list[int]:
 
 
 def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
-    """Make DDP learn `order` in a step that changes nothing; all workers call it together.
+    """Make DDP learn `order` by a backward pass that changes nothing; all workers must call this together.
 
     This has no effect if DDP has already learned an order, or if its buckets never change.
     """
@@ -44,8 +44,8 @@ def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
     if model.static_graph or sorted(order) != list(range(len(parameters))):
         return
     reducer = model.reducer
-    reducer._rebuild_buckets()  # Otherwise DDP would mix its pending order with this order.
-    # Backward visits the parameters in reverse order of their use.
+    reducer._rebuild_buckets()  # Ends an order that DDP may have begun to learn.
+    # The order is reversed, because the backward pass reaches the values in reverse order of their use.
     one_each = [parameters[index].flatten()[0] for index in reversed(order)]
     # The values are moved to one device, because a model may use several devices.
     nothing = torch.stack([value.to(one_each[0].device, torch.float32) * 0 for value in one_each]).sum()
@@ -66,7 +66,7 @@ def _logged_order(model: DistributedDataParallel) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class DDP(StrategySpec):
-    """The whole model on every worker, samples shared, gradients averaged; default with several workers."""
+    """Data-parallel training: each worker has the whole model; this is the default with several workers."""
 
     def build(self, place: Place) -> Strategy:
         # A single worker has no gradients to average, so it needs no DDP.
@@ -74,7 +74,7 @@ class DDP(StrategySpec):
 
 
 class DDPStrategy(Strategy):
-    """Data-parallel training in one worker; if `Place.wrap` is False, the user synchronizes the models."""
+    """Data-parallel training, seen from one worker; without `Place.wrap` the user averages gradients."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -88,8 +88,8 @@ class DDPStrategy(Strategy):
         if not self._place.wrap:
             return model
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            # DDP refuses a model without trainable parameters, such as a frozen teacher. For such a model,
-            # equal weights suffice.
+            # DDP refuses a model without trainable parameters, such as a frozen teacher. Such a model has no
+            # gradients, so it only needs equal weights on all workers.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             return model
         device = self.devices[0]
@@ -115,8 +115,9 @@ class DDPStrategy(Strategy):
 
     def leave(self) -> None:
         for model in self._wrapped:
-            # Freeing the reducer and its logger must not free the process group. They are freed while the
-            # interpreter is locked, and the group waits for its own thread, which may need the interpreter.
+            # The reducer and its logger are freed here, so that their later end does not free the process
+            # group. That would block: the group waits for its thread, which may need the interpreter, while
+            # the interpreter is locked.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)
         self._wrapped.clear()
@@ -126,7 +127,7 @@ class DDPStrategy(Strategy):
     def evaluation(self) -> Iterator[None]:
         # In forward passes DDP broadcasts buffers (batch norm's statistics) and, with gradients, may agree on
         # the order of its buckets. Workers may have different numbers of validation batches. So the buffers
-        # are broadcast here once, and forward passes in this block must not communicate.
+        # are broadcast only once, here, and forward passes in this block do not communicate.
         quiet = dict.fromkeys(
             ("broadcast_buffers", "require_backward_grad_sync", "require_forward_param_sync"), False
         )

@@ -1,9 +1,10 @@
-"""Sharded data-parallel training: each worker holds a part of every parameter, by PyTorch's FSDP2.
+"""Sharded data-parallel training with PyTorch's FSDP2: each worker holds a part of every parameter.
 
     block 0 ──all-gather──▶ whole for its forward ──▶ freed     (again for its backward)
     gradients ──reduce-scatter──▶ each worker its part ──▶ its part of the optimizer's step
 
-With replicas, each group of workers has a copy. Groups exchange only their parts of the gradients:
+With replicas, each group of workers holds a copy of the model. Workers of different groups exchange only
+their parts of the gradients:
 
     four workers, replicas=2       part 0   part 1
     replica 0                        0        1        gathered along rows
@@ -49,17 +50,18 @@ _PARAMETERS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP(StrategySpec):
-    """Parameters, gradients and optimizer state, sharded equally over all workers.
+    """Sharded data-parallel training: parameters, gradients and optimizer state are split over the workers.
 
     Args:
-        shard_blocks: modules whose parameters are gathered together: classes, or a function of (name,
-            module). None finds the repeated blocks of stacks, such as a transformer's layers. All parameters
-            outside of blocks form one more group.
-        reshard_after_forward: True frees a block's whole parameters after its forward pass and gathers them
-            again for its backward. False keeps them, which needs more memory and less traffic.
+        shard_blocks: blocks: modules whose parameters are gathered together, chosen by their classes or by a
+            function of (name, module). None finds blocks that are repeated in a stack, such as a
+            transformer's layers. The parameters outside of blocks are gathered as one more group.
+        reshard_after_forward: True frees a block's gathered parameters after its forward pass and gathers
+            them again for its backward pass. False keeps them, which needs more memory and less
+            communication.
         cpu_offload: True keeps parameters, gradients and optimizer state in CPU memory, and copies them to
             the GPU when they are used.
-        forward_methods: names of further methods of the model that run its layers, such as "generate".
+        forward_methods: names of methods besides `forward` that run the model's layers, such as "generate".
         replicas: number of copies of the model; each copy is sharded equally over `num_workers / replicas`
             workers.
     """
@@ -90,7 +92,7 @@ class FSDP(StrategySpec):
 
 
 class FSDPStrategy(ShardedStrategy):
-    """Sharded data-parallel training in one worker."""
+    """Sharded data-parallel training, seen from one worker."""
 
     averages = True
     meets_in_forward = True
@@ -111,7 +113,7 @@ class FSDPStrategy(ShardedStrategy):
         plans = [(model, chosen_blocks(model, self._spec.shard_blocks)) for model in models]
         self._note(models, optimizers)
         for model, blocks in plans:
-            # The broadcast uses the device of the user's model, because the whole model may not fit on a GPU.
+            # The model is broadcast on the device where the user has put it, because it may not fit on a GPU.
             self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
             self._shard(model, blocks)
         self._hand_over(models, optimizers)
@@ -126,11 +128,12 @@ class FSDPStrategy(ShardedStrategy):
         }
         keep = not self._spec.reshard_after_forward
         if self._step.compile:
-            # Each block gets its own graph, between the gathering and the freeing of its parameters.
+            # Each block is compiled separately, because its parameters are gathered before and freed after
+            # it.
             compile_in_place(*(blocks or [model]))
         for block in blocks:
             fully_shard(block, reshard_after_forward=not keep, mp_policy=self._precision(block), **common)
-        # The backward pass starts with the parameters outside of blocks, so they stay gathered.
+        # The backward pass needs the parameters outside of blocks first, so they stay gathered.
         trained = any(parameter.requires_grad for parameter in model.parameters())
         root = fully_shard(
             model, reshard_after_forward=not keep and not trained, mp_policy=self._precision(model), **common
@@ -141,7 +144,7 @@ class FSDPStrategy(ShardedStrategy):
         self._roots.append(root)
 
     def _precision(self, module: nn.Module) -> MixedPrecisionPolicy:
-        """Return the policy: if the trainer computes in 16 bits, parameters in 16 and gradient sums in 32."""
+        """Return FSDP's policy: for 16-bit precision, parameters in 16 bits and gradient sums in 32 bits."""
         dtype = _PARAMETERS.get(self._step.precision)
         if dtype is None or any(isinstance(part, _BATCH_NORM) for part in _of_one_group(module)):
             # Batch norm keeps its statistics in 32 bits, so its weights need 32 bits. Autocast handles this.
@@ -158,7 +161,7 @@ class FSDPStrategy(ShardedStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each worker trains its own batch norm statistics. Worker 0's statistics are used, as with DDP.
+        # Batch norm statistics differ between workers. For evaluation, all use worker 0's, as with DDP.
         for root in self._roots:
             self.group.broadcast_tensors(list(_module(root).buffers()))
         try:
@@ -178,12 +181,12 @@ class FSDPStrategy(ShardedStrategy):
 
 
 def _module(root: FSDPModule) -> nn.Module:
-    """Return `root`, typed as an `nn.Module`: the class of a sharded module inherits from both types."""
+    """Return `root` with type `nn.Module`, which the class of a sharded module also inherits from."""
     return cast(nn.Module, root)
 
 
 def _of_one_group(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield `module` and its descendants, except separately sharded modules."""
+    """Yield `module` and the modules in it, except modules that are sharded separately."""
     yield module
     for child in module.children():
         if not isinstance(child, FSDPModule):

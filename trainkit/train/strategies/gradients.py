@@ -1,8 +1,8 @@
-"""Averaging, clipping and scaling of gradients in models that mix plain tensors and DTensors.
+"""Averaging, clipping and scaling of gradients, for models that mix plain tensors and DTensors.
 
-Optimizers, clipping and the fp16 scaler work on lists of tensors, and refuse lists that mix both kinds.
-DistributedDataParallel refuses DTensors. Here gradients are averaged in any backward pass, so a user's own
-step may call `loss.backward()`.
+torch's optimizers, clipping and fp16 scaler work on lists of tensors, and refuse lists that mix both kinds.
+DistributedDataParallel refuses DTensors. This module averages gradients by hooks, in any backward pass, so a
+user's own step may call `loss.backward()`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainkit.train.distributed.tensors import local
 
 
 def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Give each gradient the layout of its parameter; pending sums are completed.
+    """Change each gradient to the layout of its parameter, which also completes sums over workers.
 
     Returns:
         The parameters that have a gradient.
@@ -37,14 +37,14 @@ def settle_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def step_by_kind(optimizer: torch.optim.Optimizer) -> None:
-    """Split the groups during `optimizer.step()` by the kind of parameter, so that many update at once.
+    """During `optimizer.step()`, split parameter groups by kind of tensor, to update many tensors at once.
 
     After the step the optimizer has its original groups again, because the user and schedulers refer to them.
     """
     whole: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
 
     def split(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if whole:  # The previous step ended with an error.
+        if whole:  # The previous step ended with an error, so its groups were not restored.
             rejoin(optimizer)
         whole[:] = [(group, _by_kind(group)) for group in optimizer.param_groups]
         optimizer.param_groups = [part for _, parts in whole for part in parts]
@@ -74,22 +74,24 @@ def clip(
     device: torch.device,
     stages: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Clip like `torch.nn.utils.clip_grad_norm_` over the whole model; each value counts once.
+    """Clip gradients like `torch.nn.utils.clip_grad_norm_`, by the norm over all workers' parts of a model.
 
-    All workers that hold a part of the model must call this function. Workers of one stage must pass the same
-    parameters.
+    All workers that hold a part of the model must call this function. Workers of one pipeline stage must pass
+    the same parameters.
 
     Args:
         parameters: parameters on this worker, with or without gradients.
         max_norm: largest norm of the whole model's gradient.
         device: device on which the norm is computed.
-        stages: group of workers with the other layers of the model; None if this worker has all layers.
+        stages: group of the workers that have the other pipeline stages of the model; None if this worker has
+            all layers.
 
     Returns:
         The 2-norm before clipping, equal on all workers.
     """
     held = settle_gradients(parameters)
-    # Squares are summed over the mesh dimensions that shard a tensor, so tensors are grouped by dimensions.
+    # Squares of sharded tensors are summed over workers, so tensors are grouped by the mesh dimensions that
+    # shard them.
     spread: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
     groups: dict[str, dist.ProcessGroup] = {}
     for parameter in held:
@@ -108,7 +110,7 @@ def clip(
 
 
 def _squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the sum of all squares on `device`, in float64, which large gradients can't overflow."""
+    """Return the sum of all gradients' squares, on `device`, in float64, because float32 could overflow."""
     norms = [
         torch.linalg.vector_norm(gradient, dtype=_precise(gradient.dtype)).to(device)
         for gradient in gradients
@@ -117,14 +119,14 @@ def _squared_norm(gradients: Iterable[torch.Tensor], device: torch.device) -> to
 
 
 def _shrink(gradients: Iterable[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
-    """Scale `gradients`, whose joint norm is `norm`, like `torch.nn.utils.clip_grad_norm_`."""
+    """Scale `gradients`, whose total norm is `norm`, to `max_norm`, like `torch.nn.utils.clip_grad_norm_`."""
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for gradient in gradients:
         gradient.mul_(factor.to(device=gradient.device, dtype=gradient.dtype))
 
 
 def _spread_over(tensor: torch.Tensor, groups: dict[str, dist.ProcessGroup]) -> tuple[str, ...]:
-    """Return the mesh dimensions over which `tensor` is split; add their groups to `groups`."""
+    """Return the mesh dimensions over which `tensor` is split; add their process groups to `groups`."""
     if not isinstance(tensor, DTensor):
         return ()
     mesh = tensor.device_mesh
@@ -145,7 +147,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 class SharedScaler(torch.amp.GradScaler):
-    """Scaler for workers with different gradients: an overflow on one worker makes all skip the step."""
+    """Loss scaler for workers with different gradients; at an overflow on one worker, all skip the step."""
 
     def _unscale_grads_(
         self,
@@ -166,17 +168,17 @@ class SharedScaler(torch.amp.GradScaler):
 
 
 BUCKET_BYTES = 25 * 2**20
-"""DDP's bucket size: large enough for a fast network, small enough that copies need little memory."""
+"""Bytes of gradients that are averaged together, as in DDP: few messages, and little memory for copies."""
 
 
 class GradientAverage:
     """Hook that averages the gradients of `parameters` over `group` at the end of each backward pass.
 
-    Gradients that were already averaged stay correct when new gradients are added, because the mean of equal
-    values is that value.
+    New gradients may be added to averaged ones and averaged again, because the mean of equal values is that
+    value.
 
     Args:
-        parameters: parameters of a whole model, equal on all workers of the group; frozen ones are ignored.
+        parameters: parameters of a model, equal on all workers of the group; frozen parameters are ignored.
         group: workers that hold the same parts of copies of the model.
     """
 
@@ -209,7 +211,7 @@ class GradientAverage:
 
 
 def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Replace gradients by their mean over `group`; a gradient that no worker has stays None.
+    """Replace gradients by their mean over the workers of `group`; a gradient that no worker has stays None.
 
     Args:
         parameters: trained parameters, in the same order on all workers of the group.
@@ -218,7 +220,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGro
     settle_gradients(parameters)
     works = []
     for bucket in _buckets(parameters):
-        # A flag for each parameter says whether it has a gradient, because only some workers may use it.
+        # Only some workers may have a gradient of a parameter, so a flag for each parameter is sent too.
         flat = torch.cat([*map(_values, bucket), _flags(bucket)])
         works.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in works:
@@ -227,7 +229,7 @@ def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGro
 
 
 def _buckets(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield buckets of one data type, with parameters in the order in which backward reaches them."""
+    """Yield lists of parameters of one data type, in the order in which the backward pass reaches them."""
     bucket: list[torch.Tensor] = []
     filled = 0
     for parameter in reversed(parameters):
@@ -255,7 +257,8 @@ def _write_back(bucket: list[torch.Tensor], flat: torch.Tensor, ways: int) -> No
     *values, flags = torch.split(flat, [*(local(parameter).numel() for parameter in bucket), len(bucket)])
     for index, (parameter, value) in enumerate(zip(bucket, values, strict=True)):
         if parameter.grad is None:
-            # Reading a flag waits for the GPU, so the flag is only read if this worker has no gradient.
+            # Reading a flag waits for the GPU, so it is only read if this worker has no gradient of the
+            # parameter.
             if not bool(flags[index]):
                 continue
             parameter.grad = torch.zeros_like(parameter)

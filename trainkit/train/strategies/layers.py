@@ -1,11 +1,12 @@
-"""Layer placement: one model over the devices of one worker; each batch moves from device to device.
+"""Layer placement: a worker's devices hold different layers of a model, and batches move between them.
 
     devices 0         1
     batch ─▶ conv1 … layer2 ──move──▶ layer3 … fc ─▶ loss
 
 A forward pre-hook on each part of the model moves the part's inputs to its device, and autograd moves the
 gradients back. Parameters are moved in place and keep their names, so optimizers and checkpoints are
-unaffected. With several workers, each has a copy on its own devices, and DDP averages the gradients.
+unaffected. With several workers, each worker has a copy of the model on its own devices, and DDP averages the
+gradients.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/model_parallel_tutorial.html
 """
@@ -27,18 +28,19 @@ from trainkit.train.strategies.ddp import DDPStrategy
 from trainkit.train.strategies.modules import StrategyHook, even_starts, lies_elsewhere
 
 _CHAINS = (nn.Sequential, nn.ModuleList)
-"""Modules that can be cut between their members; other modules may call members in any order."""
+"""Containers whose members can be on different devices; other modules may use members in any order."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A module of the model that is entirely on one device.
+    """Module of a model that is placed on one device as a whole.
 
     Attributes:
         name: name of the module in the model.
         module: the module.
-        device: index among the worker's devices.
-        own: True if the part is only the module's own tensors, while its children are separate parts.
+        device: index of the module's device among the worker's devices.
+        own: True if only the module's own tensors belong to this part, because its children are separate
+            parts.
     """
 
     name: str
@@ -48,10 +50,10 @@ class Part:
 
 
 def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
-    """Return the parts of `model` in the order of definition; each cut starts the next device.
+    """Return the parts of `model` in the order of definition; the next device begins at each name in `cuts`.
 
     Raises:
-        ConfigError: a cut is not a module's name, or the cuts are not in the order of definition.
+        ConfigError: `cuts` contains a name that no module has, or is not in the order of definition.
     """
     order = [name for name, _ in model.named_modules() if name in cuts]
     _refuse_unknown(model, set(cuts) - set(order))
@@ -68,7 +70,7 @@ def cut_at(model: nn.Module, cuts: Sequence[str]) -> list[Part]:
 
 
 def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
-    """Return the parts of `model`; the longest prefix in `devices` decides, and "" matches all modules.
+    """Return the parts of `model`; the longest prefix of a module's name in `devices` has its device.
 
     Raises:
         ConfigError: a prefix is not a module's name, no prefix matches a module, or modules that share a
@@ -90,18 +92,19 @@ def named(model: nn.Module, devices: Mapping[str, int]) -> list[Part]:
                 f"split puts {part.name} on device {part.device}, but {part.name} shares a parameter with a "
                 f"module on device {placed.device}: put both modules on the same device"
             )
-    # An unnamed part without tensors runs on its input's device. On device 0 it would cost two moves.
+    # A part without tensors that the user did not name is left out. So it runs on its input's device, while a
+    # placement on device 0 could cost two moves.
     prefixes = tuple(f"{name}." for name in devices if name)
     return [part for part in parts if _holds(part) or f"{part.name}.".startswith(prefixes)]
 
 
 def balanced(model: nn.Module, devices: int) -> list[Part]:
-    """Cut `model` so that the fullest of `devices` has as few bytes as possible; return the parts.
+    """Divide `model` among devices so that the fullest one has as few bytes as possible; return the parts.
 
-    Cuts are only made between the model's children and within chains (`nn.Sequential`, `nn.ModuleList`).
+    A device can only begin at a child of the model or at a member of an `nn.Sequential` or `nn.ModuleList`.
 
     Raises:
-        ConfigError: the model can be cut into fewer parts than devices.
+        ConfigError: `model` can't be cut into `devices` parts.
     """
     units = list(_units(model))
     if sum(size > 0 for _, size in units) < devices:
@@ -116,13 +119,13 @@ def balanced(model: nn.Module, devices: int) -> list[Part]:
 def _parts(
     model: nn.Module, cuts: Sequence[str], device_of: Callable[[str, int], int], first: int = 0
 ) -> Iterator[Part]:
-    """Yield the largest modules that `cuts` allow, each once, under its first name.
+    """Yield parts of `model` that are as large as `cuts` allow, each once, under its first name.
 
     Args:
         model: the model to divide.
         cuts: names of modules; a module that contains one of them is divided further.
-        device_of: function of (name, device of the parent module) that returns the device; called in the
-            order of definition.
+        device_of: function of (name, device of the parent module) that returns the device of a module; it is
+            called in the order of definition.
         first: device of the model's own tensors.
     """
     placed: set[nn.Module] = set()
@@ -131,7 +134,7 @@ def _parts(
         if module in placed:
             return
         inside = f"{name}." if name else ""
-        # The model itself is never a part, because its forward pass calls the parts.
+        # The model as a whole is never a part, because hooks on its parts must move the activations.
         whole = bool(name) and not any(cut.startswith(inside) for cut in cuts)
         if whole and placed.isdisjoint(module.modules()):
             placed.update(module.modules())
@@ -146,7 +149,7 @@ def _parts(
 
 
 def _together(parts: Sequence[Part]) -> list[Part]:
-    """Move parts that share a parameter to the device of their first part."""
+    """Return `parts`, where parts that share a parameter are on the device of the first of them."""
     home: dict[int, int] = {}
     placed = []
     for part in parts:
@@ -161,7 +164,7 @@ def _together(parts: Sequence[Part]) -> list[Part]:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield the modules between which the model may be cut: (name, bytes); shared tensors count once."""
+    """Yield (name, bytes) of the modules between which the model may be cut; shared tensors count once."""
     seen: set[int] = set()
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, int]]:
@@ -193,13 +196,15 @@ def _refuse_unknown(model: nn.Module, names: set[str]) -> None:
 class Layers(StrategySpec):
     """One model over several devices of each worker: `TorchTrainer(strategy=Layers(), gpus_per_worker=2)`.
 
-    If `setup` put anything on a device other than the worker's first device, the model is left unchanged.
+    If `setup` put a tensor of the model on a device other than the worker's first device, the model stays
+    where it is.
 
     Attributes:
-        split: names of the modules where the next device begins, in the model's order: `["layer3"]`; or
-            device indices by prefix of the names: `{"": 0, "layer3": 1, "layer4": 1, "fc": 1}`. None cuts
-            between the model's children, and within its chains of modules, so that the fullest device has as
-            little as possible. Only parameters and buffers count, not activations.
+        split: names of the modules where the next device begins, in the model's order, such as `["layer3"]`;
+            or a device index for each prefix of names, such as `{"": 0, "layer3": 1, "layer4": 1, "fc": 1}`.
+            None cuts between the model's children, and within `nn.Sequential` and `nn.ModuleList`, so that
+            the fullest device holds as few bytes as possible. Only parameters and buffers count, not
+            activations.
         devices: devices of each worker; default: its GPUs. `["cpu", "cpu"]` tests a placement without GPUs.
     """
 
@@ -245,7 +250,7 @@ class Layers(StrategySpec):
 
 
 class LayersStrategy(DDPStrategy):
-    """Layer placement in one worker."""
+    """Layer placement, seen from one worker."""
 
     def __init__(self, place: Place, split: Sequence[str] | Mapping[str, int] | None) -> None:
         super().__init__(place)
@@ -280,7 +285,7 @@ class Handover(StrategyHook):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # Streams order a copy between GPUs. A copy to the CPU must be complete before it is read.
+        # CUDA streams order copies to a GPU before later work there. A copy to the CPU must be awaited.
         self._non_blocking = device.type != "cpu"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -294,7 +299,7 @@ class Handover(StrategyHook):
 
 
 def _move_own(module: nn.Module, device: torch.device) -> None:
-    """Move the module's own tensors, without its children, in place like `module.to`."""
+    """Move the module's own tensors, but not its children's, in place like `module.to`."""
     for parameter in module.parameters(recurse=False):
         parameter.data = parameter.data.to(device)
     for name, buffer in module.named_buffers(recurse=False):

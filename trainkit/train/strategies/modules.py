@@ -1,4 +1,4 @@
-"""Helpers for models: compile in place, copy to the CPU or without memory, cut into even groups."""
+"""Helpers for models: compile them in place, copy them with or without values, cut them evenly."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import nn
 def compile_in_place(*modules: nn.Module) -> None:
     """Compile `modules` with `torch.compile`; their parameters and names stay unchanged.
 
-    `module.compile()` works for a user's own class, but compiles nothing of torch's own classes, such as
-    `nn.Sequential`, because torch treats their code as its own. So a function of this file around the forward
-    method is traced instead. Equal modules share the compiled code. Different modules have separate
-    functions, because torch limits compilations per function (`torch._dynamo.config.recompile_limit`).
+    torch's `module.compile()` works for a user's own class, but skips torch's own classes, such as
+    `nn.Sequential`. So this function compiles a small function around the forward method instead. Equal
+    modules share the compiled code. Different modules have separate functions, because torch limits
+    compilations per function (`torch._dynamo.config.recompile_limit`).
     """
     codes: dict[Any, CodeType] = {}
     for module in modules:
@@ -26,7 +26,7 @@ def compile_in_place(*modules: nn.Module) -> None:
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
-    """Return a key that is equal for modules that can share compiled code."""
+    """Return a key for `module`; modules with equal keys can share compiled code."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     values = [
         (name, key, value)
@@ -52,9 +52,9 @@ def _compile(module: nn.Module, code: CodeType) -> None:
     def called(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)  # type: ignore[no-untyped-call]
-        # Only the forward method is compiled, not hooks, such as FSDP2's that gather parameters, because
-        # hooks would break the graph. It is replaced only during the call, so that copies and pickles of the
-        # module do not contain the compiled function.
+        # Only the forward method is compiled, because hooks, such as FSDP2's hooks that gather parameters,
+        # would break the graph. The method is replaced only during the call, so that copies and pickles of
+        # the module do not contain the compiled function.
         before = own.get("forward")
         own["forward"] = compiled
         try:
@@ -65,30 +65,30 @@ def _compile(module: nn.Module, code: CodeType) -> None:
             else:
                 own["forward"] = before
 
-    # `Module.compile()` sets this attribute too. No other attribute replaces a module's call without wrapping
-    # the module.
+    # `Module.compile()` sets this attribute too. It is the only one that replaces a module's call without
+    # wrapping the module.
     module._compiled_call_impl = called
 
 
 class StrategyHook:
-    """Base of the forward pre-hooks that strategies add to modules, and remove from copies for the user."""
+    """Base class of forward pre-hooks that strategies add to modules, and remove from copies for the user."""
 
 
 def on_cpu(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` on the CPU, without using memory of its device."""
+    """Return a copy of `model` on the CPU, without using further memory of the model's device."""
     return _copied(model, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """Return a copy with parameters on "meta"; buffers keep their values, because some are in no state."""
+    """Return a copy with parameters on "meta"; buffers keep values, as a state may lack some of them."""
     return _copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 
 def filled(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Fill a `skeleton` with the values of `state`; parameters with several names become shared again.
+    """Fill a result of `skeleton` with the values of `state`; parameters with several names are shared again.
 
     Args:
-        model: a skeleton; it is changed in place.
+        model: result of `skeleton`, which is changed in place.
         state: whole tensors by name, on the CPU.
     """
     shared: dict[int, nn.Parameter] = {}
@@ -116,7 +116,8 @@ def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tenso
         copies[id(parameter)] = nn.Parameter(parameter_of(parameter), requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         copies[id(buffer)] = buffer.detach().to("cpu", copy=True)
-    # deepcopy does not copy objects in its memo, so the memo contains the copies made above.
+    # deepcopy takes objects from its memo instead of copying them, so the copies made above are passed as
+    # memo.
     clone = copy.deepcopy(model, copies)
     for module in clone.modules():
         hooks: dict[int, Any] = module._forward_pre_hooks
@@ -128,19 +129,20 @@ def _copied(model: nn.Module, parameter_of: Callable[[torch.Tensor], torch.Tenso
 
 
 def even_starts(sizes: Sequence[int], groups: int) -> list[int]:
-    """Cut `sizes` into `groups` successive non-empty groups; return where the second and later groups start.
+    """Cut `sizes` into `groups` non-empty groups; return the indices where groups after the first start.
 
-    The largest group is as small as possible. Among such cuts a more even cut is preferred.
+    The largest group is as small as possible. If several cuts achieve this, the one with the smallest sum of
+    squares is chosen.
     """
     ends = [0, *itertools.accumulate(sizes)]
-    # `best[end]` is the (cost, starts) of the best cut of the sizes before `end` into `round_` groups.
+    # `best[end]` is (cost, starts) of the best way to cut the sizes before `end` into `round_` groups.
     best: dict[int, tuple[tuple[int, int], list[int]]] = {0: ((0, 0), [])}
     for round_ in range(1, groups + 1):
         longer: dict[int, tuple[tuple[int, int], list[int]]] = {}
         for end in range(round_, len(sizes) - (groups - round_) + 1):
             found: tuple[tuple[int, int], list[int]] | None = None
-            # The latest start comes first and wins ties, so that an activation stays with the layer that
-            # precedes it.
+            # The latest start is tried first and wins ties, so that an activation function stays with the
+            # layer before it.
             for start in (start for start in reversed(best) if start < end):
                 (largest, squares), starts = best[start]
                 size = ends[end] - ends[start]

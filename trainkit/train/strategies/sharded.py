@@ -1,7 +1,8 @@
-"""State of models and optimizers whose parameters are sharded over workers.
+"""States of models and optimizers whose parameters are sharded over workers.
 
-A user makes optimizers from a model's parameters. Sharding replaces the parameters by new tensors, and a
-pipeline's stage keeps only some. The indices of an optimizer's state still count the user's parameters.
+A user makes optimizers from a model's parameters. Sharding replaces these parameters by new tensors, and a
+worker with one stage of a pipeline keeps only some. But the indices in an optimizer's saved state refer to
+the parameters that the user passed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from trainkit.train.strategies.base import Models, Optimizers, Strategy
 from trainkit.train.strategies.modules import skeleton
 
 Name = tuple[int, str]
-"""Key of a parameter: the model's number, and the parameter's name in the model."""
+"""Key of a parameter: the index of its model, and its name in the model."""
 
 
 def parameter_names(models: Models) -> dict[Name, nn.Parameter]:
-    """Return all parameters by key; a shared parameter appears under each of its keys."""
+    """Return all parameters of `models` by key; a shared parameter appears under each of its keys."""
     return {
         (number, name): parameter
         for number, model in enumerate(models)
@@ -33,11 +34,11 @@ def parameter_names(models: Models) -> dict[Name, nn.Parameter]:
 
 
 class ParameterSlots:
-    """The parameters that each optimizer received, by their index in the optimizer's state.
+    """Parameters that each optimizer received from the user, by their index in the optimizer's state.
 
     Args:
         models: the registered models, before any parameter is replaced.
-        optimizers: the optimizers of the models' parameters.
+        optimizers: the registered optimizers of the models' parameters.
 
     Raises:
         ConfigError: an optimizer has already made steps.
@@ -51,22 +52,22 @@ class ParameterSlots:
                     f"{type(optimizer).__name__} has already made steps, but this strategy replaces its "
                     "parameters: register a new optimizer, and load() a checkpoint into the trainer"
                 )
-        # For each optimizer and group, `_groups` lists the slots: the key of the slot's parameter (None if no
-        # model has it), and the parameter.
+        # For each optimizer and parameter group, `_groups` has a list with one entry for each parameter: its
+        # key (None if no model has the parameter), and the parameter.
         self._groups: list[list[list[tuple[Name | None, Any]]]] = [
             [[(names.get(id(item)), item) for item in group["params"]] for group in optimizer.param_groups]
             for optimizer in optimizers
         ]
 
     def replace(self, optimizers: Optimizers, held: Mapping[Name, torch.Tensor]) -> None:
-        """Replace each optimizer's parameters by the parameters in `held`; remove those that `held` lacks."""
+        """Replace the optimizers' parameters by those with equal keys in `held`; remove those without one."""
         for optimizer, groups in zip(optimizers, self._groups, strict=True):
             for group, slots in zip(optimizer.param_groups, groups, strict=True):
                 slots[:] = [(name, item if name is None else held.get(name)) for name, item in slots]
                 group["params"] = [item for _, item in slots if item is not None]
 
     def state(self, optimizers: Optimizers) -> list[dict[str, Any]]:
-        """Return this worker's part of the state, in torch's own layout."""
+        """Return this worker's part of the optimizers' states, in torch's own layout."""
         return [
             {
                 "state": {
@@ -83,7 +84,7 @@ class ParameterSlots:
         ]
 
     def check(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Raise CheckpointError unless `saved` belongs to optimizers with equal groups."""
+        """Raise CheckpointError unless the groups in `saved` have the registered numbers of parameters."""
         for number, state in enumerate(saved):
             own = [len(indices) for indices in self._indices(number)]
             theirs = [len(group["params"]) for group in state["param_groups"]]
@@ -93,7 +94,7 @@ class ParameterSlots:
                 )
 
     def load(self, optimizers: Optimizers, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Load a whole state; each worker keeps its part."""
+        """Load the states of all workers together; this worker keeps its own part."""
         for number, (optimizer, state) in enumerate(zip(optimizers, saved, strict=True)):
             for group, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
                 group.update({key: whole(value) for key, value in theirs.items() if key != "params"})
@@ -119,11 +120,11 @@ class ParameterSlots:
 
 
 def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
-    """Return a value of an optimizer's state, in the layout of `parameter` if the shapes are equal."""
+    """Return an optimizer's saved value, laid out like `parameter` if the shapes are equal."""
     if not isinstance(value, (torch.Tensor, Spread)) or isinstance(value, DTensor):
         return value
     if name == "step":
-        # Steps are counted on the CPU, except by optimizers that run in a graph or a fused kernel.
+        # Optimizers count steps on the CPU, unless they run in a CUDA graph or a fused kernel.
         on_device = group.get("capturable") or group.get("fused")
         return whole(value).to(parameter.device if on_device else "cpu", copy=True)
     if shape_of(value) == tuple(parameter.shape):
@@ -132,7 +133,7 @@ def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[s
 
 
 class ShardedStrategy(Strategy):
-    """Base of strategies whose models contain DTensors.
+    """Base class of strategies whose models contain DTensors.
 
     `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards.
     """
@@ -141,12 +142,12 @@ class ShardedStrategy(Strategy):
     _skeletons: Mapping[int, nn.Module]
 
     def _note(self, models: Models, optimizers: Optimizers) -> None:
-        """Record `models` and `optimizers` in their registered form."""
+        """Record `models` and `optimizers` as the user registered them."""
         self._slots = ParameterSlots(models, optimizers)
         self._skeletons = {id(model): skeleton(model) for model in models}
 
     def _hand_over(self, models: Models, optimizers: Optimizers) -> None:
-        """Give the optimizers the models' current parameters."""
+        """Replace the parameters in the optimizers by the models' current parameters."""
         self._slots.replace(optimizers, dict(parameter_names(models)))
 
     def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class ShardedStrategy(Strategy):
         self._slots.load(optimizers, state["optimizers"])
 
     def skeleton(self, model: nn.Module) -> nn.Module:
-        # The caller fills the skeleton with values, so it gets a copy.
+        # A copy is returned, because the caller fills it with values.
         return copy.deepcopy(self._skeletons[id(model)])
 
 
@@ -191,14 +192,14 @@ def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool)
 
 
 def placed_entry(leaf: Any, like: Any) -> Any:
-    """Return a value of a saved model state, in the layout of `like`, the model's own value."""
+    """Return a saved value of a model's state, laid out like the model's own value `like`."""
     if isinstance(leaf, (torch.Tensor, Spread)) and isinstance(like, torch.Tensor):
         return local_part(leaf, like)
     return whole(leaf)
 
 
 def check_fits(what: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless `saved` has the names and shapes of `own`, a model's state."""
+    """Raise CheckpointError unless `saved` has the names and shapes of a model's state `own`."""
     missing, unknown = sorted(set(own) - set(saved)), sorted(set(saved) - set(own))
     if missing or unknown:
         lacks = f"lacks {', '.join(missing)}" if missing else ""

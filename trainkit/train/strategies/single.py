@@ -1,4 +1,4 @@
-"""One worker, one device."""
+"""Strategy for one worker with one device."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ class Single(StrategySpec):
 
 
 class SingleStrategy(Strategy):
-    """The whole model on one device, with the data of the user's loader."""
+    """Training of the whole model on one device, on all batches of the user's loader."""

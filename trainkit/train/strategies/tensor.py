@@ -1,4 +1,4 @@
-"""Tensor parallelism: each layer's matrices are split over workers, which exchange activations.
+"""Tensor parallelism: the matrices of a layer are split over workers, which exchange activations.
 
     two workers          x ─┬─▶ columns 0..n/2 of A ─▶ act ─▶ rows 0..n/2 of B ─┐
                             └─▶ columns n/2..n of A ─▶ act ─▶ rows n/2..n of B ─┴─▶ sum ─▶ y
@@ -43,15 +43,15 @@ class TensorParallel(ModelDegree):
     """Tensor parallelism: each copy of the model is split over `degree` workers, layer by layer.
 
     Args:
-        degree: number of workers that hold one copy together; None: all workers. Remaining workers hold more
-            copies, which share the samples.
-        plan: how modules are split. A dictionary from names (or patterns such as `layers.*.fc1`) to torch's
+        degree: number of workers that hold one copy of the model together; None means all workers. With more
+            workers, several copies exist, and each copy gets its own samples.
+        plan: way to split modules. A dictionary from names (or patterns such as `layers.*.fc1`) to torch's
             styles, such as `ColwiseParallel()`; or a function of (model, mesh of the `degree` workers) that
-            returns such a dictionary, or splits the model itself and returns the model. Modules not in the
-            plan are whole on each worker. None: pairs of `nn.Linear` in an `nn.Sequential` with element-wise
-            modules between them.
-        data: how several copies of a model are stored: "replicate" keeps each copy whole and averages
-            gradients; "shard" also shards each parameter's part over the copies, with FSDP2.
+            returns such a dictionary, or that splits the model and returns it. Modules not in the plan are
+            whole on each worker. None splits pairs of `nn.Linear` in an `nn.Sequential` with only
+            element-wise modules between them.
+        data: storage of several copies of a model: "replicate" keeps each copy complete and averages
+            gradients; "shard" splits each parameter's part further over the copies, with FSDP2.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -85,7 +85,7 @@ class TensorParallel(ModelDegree):
 
 
 class TensorParallelStrategy(ShardedStrategy):
-    """Tensor parallelism in one worker; workers in a row of the mesh share their samples."""
+    """Tensor parallelism, seen from one worker; workers in a row of the mesh train on the same samples."""
 
     def __init__(self, spec: TensorParallel, place: Place) -> None:
         super().__init__(place)
@@ -119,7 +119,8 @@ class TensorParallelStrategy(ShardedStrategy):
         step, trained = self._step, any(parameter.requires_grad for parameter in model.parameters())
         if step.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        # The model is split on the user's device and then moved, so no device needs memory for all of it.
+        # The model is split where the user has put it, and then moved, because the whole model may not fit on
+        # this worker's device.
         self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
         blocks = chosen_blocks(model, None)
         # A model without trainable parameters, such as a frozen teacher, may stay whole.
@@ -133,7 +134,7 @@ class TensorParallelStrategy(ShardedStrategy):
             self._bring_together(model, blocks)
 
     def _bring_together(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Synchronize the copies of `model`: average gradients, or shard with FSDP2."""
+        """Keep the copies of `model` equal: average their gradients, or shard the parameters with FSDP2."""
         copies = self._mesh[DATA]
         if self._spec.data == "replicate":
             self._averages.append(GradientAverage(model.parameters(), copies.get_group()))
@@ -158,7 +159,7 @@ class TensorParallelStrategy(ShardedStrategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each copy trains its own batch norm statistics. Worker 0's statistics are used, as with DDP.
+        # Batch norm statistics differ between copies. For evaluation, all use worker 0's, as with DDP.
         if self.averages:
             self.group.broadcast_tensors(self._buffers)
         try:

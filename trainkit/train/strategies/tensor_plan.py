@@ -1,10 +1,10 @@
-"""Plans of tensor parallelism: how they are made, checked and applied.
+"""Plans of tensor parallelism, which say how modules are split: default plan, checks and application.
 
     x ──▶ first (split by columns) ──▶ a part of the units ──▶ last (split by rows) ──▶ sum
 
-The result equals that of the unsplit model if each unit between the two layers is computed independently.
-This holds for pairs of `nn.Linear` in an `nn.Sequential` with only element-wise functions between them. For
-other pairs the user must know whether it holds.
+The split layers give the same result as the whole layers if each unit between both layers is computed
+independently of other units. This is true for pairs of `nn.Linear` in an `nn.Sequential` with only
+element-wise functions between them. For other pairs the user must know whether it is true.
 
 Source: Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", arXiv:1909.08053, section 3.
@@ -38,11 +38,11 @@ ELEMENT_WISE = {
     *(nn.Mish, nn.Softplus, nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh),
     *(nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink, nn.Threshold),
 }
-"""Modules without parameters that compute each value independently."""
+"""Modules without parameters that compute each output value from one input value."""
 
 
 def default_plan(model: nn.Module, ways: int) -> dict[str, ParallelStyle]:
-    """Return a plan of the layer pairs that can safely be split over `ways` workers; equal on every worker.
+    """Return a plan for all pairs of layers that can safely be split over `ways` workers.
 
     A pair is two `nn.Linear` in an `nn.Sequential` with only element-wise modules between them.
     """
@@ -69,14 +69,14 @@ def default_plan(model: nn.Module, ways: int) -> dict[str, ParallelStyle]:
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Return True if the layer has hooks, which may need the values or gradients of all units."""
+    """Return True if the layer has hooks, because hooks may need the values or gradients of all units."""
     return any(
         (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     )
 
 
 def _shared(model: nn.Module) -> set[nn.Module]:
-    """Return modules that occur twice or share a parameter; splitting such a module would separate them."""
+    """Return modules that occur twice or share a parameter; splitting them would end the sharing."""
     modules = Counter(module for _, module in model.named_modules(remove_duplicate=False))
     owners = Counter(parameter for module in modules for parameter in module.parameters(recurse=False))
     return {
@@ -93,13 +93,13 @@ def split_model(
 
     Args:
         model: a model with equal values on all workers; it is changed in place.
-        mesh: one-dimensional mesh of the workers.
-        plan: plan of the split; None: the default plan.
+        mesh: one-dimensional mesh of the workers that hold one copy of the model.
+        plan: plan as in `TensorParallel`; None means the default plan.
         group: all workers.
         required: True raises an error if nothing is split.
 
     Raises:
-        ConfigError: the plan does not fit the model, or the default plan is required and splits nothing.
+        ConfigError: the plan does not fit the model, or nothing is split although `required` is True.
     """
     owners = _owners(model)
     wanted = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -141,7 +141,7 @@ def _check_names(model: nn.Module, plan: Mapping[str, Any]) -> None:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Match a module's name with a pattern part by part, like torch."""
+    """Return True if `name` matches `pattern`; each part between dots must match, as in torch."""
     parts, patterns = name.split("."), pattern.split(".")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
@@ -150,7 +150,7 @@ Owner = tuple[nn.Module, str]
 
 
 def _owners(model: nn.Module) -> list[list[Owner]]:
-    """Return, for each shared parameter, the modules that have it and its names there."""
+    """Return a list for each shared parameter: the modules that have it, each with its name there."""
     places: dict[int, list[Owner]] = defaultdict(list)
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -160,7 +160,7 @@ def _owners(model: nn.Module) -> list[list[Owner]]:
 
 
 def _tie(model: nn.Module, shared: list[list[Owner]]) -> None:
-    """Share again the parameters that were shared before their modules were split."""
+    """Make modules share a parameter again if they shared it before they were split."""
     for owners in shared:
         (first, name), *others = owners
         kept: Any = first._parameters[name]
@@ -200,7 +200,7 @@ def _check_shards(model: nn.Module, ways: int, *, required: bool) -> None:
 
 
 def _leave_fast_paths(model: nn.Module) -> None:
-    """Turn off nested tensors in torch's own transformer, because their kernel accepts no split weights."""
+    """Turn off nested tensors in torch's transformer, because their kernel can't use split weights."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.enable_nested_tensor = module.use_nested_tensor = False

@@ -1,4 +1,4 @@
-"""Functions for use in a training function: its reports, rank, trial and shard of the data."""
+"""Functions to call in a training function: for reports, ranks, the trial, and shards of the data."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Storage:
-    """Folders of an experiment and its trial.
+    """Folders of a trial and its experiment.
 
     Attributes:
         storage_path: folder of all experiments.
-        experiment_path: folder of this experiment.
-        trial_path: folder of this trial.
+        experiment_path: folder of the trial's experiment.
+        trial_path: folder of the trial.
     """
 
     storage_path: str
@@ -48,7 +48,7 @@ class WorkerPosition:
     Attributes:
         rank, world_size: the worker's rank, and the number of workers.
         local_rank, local_world_size: the worker's rank on its machine, and the number of workers there.
-        node_rank: number of the machine, in the order of the ranks.
+        node_rank: index of the worker's machine, from 0, in the order of the workers' ranks.
     """
 
     rank: int
@@ -59,15 +59,15 @@ class WorkerPosition:
 
 
 class TrainContext(TuneContext):
-    """Identity of the worker that runs a training function.
+    """Information for a training function about its worker and its trial.
 
     Args:
-        spec: the trial that the workers form.
-        position: position of this worker.
-        shards: this worker's shard of each data set.
+        spec: specification of the trial that all workers run together.
+        position: position of this worker among the workers.
+        shards: this worker's shard of each data set, by name.
         metadata: `metadata` of `TorchTrainer`.
         devices: devices of this worker.
-        meter: counter of this worker's batches.
+        meter: observer that counts this worker's batches.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TrainContext(TuneContext):
         return self._position.local_world_size
 
     def get_node_rank(self) -> int:
-        """Return the number of this machine among the machines of the workers."""
+        """Return the index of this machine, from 0, among the machines of the workers."""
         return self._position.node_rank
 
     def get_metadata(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def train_context() -> TrainContext | None:
 
 
 def metered(batches: Iterator[T]) -> Iterator[T]:
-    """Return `batches`; inside a training function they are counted for this worker."""
+    """Return an iterator over `batches` that, inside a training function, counts them for this worker."""
     context = train_context()
     return batches if context is None else context.meter.metered(batches)
 
@@ -138,19 +138,19 @@ def report(
     validation: Any = False,
     **more: Any,
 ) -> None:
-    """Report metrics of a training function or a trial; return after they are committed.
+    """Report metrics of a training function or a trial; return after the report is committed.
 
-    All workers of a trainer must report equally often: each call waits for the other workers. Only worker 0's
-    metrics are used. The workers' checkpoint folders are merged into one folder. If several contain a file of
-    the same name, the file of the lowest rank is kept.
+    All workers of a trainer must report equally often, because each call waits for the other workers. Only
+    worker 0's metrics are used. The workers' checkpoint folders are merged into one folder. If several
+    folders contain a file of the same name, the file of the lowest rank is kept.
 
     Args:
-        metrics: names and values.
+        metrics: dictionary of names and values.
         checkpoint: a folder to keep with this report; it is copied before this call returns.
         checkpoint_dir_name: Ray's argument; has no effect, because checkpoints are numbered.
         checkpoint_upload_mode: Ray's argument; has no effect, because the checkpoint is stored before this
             call returns.
-        delete_local_checkpoint_after_upload: True removes the folder after it is copied.
+        delete_local_checkpoint_after_upload: True removes the checkpoint's folder after it is copied.
         checkpoint_upload_fn: not supported.
         validation: not supported.
         **more: further metrics.
@@ -159,7 +159,7 @@ def report(
         ConfigError: `checkpoint_upload_fn` or `validation` is given.
         MetricError: a value can't be stored; the message names its key.
         CheckpointError: the checkpoint can't be copied.
-        TuneError: called outside of a training function and a trial, or from a different thread.
+        TuneError: the call is neither in a training function nor in a trial, or in a different thread.
     """
     if checkpoint_upload_fn is not None or validation:
         raise ConfigError(
@@ -174,7 +174,7 @@ def report(
             checkpoint_dir_name,
         )
     trial.report(metrics, checkpoint=checkpoint, **more)
-    # A folder from `get_checkpoint` belongs to the run, so it must not be removed.
+    # A checkpoint from `get_checkpoint` belongs to the run, so its folder must not be removed.
     own = checkpoint is None or Path(checkpoint.path).is_relative_to(session.context.get_trial_dir())
     if delete_local_checkpoint_after_upload and checkpoint is not None and not own:
         shutil.rmtree(checkpoint.path, ignore_errors=True)
@@ -184,7 +184,7 @@ def get_dataset_shard(dataset_name: str | None = None) -> Any:
     """Return this worker's shard of one of the trainer's data sets.
 
     Args:
-        dataset_name: key in `datasets`; None: "train".
+        dataset_name: key of the data set in `datasets`; None means "train".
 
     Returns:
         A `DatasetShard`; for a Ray Dataset, Ray's iterator.
@@ -219,7 +219,7 @@ class ReportedCheckpoint:
 def get_all_reported_checkpoints(
     consistency_mode: Any = None, timeout_s: float | None = None
 ) -> list[ReportedCheckpoint]:
-    """Return the kept checkpoints of the run, oldest first, including checkpoints from before a resume.
+    """Return the run's kept checkpoints, oldest first, including those of earlier starts of the run.
 
     Args:
         consistency_mode: Ray's argument; has no effect, because checkpoints are stored when `report` returns.
@@ -235,7 +235,7 @@ def get_all_reported_checkpoints(
 
 
 def barrier() -> None:
-    """Wait until all workers of the trainer have called this; `trainkit.train.collective.barrier`.
+    """Wait until all workers have called this; public as `trainkit.train.collective.barrier`.
 
     Raises:
         TuneError: called outside a training function of a trainer.
@@ -245,7 +245,7 @@ def barrier() -> None:
 
 
 def broadcast_from_rank_zero(data: T) -> T:
-    """Return worker 0's value on all workers; `trainkit.train.collective.broadcast_from_rank_zero`.
+    """Return worker 0's value on all workers; public as `trainkit.train.collective.broadcast_from_rank_zero`.
 
     Args:
         data: a value that can be pickled; only worker 0's value is used.
@@ -267,33 +267,33 @@ def _in_worker(verb: str) -> TrainContext:
 
 
 _OWN_NAMES = "own_names.json"
-"""File with the names of automatic metrics that the function has also reported itself."""
+"""File with the names of automatic metrics that the training function has also reported itself."""
 
 _RETURNED = "return_value"
-"""Folder of the function's return value."""
+"""Folder with the training function's return value."""
 
 
 def own_metrics(report: Mapping[str, Any], trial_dir: str) -> dict[str, Any]:
-    """Return the metrics that the function reported itself, without automatic metrics."""
+    """Return the metrics that the training function reported itself, without automatic metrics."""
     names = AUTOMATIC - own_names(trial_dir)
     return {name: value for name, value in report.items() if name not in names}
 
 
 def own_names(trial_dir: str) -> frozenset[str]:
-    """Return the names of automatic metrics that the function has also reported itself."""
+    """Return the names of automatic metrics that the training function has also reported itself."""
     path = Path(trial_dir, _OWN_NAMES)
     return frozenset(json.loads(path.read_text())) if path.exists() else frozenset()
 
 
 def keep_own_names(trial_dir: str, names: frozenset[str]) -> None:
-    """Write the names for `own_names`."""
+    """Write the names that `own_names` returns."""
     path = Path(trial_dir, _OWN_NAMES)
     path.with_suffix(".partial").write_text(json.dumps(sorted(names)))
     path.with_suffix(".partial").replace(path)
 
 
 def keep_returned(trial_dir: str, value: Any) -> None:
-    """Write the function's return value; log a warning if it can't be pickled."""
+    """Write the training function's return value; log a warning if it can't be pickled."""
     folder = Path(trial_dir, _RETURNED)
     folder.mkdir(exist_ok=True)
     try:
@@ -303,7 +303,7 @@ def keep_returned(trial_dir: str, value: Any) -> None:
 
 
 def returned_value(trial_dir: str) -> Any:
-    """Return the value that `keep_returned` wrote; None without such a value."""
+    """Return the value that `keep_returned` wrote, or None if no value was written."""
     folder = Path(trial_dir, _RETURNED)
     return read_dictionary(str(folder))[_RETURNED] if (folder / FILENAME).exists() else None
 

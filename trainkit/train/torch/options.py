@@ -1,4 +1,4 @@
-"""Arguments of the function form of `TorchTrainer`, checked together."""
+"""Arguments of a `TorchTrainer` that runs a training function, which are checked together."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class TorchConfig:
     """Settings for the communication between the workers of a training function.
 
     Args:
-        backend: backend of `torch.distributed`: "gloo" or "nccl"; None: NCCL if the workers have GPUs, else
-            gloo.
+        backend: backend of `torch.distributed`: "gloo" or "nccl". None means NCCL if each worker has a whole
+            GPU, else gloo.
         init_method: Ray's argument; has no effect, because the workers use a private rendezvous.
-        timeout_s: time limit of each collective, in seconds; also the longest time between the first and the
+        timeout_s: time limit of each collective, in seconds, and the longest time that workers wait for the
             last worker's report.
 
     Raises:
@@ -52,7 +52,7 @@ class TorchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Arguments of the function form of `TorchTrainer`, which documents each of them.
+    """Arguments of a `TorchTrainer` that runs a training function; `TorchTrainer` documents each of them.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -104,17 +104,17 @@ class LoopOptions:
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that run the function."""
+        """Number of workers, which are processes that run the training function."""
         return self.scaling_config.num_workers
 
     @property
     def use_local(self) -> bool:
-        """False, because the function always runs in its own processes."""
+        """False, because the training function never runs in the user's process."""
         return False
 
     @property
     def meets(self) -> bool:
-        """True, because the function always has a process group, even with one worker."""
+        """True, because a training function always has a process group, even with one worker."""
         return True
 
     @property
@@ -130,7 +130,7 @@ class LoopOptions:
     @property
     def backend(self) -> str:
         """Name of the process group's backend."""
-        # Workers that share a GPU can't communicate by NCCL.
+        # NCCL does not support workers that share a GPU.
         whole = self.scaling_config.use_gpu and self.scaling_config.num_gpus_per_worker >= 1
         return self.torch_config.backend or ("nccl" if whole else "gloo")
 
@@ -141,7 +141,7 @@ class LoopOptions:
 
     @property
     def request(self) -> PlacementGroupFactory:
-        """Resources of a trial: `trainer_resources` for the waiting process, then each worker's resources."""
+        """Resources of a trial: `trainer_resources` for the process that waits, and those of each worker."""
         scaling = self.scaling_config
         own = normalize(scaling.trainer_resources or {}, what="trainer_resources")
         return PlacementGroupFactory([own, *[self.bundle] * self.num_workers], scaling.placement_strategy)
@@ -153,13 +153,13 @@ class LoopOptions:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The configuration that the experiment stores: plain values, and other values as text.
+        """Configuration as the experiment stores it: plain values, and the text of all other values.
 
         Raises:
             ConfigError: the configuration contains a search space.
         """
         kept = {"train_loop_config": _plain(decode_config(encode_config(dict(self.train_loop_config))))}
-        # Domains computed from other values have no text form, so they are looked up in the given
+        # Domains that are computed from other values are lost in `kept`, so they are looked up in the given
         # configuration.
         given = self.train_loop_config.items()
         computed = [f"train_loop_config/{name}" for name, value in given if holds_leaf(value)]
@@ -171,14 +171,15 @@ class LoopOptions:
         return kept
 
     def of_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a trial.
+        """Return the trainer's arguments for one trial.
 
         Args:
-            config: sample of a search space. Its `train_loop_config` is merged over this trainer's. Its
-                `scaling_config` replaces this trainer's.
+            config: sample of a search space. Its `train_loop_config` is merged into the trainer's, and takes
+                precedence. Its `scaling_config` replaces the trainer's, or only some settings if it is a
+                dictionary.
 
         Raises:
-            ConfigError: `config` has further keys.
+            ConfigError: `config` has a key besides these two.
         """
         if unknown := sorted(set(config) - {"train_loop_config", "scaling_config"}):
             raise ConfigError(
@@ -199,7 +200,7 @@ class TrialLoop(LoopOptions):
 
     Attributes:
         trial: the trial that the workers form.
-        shards: shards of each data set for all workers, by rank.
+        shards: the shards of all workers, by rank, for each data set, by name.
     """
 
     trial: TrialSpec
@@ -211,7 +212,7 @@ def _plain(value: Any) -> Any:
         return value[OPAQUE]
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
-    # In a search space, a tuple of two numbers would cause a warning that it looks like a range.
+    # Tuples become lists, because a tuple of two numbers would cause a warning that it looks like a range.
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
@@ -220,7 +221,7 @@ def _call(function: Callable[..., Any], config: dict[str, Any]) -> Any:
 
 
 def takes_config(function: Any) -> bool:
-    """Return True if a training function accepts its configuration, False if it accepts no argument.
+    """Return True if a training function accepts a configuration, False if it accepts no argument.
 
     Raises:
         ConfigError: `function` is not a function, or requires more arguments.
@@ -234,14 +235,14 @@ def takes_config(function: Any) -> bool:
         )
     try:
         signature = inspect.signature(function)
-    except ValueError:  # A builtin may have no signature.
+    except ValueError:  # Some builtins have no signature.
         return True
     for takes, arguments in ((True, ({},)), (False, ())):
         try:
             signature.bind(*arguments)
         except TypeError:
             continue
-        # A function with an optional parameter receives the configuration.
+        # The call with a configuration is tried first, so an optional parameter receives the configuration.
         return takes
     raise ConfigError(
         f"TorchTrainer: train_loop_per_worker takes {signature}, but must take only the configuration, or "

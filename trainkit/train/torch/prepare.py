@@ -1,4 +1,4 @@
-"""Preparation of models and loaders in a training function, for a worker's device and several workers.
+"""Functions that prepare models and loaders in a training function for the worker's device and group.
 
 All functions also work outside of a trainer, where a plain script is a single worker with its own device.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def get_devices() -> list[torch.device]:
     """Return the devices of this worker: its GPUs, or the CPU.
 
-    Outside of a trainer: the first GPU if this process sees any GPU, otherwise the CPU.
+    Outside of a trainer, return the first GPU if this process sees any GPU, otherwise the CPU.
     """
     context = train_context()
     if context is not None:
@@ -51,16 +51,16 @@ def prepare_model(
     """Return a model on this worker's device, wrapped so that the workers train it together.
 
     Args:
-        model: a whole model, equal on all workers, or made equal by the wrapper.
-        move_to_device: True, or the device; False does not move the model.
-        parallel_strategy: "ddp": `DistributedDataParallel`; "fsdp": `FullyShardedDataParallel`; "fsdp2": the
-            model itself, with parameters sharded by `fully_shard`; None: no wrapper. With a single worker the
-            model is never wrapped.
-        parallel_strategy_kwargs: further arguments of the wrapper.
-        parallel_strategy_kwargs: further arguments of the wrapper.
+        model: a whole model; weights must be equal on all workers, unless the wrapper makes them equal.
+        move_to_device: True moves the model to this worker's device; a device moves it there; False does not
+            move it.
+        parallel_strategy: "ddp" wraps in `DistributedDataParallel`, "fsdp" in `FullyShardedDataParallel`;
+            "fsdp2" shards the parameters of the model itself by `fully_shard`; None does neither. With a
+            single worker the model is never wrapped or sharded.
+        parallel_strategy_kwargs: further arguments of the wrapper or of `fully_shard`.
 
     Raises:
-        ConfigError: the strategy is unknown.
+        ConfigError: `parallel_strategy` has none of these values.
     """
     if parallel_strategy not in ("ddp", "fsdp", "fsdp2", None):
         raise ConfigError(
@@ -108,22 +108,23 @@ def prepare_data_loader(
     workers, call `loader.sampler.set_epoch(epoch)` before each epoch.
 
     Args:
-        data_loader: a loader of all samples.
-        add_dist_sampler: True shares the samples. It is ignored with one worker, with an iterable data set,
-            and if the loader already has a `DistributedSampler`, even inside a batch_sampler.
-        move_to_device: True moves batches to the device.
+        data_loader: a loader of all samples, equal on all workers.
+        add_dist_sampler: True shares the samples among the workers. It has no effect with one worker, with an
+            iterable data set, or if the loader already has a `DistributedSampler`, even inside a
+            batch_sampler.
+        move_to_device: True moves batches to this worker's device.
         auto_transfer: True copies the next batch to a GPU while the current batch is used.
 
     Raises:
-        ConfigError: `data_loader` is not a `DataLoader`, or it has the user's own sampler or batch_sampler
-            and its samples should be shared.
+        ConfigError: `data_loader` is not a `DataLoader`, or its samples should be shared although it has the
+            user's own sampler or batch_sampler.
     """
     if not isinstance(data_loader, DataLoader):
         raise ConfigError(
             f"prepare_data_loader() needs a DataLoader, not a {type(data_loader).__name__}: pass "
             "torch.utils.data.DataLoader(data, batch_size=...)"
         )
-    if isinstance(data_loader, _PreparedLoader):  # A loader that is wrapped twice would count batches twice.
+    if isinstance(data_loader, _PreparedLoader):  # Wrapped twice, it would count batches twice.
         data_loader = data_loader._loader
     streams = isinstance(data_loader.dataset, IterableDataset)
     batches = data_loader.batch_sampler
@@ -147,14 +148,14 @@ def prepare_data_loader(
 
 
 class _AutocastForward:
-    """Forward method of a model in half precision.
+    """Replacement for a model's forward method that computes in half precision.
 
     The model is an attribute of this object, so that copies and pickles of the model get their own forward.
 
     Args:
-        model: the model whose current forward is called.
-        device: type of the device.
-        dtype: data type of the computation.
+        model: model whose current forward method is called.
+        device: type of the model's device, such as "cuda".
+        dtype: data type in which autocast computes.
     """
 
     def __init__(self, model: nn.Module, device: str, dtype: torch.dtype) -> None:
@@ -165,7 +166,7 @@ class _AutocastForward:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """The forward in full precision; `inspect.signature` finds its arguments under this name."""
+        """The original forward method; `inspect.signature` reads its parameters from this attribute."""
         forward: Callable[..., Any] = self._own or functools.partial(type(self._model).forward, self._model)
         return forward
 
@@ -179,8 +180,8 @@ class _Precision:
 
     Attributes:
         on: True if prepared models compute in half precision.
-        prepared_in: context of the training function that last prepared a model.
-        scaler: scaler of losses in fp16; None without a scaler, as for bf16 on the CPU.
+        prepared_in: context of the last training function that prepared a model.
+        scaler: loss scaler for fp16 on a GPU; None if losses are not scaled.
     """
 
     on = False
@@ -189,14 +190,15 @@ class _Precision:
 
 
 def accelerate(amp: bool = False) -> None:
-    """Train with automatic mixed precision; call it before models and optimizers are prepared.
+    """Turn automatic mixed precision on or off; call this before models and optimizers are prepared.
 
     Args:
-        amp: True: forward passes in fp16 with scaled losses on a GPU, or in bf16 on the CPU. False: full
-            precision.
+        amp: True computes forward passes in fp16 with scaled losses on a GPU, or in bf16 on the CPU. False
+            computes in full precision.
 
     Raises:
-        ConfigError: this training function has already prepared a model, which would stay unchanged.
+        ConfigError: this training function has already prepared a model, which would still compute in full
+            precision.
     """
     context = train_context()
     if amp and context is not None and context is _Precision.prepared_in:
@@ -206,14 +208,14 @@ def accelerate(amp: bool = False) -> None:
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return `optimizer`; its step unscales the gradients if `accelerate` scales losses."""
+    """Return `optimizer`, with a step that unscales the gradients if `accelerate` has turned scaling on."""
     scaler, plain = _Precision.scaler, optimizer.step
     if scaler is None:
         return optimizer
 
     @functools.wraps(plain)
     def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
-        # A schedule may have wrapped this function, but the scaler must call the optimizer's own step.
+        # A scheduler may have wrapped `step`, but the scaler must call the optimizer's own step.
         outer = optimizer.step
         optimizer.step = plain  # type: ignore[method-assign]
         try:
@@ -223,13 +225,13 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             optimizer.step = outer  # type: ignore[method-assign]
         return loss
 
-    # torch's schedulers read the function from the bound method.
+    # A bound method is needed, because torch's schedulers read its `__func__`.
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer
 
 
 def backward(tensor: torch.Tensor) -> None:
-    """Compute the gradients of the loss `tensor`, which is scaled if `accelerate` requires it."""
+    """Compute the gradients of the loss `tensor`; scale it first if `accelerate` has turned scaling on."""
     scaler = _Precision.scaler
     scaled = tensor if scaler is None else scaler.scale(tensor)
     scaled.backward()  # type: ignore[no-untyped-call]
@@ -246,7 +248,7 @@ def enable_reproducibility(seed: int = 0) -> None:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-    # Without this variable cuBLAS is not deterministic (docs.nvidia.com/cuda/cublas, "Results
+    # cuBLAS is only deterministic with this variable (docs.nvidia.com/cuda/cublas, "Results
     # reproducibility").
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
@@ -256,14 +258,15 @@ def _world_size() -> int:
 
 
 def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return an equal loader of this worker's share of the samples."""
+    """Return a loader with the same settings for this worker's share of the samples."""
     if loader.batch_size is None:
         raise ConfigError(
             "prepare_data_loader: this loader has its own batch_sampler, or no batch size: use a "
             "DistributedSampler in the loader, or pass add_dist_sampler=False"
         )
     sampler = loader.sampler
-    # torchdata's loaders have their own classes of samplers, so samplers are recognized by module and name.
+    # torchdata has its own class of random samplers, so random samplers are recognized by module and class
+    # name.
     made = type(sampler).__module__.partition(".")[0] in ("torch", "torchdata") and type(sampler).__name__
     shuffles = made == "RandomSampler" and not sampler.replacement  # type: ignore[attr-defined]
     plain = shuffles or type(sampler) is SequentialSampler
@@ -282,12 +285,12 @@ class _PreparedLoader(DataLoader[Any]):
     """Loader that counts its batches and can move them to a device.
 
     Args:
-        loader: loader of the batches; this object shares its attributes.
-        device: a GPU; None does not move batches.
+        loader: loader to wrap; the wrapper has the same attributes, in the same dictionary.
+        device: GPU to move batches to; None does not move batches.
         ahead: True copies the next batch while the current batch is used.
     """
 
-    __slots__ = ("_ahead", "_loader", "_prefetcher")  # All other attributes belong to the loader.
+    __slots__ = ("_ahead", "_loader", "_prefetcher")  # All other attributes are shared with the loader.
 
     def __init__(self, loader: DataLoader[Any], device: torch.device | None, ahead: bool) -> None:
         self.__dict__ = vars(loader)
@@ -296,9 +299,9 @@ class _PreparedLoader(DataLoader[Any]):
         self._ahead = ahead
 
     def __getattr__(self, name: str) -> Any:
-        if name in _PreparedLoader.__slots__:  # The attribute is not set yet, for example during unpickling.
+        if name in _PreparedLoader.__slots__:  # Not set yet, for example during unpickling.
             raise AttributeError(name)
-        return getattr(self._loader, name)  # All other methods and properties belong to the user's loader.
+        return getattr(self._loader, name)  # Other methods are the user's loader's.
 
     def __len__(self) -> int:
         return len(self._loader)

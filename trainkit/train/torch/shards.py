@@ -1,4 +1,4 @@
-"""Sharing of data sets among the workers of a training function."""
+"""Shards of data sets, which divide the samples among the workers of a training function."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class DataConfig:
     """Settings for sharing a trainer's data sets among its workers.
 
     Args:
-        datasets_to_split: "all", or the names of the data sets to share; each worker gets other data sets
-            whole.
-        seed: shuffle an indexable data set in each epoch, with this seed plus the epoch's number; None: no
+        datasets_to_split: "all", or names of the data sets to divide among the workers; each worker gets all
+            samples of other data sets.
+        seed: seed that, plus the epoch's number, shuffles an indexable data set in each epoch; None means no
             shuffling. With a `DataLoader` over the shard, call `shard.set_epoch` before each pass.
 
     Raises:
@@ -44,10 +44,10 @@ class DataConfig:
 
 
 class Batches:
-    """Batches of a shard; each iteration is a new pass.
+    """Iterable of a shard's batches; each iteration is a new pass over the shard.
 
     Args:
-        start: function that starts a pass.
+        start: function that starts a pass and returns an iterator over its batches.
     """
 
     def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
@@ -57,27 +57,28 @@ class Batches:
         return metered(self._start())
 
     def map(self, function: Callable[[Any], Any]) -> Batches:
-        """Return the batches after `function` is applied to each of them."""
+        """Return an iterable of the batches with `function` applied to each batch."""
         return Batches(lambda: map(function, self._start()))
 
 
 class DatasetShard:
     """One worker's share of a data set; each pass over the shard is an epoch.
 
-    All shards have equal lengths; surplus samples are left out. For an indexable data set a worker has the
-    samples rank, rank + n, rank + 2 n, ... of the epoch's order.
+    All shards have equal lengths; surplus samples are left out. If the data set is indexable, a worker gets
+    the samples at the positions rank, rank + n, rank + 2 n, ... in the epoch's order, with n workers.
 
     `iter` always starts a pass at the first sample. An interrupted pass counts as a complete epoch. Only
-    `load_state_dict` makes a pass start in the middle.
+    after `load_state_dict` does a pass start in the middle.
 
     A `DataLoader` reads an indexable shard by index, which is not a pass: the order stays constant until
-    `set_epoch` is called. Loader processes with `persistent_workers=True` do not see this call.
+    `set_epoch` is called. Loader processes with `persistent_workers=True` do not notice a call of
+    `set_epoch`.
 
     Args:
         data: an indexable data set with a length, or any iterable.
         rank: rank of the worker.
         world_size: number of workers that share the data set.
-        seed: seed of the shuffling; see `DataConfig`.
+        seed: seed of the shuffling, as in `DataConfig`; None means no shuffling.
     """
 
     def __init__(self, data: Any, rank: int, world_size: int, seed: int | None = None) -> None:
@@ -94,11 +95,11 @@ class DatasetShard:
         return len(self._data) // self._world_size
 
     def count(self) -> int:
-        """Return the number of this worker's samples; a stream is read completely for this."""
+        """Return the number of this worker's samples; to count a stream, read it to its end."""
         return len(self) if _indexable(self._data) else sum(1 for _ in self._of_stream())
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample of this worker in the epoch's order, so that a `DataLoader` can read the shard."""
+        """Return this worker's sample at `index` in the epoch's order; `DataLoader` reads shards this way."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} samples")
         return self._data[self._order(self._position["epoch"])[index % len(self)]]
@@ -107,19 +108,19 @@ class DatasetShard:
         return self._begin(iter)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the epoch of the next pass; with a seed, the epoch determines the order."""
+        """Make `epoch` the number of the next pass, which determines the order if a seed is set."""
         self.load_state_dict({"epoch": epoch, "taken": 0})
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position of the latest pass: `epoch`, and `taken`, the number of samples taken.
+        """Return the latest pass's number, `epoch`, and the number of samples taken in this pass, `taken`.
 
-        A sample counts when it leaves the shard. Samples that a `DataLoader` reads by index do not count.
-        Samples that are prefetched before the training loop needs them count early.
+        A sample is counted when the shard returns it, so prefetched samples are counted before they are used.
+        Samples that a `DataLoader` reads by index are not counted.
         """
         return dict(self._position)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Make the next pass, and only this pass, continue where `state_dict` was called.
+        """Make the next pass start where `state_dict` was called; later passes start at the beginning.
 
         The pass continues with the same samples if the same method starts it, with the same
         `local_shuffle_buffer_size` and `local_shuffle_seed`.
@@ -142,21 +143,22 @@ class DatasetShard:
         local_shuffle_buffer_size: int | None = None,
         local_shuffle_seed: int | None = None,
     ) -> Batches:
-        """Return batches of tensors, which can be iterated over repeatedly: each pass is an epoch.
+        """Return an iterable of batches of tensors; each iteration over it is a pass, which is an epoch.
 
         Args:
             batch_size: number of samples in a batch of this worker.
-            collate_fn: function from a list of samples to a batch; None: torch's default.
-            drop_last: leave out an incomplete last batch.
+            collate_fn: function that makes a batch from a list of samples; None means torch's default
+                function.
+            drop_last: True leaves out an incomplete last batch.
             device: device for the tensors.
-            dtypes: data type of all tensors, or data types by key.
+            dtypes: data type of all tensors, or data types by key of a batch; None keeps the data types.
             prefetch_batches: Ray's argument; has no effect.
-            local_shuffle_buffer_size: size of a buffer of upcoming samples, from which each sample is drawn;
-                None: no shuffling.
-            local_shuffle_seed: seed of these draws, which are equal in each pass.
+            local_shuffle_buffer_size: number of upcoming samples in a buffer from which the next sample is
+                drawn at random; None means no such shuffling.
+            local_shuffle_seed: seed of these random draws, which are the same in each pass.
 
         Raises:
-            ConfigError: the buffer's size is below 1.
+            ConfigError: `local_shuffle_buffer_size` is below 1.
         """
         require_whole("local_shuffle_buffer_size", local_shuffle_buffer_size, 1, optional=True)
         collate = default_collate if collate_fn is None else collate_fn
@@ -175,12 +177,12 @@ class DatasetShard:
         return Batches(start)
 
     def iter_batches(self, **options: Any) -> Batches:
-        """Return batches of NumPy arrays; `iter_torch_batches` describes the arguments."""
+        """Return an iterable of batches of NumPy arrays; `iter_torch_batches` describes the arguments."""
         return self.iter_torch_batches(**options).map(partial(map_tensors, lambda tensor: tensor.numpy()))
 
     def _begin(self, drawn: Callable[[Iterable[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """Start a pass and return its samples; `drawn` rearranges the epoch's order."""
-        # Each pass has its own position, so that an interrupted pass can't change the next pass.
+        """Start a pass and return an iterator over its samples; `drawn` changes the epoch's order."""
+        # Each pass has its own position, because an interrupted pass may continue while the next one runs.
         position = self._position = self._next
         self._next = {"epoch": position["epoch"] + 1, "taken": 0}
         return self._samples(position, drawn)
@@ -189,18 +191,19 @@ class DatasetShard:
         self, position: dict[str, int], drawn: Callable[[Iterable[Any]], Iterator[Any]]
     ) -> Iterator[Any]:
         indexable = _indexable(self._data)
-        # The order starts at the first sample even when resuming, so that earlier random draws are repeated.
+        # Even a resumed pass draws the order from the first sample on, so that its random draws are the same.
         places = drawn(self._order(position["epoch"]) if indexable else self._of_stream())
         for place in itertools.islice(places, position["taken"], None):
             sample = self._data[place] if indexable else place
-            # Counted before the yield, so that a state saved in the loop's body includes this sample.
+            # The sample is counted before the yield, so that a state saved in the loop's body includes the
+            # sample.
             position["taken"] += 1
             yield sample
         if self._position is position:
             self._position = self._next
 
     def _order(self, epoch: int) -> Sequence[int]:
-        """Return the indices of this worker's samples in an epoch; the latest order is cached."""
+        """Return the indices of this worker's samples in an epoch; the last epoch's result is cached."""
         samples = len(self._data)
         mine = slice(self._rank, len(self) * self._world_size, self._world_size)
         if self._seed is None:
@@ -212,18 +215,18 @@ class DatasetShard:
         return self._drawn[1]
 
     def _of_stream(self) -> Iterator[Any]:
-        """Yield one sample from each complete round, in which every worker gets a sample."""
+        """Yield this worker's sample of each complete round, in which every worker gets one sample."""
         source = iter(self._data)
         while len(several := list(itertools.islice(source, self._world_size))) == self._world_size:
             yield several[self._rank]
 
 
 def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[Any]:
-    """Return the shards of a data set, by rank.
+    """Return a data set's shards for all workers, by rank.
 
     Args:
-        data: a Ray Dataset; or an indexable data set with a length, such as torch's or Hugging Face's; or any
-            iterable that can restart and gives the same samples in the same order each time.
+        data: a Ray Dataset; or an indexable data set with a length, such as data sets of torch or Hugging
+            Face; or any iterable that can restart and gives the same samples in the same order each time.
         workers: number of shards.
         name: key of the data set in `datasets`.
         config: the trainer's configuration for data sets.
@@ -233,10 +236,10 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
             samples than workers.
     """
     shared = config.datasets_to_split == "all" or name in config.datasets_to_split
-    if hasattr(data, "streaming_split"):  # A Ray Dataset splits itself.
+    if hasattr(data, "streaming_split"):  # This is a Ray Dataset, which can split itself.
         shards: Sequence[Any] = data.streaming_split(workers, equal=True) if shared else [data] * workers
         return shards
-    # This test recognizes frames and series of pandas, and tables of polars and pyarrow.
+    # This condition is true for frames and series of pandas, and for tables of polars and pyarrow.
     table = hasattr(data, "iloc") or (hasattr(data, "columns") and hasattr(data, "schema"))
     if table or isinstance(data, Mapping | str | bytes | bytearray):
         raise ConfigError(
@@ -258,7 +261,7 @@ def split(data: Any, workers: int, name: str, config: DataConfig) -> Sequence[An
 
 
 def _indexable(data: Any) -> bool:
-    # torch's IterableDataset has a `__getitem__` that only raises, so it is not indexable.
+    # torch's IterableDataset is not indexable, although it has a `__getitem__`, which only raises an error.
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
 
 

@@ -1,4 +1,4 @@
-"""`TorchTrainer`, which trains an operator or runs a training function, and its base class for functions."""
+"""`TorchTrainer`, which trains an operator or runs a training function, and its base for functions."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ _RESUME = f"resume with TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
 
 
 class _FinishedError(Exception):
-    """The run of this name finished with a different configuration, so a new run gets a new name."""
+    """A run of the same name has finished with a different configuration, so the new run needs a new name."""
 
 
 class _OtherFormError(ConfigError, AttributeError):
-    """Use of an attribute of the wrong form of `TorchTrainer`; an AttributeError, so `hasattr` is False."""
+    """Use of an attribute that only the other form of `TorchTrainer` has; `hasattr` returns False for it."""
 
 
 @dataclass(frozen=True, repr=False)
 class _RunResult(Result):
-    """Outcome of a training function's run; its reports contain only metrics that the function reported."""
+    """Result of a training function's run, with only those metrics that the function reported itself."""
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """Return the checkpoint of the best report by `metric`.
+        """Return the checkpoint whose report has the best value of `metric`.
 
         Raises:
-            MetricError: no checkpoint has this metric; the message names the metrics that checkpoints have.
+            MetricError: no checkpoint's report has this metric; the message names the metrics that they have.
         """
         reports = [report for _, report in self.best_checkpoints]
         if all(lookup(report, metric) is None for report in reports):
@@ -75,12 +75,12 @@ class _RunResult(Result):
 
 
 class DataParallelTrainer:
-    """The form of `TorchTrainer` that runs a training function on several workers at once.
+    """Form of `TorchTrainer` that runs a training function on several workers at once.
 
     Args:
         train_loop_per_worker: the training function.
-        datasets: data sets by name.
-        **arguments: further arguments of the function form; `TorchTrainer` documents each of them.
+        datasets: data sets by name, of the kinds that `TorchTrainer` describes.
+        **arguments: further arguments for a training function; `TorchTrainer` documents each of them.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -115,18 +115,22 @@ class DataParallelTrainer:
         self._restored_from: str | None = None
 
     def fit(self) -> Result:
-        """Run the function on all workers; return the last report's metrics and the checkpoints.
+        """Run the training function on all workers; return the last report's metrics and the checkpoints.
 
         If a run with the name `RunConfig(name=...)` exists, the function resumes from its last checkpoint.
-        The run's record keeps its original configuration; a warning lists the differences. A run that
-        finished with a different configuration is not touched: the new run is stored beside it as "name_2".
+        The stored run keeps its original configuration; a warning lists the differences to the current one. A
+        finished run with a different configuration is not changed: the new run is stored beside it as
+        "name_2".
 
         Raises:
-            WorkerGroupError: the function raised, or a worker died, more often than
-                FailureConfig(max_failures=...) allows; `worker_failures` has the worker's error.
-            ControllerError: the process that waits for the workers failed, for example in a callback.
-            InfeasibleError: the machine can never hold the workers.
-            SerializationError: the function can't be sent to a worker; the message names the part.
+            WorkerGroupError: the function raised an error, or a worker died, more often than
+                FailureConfig(max_failures=...) allows; the attribute `worker_failures` has the worker's
+                error.
+            ControllerError: an error occurred in the process that waits for the workers, for example in a
+                callback.
+            InfeasibleError: the machine does not have enough resources for the workers, even when idle.
+            SerializationError: the function can't be pickled to send it to a worker; the message names the
+                object in it that can't.
             KeyboardInterrupt: Ctrl-C ended the run, which can be resumed.
         """
         with named_as(SettingNames(resume=_RESUME, doing="Training", raises=True)):
@@ -154,10 +158,11 @@ class DataParallelTrainer:
         Args:
             path: the run's folder.
             train_loop_per_worker: the run's training function.
-            **arguments: the constructor arguments of the run.
+            **arguments: the arguments with which the run's trainer was constructed.
 
         Raises:
-            ConfigError: the function, `scaling_config` or a configuration that the function needs is missing.
+            ConfigError: the function or `scaling_config` is missing, or `train_loop_config` although the
+                function needs it.
             StoreError: `path` contains no run.
         """
         needed = {"scaling_config"}
@@ -178,7 +183,7 @@ class DataParallelTrainer:
 
         Args:
             path: the run's folder.
-            storage_filesystem: the fsspec file system of `path`.
+            storage_filesystem: fsspec file system that contains `path`.
         """
         return Tuner.can_restore(path, storage_filesystem)
 
@@ -202,7 +207,7 @@ class DataParallelTrainer:
         )
 
     def _tuner(self) -> Tuner:
-        """Return the tuner of this run: a new tuner, or a tuner that resumes an existing run."""
+        """Return a tuner for this run: a new one, or one that resumes an existing run."""
         run = self.run_config
         if self._restored_from is not None:
             return self._going_on(self._restored_from, run.storage_filesystem)
@@ -256,53 +261,58 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
     workers start with the trainer, and each `train()` is one epoch.
 
     Args, of a function:
-        train_loop_per_worker: a function of `train_loop_config`, or a function without arguments.
-        train_loop_config: argument of the function; default {}.
-        torch_config: how the workers communicate.
+        train_loop_per_worker: training function, with the argument `train_loop_config` or without arguments.
+        train_loop_config: configuration that the function receives; default {}.
+        torch_config: settings for the communication between workers.
         scaling_config: number of workers, and the resources of each worker.
-        run_config: where the run is stored, how often it is retried, which checkpoints are kept.
+        run_config: settings of the run, such as its folder, the number of retries, and the checkpoints to
+            keep.
         datasets: data sets by name. `trainkit.train.get_dataset_shard` returns each worker's share. A data
             set is one of: an indexable object with a length; an iterable that gives the same samples in the
             same order on each pass and on each worker; on the Ray engine, a Ray Dataset.
-        dataset_config: how the data sets are shared.
-        resume_from_checkpoint: result of `get_checkpoint` until the function reports its first checkpoint.
-        metadata: result of `get_context().get_metadata()`.
+        dataset_config: settings for dividing the data sets among the workers.
+        resume_from_checkpoint: checkpoint that `get_checkpoint` returns until the function reports its first
+            checkpoint.
+        metadata: dictionary that `get_context().get_metadata()` returns in the function.
 
     Args, of an operator:
-        training_operator_cls: the operator to train: a subclass, not an instance.
+        training_operator_cls: subclass of `TrainingOperator` to train (the class, not an instance).
         initialization_hook: function without arguments, called in each worker before anything else.
-        config: passed to the operator's `setup`. Its key "batch_size" is the batch size of each worker. Its
-            key `BATCH_SIZE` is the batch size over all workers, and is divided among them.
-        num_workers: number of processes for data-parallel training; either all of them start or none.
-        num_cpus_per_worker: CPUs for each worker; they also set its number of threads.
+        config: configuration that is passed to the operator's `setup`. Its key "batch_size" is the batch size
+            of each worker. Its key `BATCH_SIZE` is the batch size over all workers, and is divided among
+            them.
+        num_workers: number of processes that train together; either all of them start or none.
+        num_cpus_per_worker: number of CPUs for each worker, which is also its number of threads.
         use_gpu: True gives each worker a GPU; "auto" does so if this process sees a GPU.
-        backend: "gloo", "nccl", or "auto": NCCL for GPUs, otherwise gloo.
+        backend: communication backend: "gloo", "nccl", or "auto", which means NCCL for GPUs, otherwise gloo.
         wrap_ddp: True wraps models in `DistributedDataParallel`; False leaves this to the operator.
         timeout_s: time limit of each collective operation, in seconds.
         use_fp16: True means `precision="fp16"`.
         use_tqdm: True shows a progress bar of worker 0.
         add_dist_sampler: True shares each loader's samples among workers; False leaves this to the operator.
-        scheduler_step_freq: when learning rate schedulers step: after each "batch", each "epoch", or
-            "manual". Required if schedulers are registered.
+        scheduler_step_freq: time when learning rate schedulers step: after each "batch", after each "epoch",
+            or "manual". It is required if schedulers are registered.
         use_local: True runs worker 0 in this process.
-        strategy: how the model is distributed: "auto" (one worker: on its device; several: data-parallel), a
-            name such as "ddp" or "fsdp", or a value such as `trainkit.train.strategies.fsdp.FSDP(...)`.
-        precision: "32", "bf16" or "fp16" (with loss scaling), by `torch.autocast`.
-        gpus_per_worker: GPUs for each worker; default: one if GPUs are used.
+        strategy: distribution of the model: "auto" ("single" with one worker, "ddp" with several), a name
+            such as "ddp" or "fsdp", or an object such as `trainkit.train.strategies.fsdp.FSDP(...)`.
+        precision: precision of computations by `torch.autocast`: "32", "bf16" or "fp16" (with loss scaling).
+        gpus_per_worker: number of GPUs for each worker; default: one if GPUs are used.
         grad_accumulation_steps: number of batches whose gradients form one optimizer step.
         max_grad_norm: largest norm of all gradients together; larger gradients are clipped. None: no
             clipping.
         compile: True compiles models with `torch.compile`.
         channels_last: True stores images and convolutions in the memory format that suits tensor cores.
-        detect_nan: True stops with `NonFiniteLossError` at the first loss that is not finite. This waits for
-            the device at each step. Otherwise such a loss is reported at the end of the epoch.
-        ema_decay: decay per step of an exponential moving average of all weights. `validate` evaluates the
-            averages, and `get_model(ema=True)` returns them. None: no averages.
-        min_workers: fewest workers to continue with after workers are lost; default: `num_workers`.
+        detect_nan: True raises `NonFiniteLossError` at the first loss that is not finite. This check waits
+            for the device at each step. With False such a loss is reported at the end of the epoch.
+        ema_decay: factor of the old average at each step, for an exponential moving average of all weights.
+            `validate` evaluates the averages, and `get_model(ema=True)` returns them. None: no averages.
+        min_workers: smallest number of workers with which training continues after workers were lost;
+            default: `num_workers`.
 
     Raises:
-        ConfigError: an argument is wrong, or belongs to the other form of the trainer.
-        InfeasibleError: the machine can never hold the workers of an operator.
+        ConfigError: an argument is wrong, or arguments of both lists are mixed.
+        InfeasibleError: the machine does not have enough resources for the workers of an operator, even when
+            idle.
         GangError: a worker of an operator died while it started.
     """
 
@@ -378,7 +388,7 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def shutdown(self, force: bool = False) -> None:
-        """End an operator's workers; a function's workers have already ended with `fit`."""
+        """End the workers of an operator; the workers of a training function have already ended in `fit`."""
         if not self._runs_function:
             super().shutdown(force)
 
@@ -392,11 +402,11 @@ def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
     """Return True if the arguments belong to a training function, False if they belong to an operator.
 
     Args:
-        loop: positional arguments.
-        arguments: named arguments.
+        loop: positional arguments of `TorchTrainer`.
+        arguments: named arguments of `TorchTrainer`.
 
     Raises:
-        ConfigError: the arguments mix both forms.
+        ConfigError: the arguments belong to both, or the positional argument is not a training function.
     """
     operator = any(isinstance(each, type) and issubclass(each, TrainingOperator) for each in loop)
     if operator or len(loop) > 1 or (loop and any(name.endswith("_creator") for name in arguments)):
@@ -415,11 +425,11 @@ def runs_function(loop: Sequence[Any], arguments: Mapping[str, Any]) -> bool:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the differences between two records of a configuration as text; "" if they are equal.
+    """Return the differences between two configurations as text; "" if they are equal.
 
     Args:
-        before: record of the run. It lacks `train_loop_config` if an older version wrote it.
-        after: record of the trainer.
+        before: configuration in the stored run. It has no `train_loop_config` if an older version wrote it.
+        after: configuration of the trainer.
     """
     if "train_loop_config" not in before:
         return ""
@@ -434,7 +444,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def failure(result: Result, error: BaseException, name: str | None) -> TrainingFailedError:
-    """Return the error for a failed run, with the worker's text; `name` is None for a generated run name."""
+    """Return the error for a failed run, with the worker's traceback; `name` is the run's name or None."""
     cause = original(error)
     rank = vars(cause).get(RANK)
     again = "fit()" if name is not None else "fit() with RunConfig(name=...)"

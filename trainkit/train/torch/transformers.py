@@ -1,4 +1,4 @@
-"""Transformers' own `Trainer` in a training function; public as `trainkit.train.huggingface.transformers`."""
+"""Support for Transformers' `Trainer`; public as `trainkit.train.huggingface.transformers`."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ _Callback: Any = load(
 _utils: Any = load("transformers.trainer_utils", "Transformers trainers", "transformers")
 
 _DEVICES = ("_setup_devices", "_n_gpu", "distributed_state")
-"""Attributes of `TrainingArguments` about this process's devices; a trial determines its own values."""
+"""Attributes of `TrainingArguments` for this process's devices, removed because trials have other devices."""
 
 BACKEND = "trainkit"
-"""Name of the backend of a prepared trainer's `hyperparameter_search`."""
+"""Name of trainkit's backend for the method `hyperparameter_search` of a prepared trainer."""
 
 
 class TransformersReportCallback(_Callback):  # type: ignore[misc]
-    """Callback that reports the Trainer's logged metrics with a checkpoint whenever the Trainer saves one.
+    """Callback that reports metrics and a checkpoint whenever Transformers' `Trainer` saves a checkpoint.
 
-    The report contains the latest value of each metric. The checkpoint's folder `checkpoint` contains
-    Transformers' own checkpoint; resume from it with `trainer.train(resume_from_checkpoint=...)`. Metrics
+    The report contains the latest logged value of each metric. The reported checkpoint has a folder
+    `checkpoint` with Transformers' own checkpoint, for `trainer.train(resume_from_checkpoint=...)`. Metrics
     must be logged before the save: use equal `eval_strategy` and `save_strategy`.
     """
 
     CHECKPOINT_NAME = "checkpoint"
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Report; called by Transformers on all workers."""
+        """Report metrics and the checkpoint; Transformers calls this method on all workers."""
         metrics: dict[str, Any] = {}
         for entry in state.log_history:
             metrics.update(entry)
         if dist.is_initialized():
-            dist.barrier()  # After this barrier, each worker has written its own files.
+            dist.barrier()  # Afterwards, all workers have written their files.
         _report_saved(metrics, args, state)
 
 
 def _report_saved(metrics: Mapping[str, Any], args: Any, state: Any) -> None:
-    """Report metrics, with Transformers' latest checkpoint if this worker's machine has it."""
+    """Report metrics; each machine's first worker adds Transformers' latest checkpoint, if it has one."""
     source = os.path.abspath(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
     if get_context().get_local_rank() != 0 or not os.path.isdir(source):
         report(metrics)
         return
     with temporary_folder("trainkit_checkpoint_") as folder:
         name = TransformersReportCallback.CHECKPOINT_NAME
-        os.symlink(source, os.path.join(folder, name))  # report() follows the link and copies.
+        os.symlink(source, os.path.join(folder, name))  # report() copies the files behind the link.
         report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
 class _Ready(IterableDataset[Any]):
-    """Data set of batches that already belong to this worker."""
+    """Data set of ready batches, which already belong to this worker."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = batches
@@ -80,17 +80,16 @@ class _Ready(IterableDataset[Any]):
 def prepare_trainer(trainer: Any) -> Any:
     """Make a Transformers `Trainer` accept batches of `get_dataset_shard(...).iter_torch_batches(...)`.
 
-    The batches may be its `train_dataset`, its `eval_dataset`, or one of several `eval_dataset`s.
-    Transformers shares other data sets among the workers as usual. The number of batches is unknown, so
-    training on them needs `TrainingArguments(max_steps=...)`.
-    In your own program, the prepared trainer's `hyperparameter_search` has the backend "trainkit", with the
-    further arguments of `search`.
+    The batches may be the trainer's `train_dataset`, its `eval_dataset`, or one of several `eval_dataset`s.
+    Transformers divides other data sets among the workers as usual. The number of batches is unknown, so
+    training on them needs `TrainingArguments(max_steps=...)`. Outside of a training function, the prepared
+    trainer's method `hyperparameter_search` accepts the backend "trainkit" and the arguments of `search`.
 
     Args:
         trainer: the trainer; it is changed in place and returned.
 
     Raises:
-        ConfigError: a data set is itself a shard, or can be iterated over only once.
+        ConfigError: a data set is a shard instead of its batches, or can be iterated over only once.
     """
     evaluated = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
     for data in (trainer.train_dataset, *evaluated.values()):
@@ -103,7 +102,7 @@ def prepare_trainer(trainer: Any) -> Any:
     plain: Any = type(trainer)
 
     class Prepared(plain):  # type: ignore[misc]
-        """Subclass of the trainer's class, with loaders of ready batches and a search backend."""
+        """Subclass of the trainer's class that accepts ready batches and has trainkit's search backend."""
 
         def hyperparameter_search(self, *arguments: Any, backend: Any = None, **options: Any) -> Any:
             if backend == BACKEND:
@@ -125,14 +124,14 @@ def prepare_trainer(trainer: Any) -> Any:
 
 
 def _loader(data: Any) -> DataLoader[Any] | None:
-    """Return a loader of ready batches; None if the batches are not ready."""
+    """Return a loader for an iterable of batches; None if `data` is a data set of samples."""
     if not isinstance(data, Iterable) or isinstance(data, Dataset) or hasattr(data, "__getitem__"):
         return None
     return DataLoader(_Ready(data), batch_size=1, collate_fn=lambda batches: batches[0])
 
 
 class _SearchCallback(_Callback):  # type: ignore[misc]
-    """Callback that reports each evaluation, with the checkpoint if one is saved after the evaluation."""
+    """Callback that reports each evaluation, with the checkpoint if Transformers saves one after it."""
 
     def __init__(self, objective: Callable[[dict[str, float]], float]) -> None:
         self.reports = 0
@@ -140,17 +139,17 @@ class _SearchCallback(_Callback):  # type: ignore[misc]
         self._due: dict[str, Any] | None = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **more: Any) -> None:
-        """Report the evaluation, or leave the report to the save that follows."""
+        """Report the evaluation now, or in `on_save` if a checkpoint is saved next."""
         told = {**metrics, "objective": self._objective(dict(metrics))}
         self.reports += 1
-        # With "best", Transformers decides about a save only after this call.
+        # With "best", Transformers decides only after this call whether it saves a checkpoint.
         if control.should_save and args.save_strategy != "best":
             self._due = told
         else:
             report(told)
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Report with the saved checkpoint."""
+        """Report the latest evaluation with the saved checkpoint."""
         if self._due is not None:
             told, self._due = self._due, None
             _report_saved(told, args, state)
@@ -167,24 +166,24 @@ def search(
     tune_config: TuneConfig | None = None,
     run_config: RunConfig | None = None,
 ) -> Any:
-    """Search the `TrainingArguments` of a Transformers trainer; each trial is a process with its own copy.
+    """Search for the best `TrainingArguments`; each trial is a process with its own copy of the trainer.
 
     Args:
-        trainer: a trainer with a `model_init`.
+        trainer: Transformers trainer, made with a `model_init`.
         hp_space: function that receives None and returns a search space, such as {"learning_rate":
             tune.loguniform(1e-5, 1e-2)}.
-        compute_objective: function from an evaluation's metrics to a number; None: Transformers' choice, the
-            loss, or the sum of the trainer's metrics.
-        n_trials: number of samples of the space.
-        direction: "minimize" or "maximize" the objective.
-        resources_per_trial: see `tune.with_resources`; None: 1 CPU, and 1 GPU if the trainer has found a GPU.
-        tune_config: scheduler, searcher and more. The function's further arguments set metric, mode and
-            number of samples; the metric is named "objective".
-            samples; the metric is named "objective".
+        compute_objective: function that returns a number from an evaluation's metrics. None means
+            Transformers' function: the sum of the metrics, or the loss without other metrics.
+        n_trials: number of samples of the search space, one for each trial.
+        direction: "minimize" or "maximize", for the objective.
+        resources_per_trial: resources of each trial, as in `tune.with_resources`; None means 1 CPU, and 1 GPU
+            if the trainer has found a GPU.
+        tune_config: further settings of the search, such as scheduler and searcher. Its metric ("objective"),
+            mode and number of samples are replaced by those of the other arguments.
         run_config: settings of the run, such as its folder.
 
     Returns:
-        Transformers' `BestRun`; its `run_summary` is the `ResultGrid`.
+        Transformers' `BestRun`, whose `run_summary` is trainkit's `ResultGrid`.
 
     Raises:
         ConfigError: an argument is missing or wrong.
@@ -206,7 +205,7 @@ def search(
     sent.args = copy.copy(trainer.args)
     for name in _DEVICES:
         vars(sent.args).pop(name, None)
-    # These objects belong to an earlier training; each trial makes its own.
+    # These objects belong to an earlier training and are not sent, because each trial makes its own.
     sent.model = sent.model_wrapped = sent.optimizer = sent.lr_scheduler = None
     sent.accelerator = sent.gather_function = None
     handler.model = handler.optimizer = handler.lr_scheduler = None
@@ -229,14 +228,14 @@ def search(
 
 
 def _search_trial(config: dict[str, Any], trainer: Any, objective: Callable[..., float]) -> None:
-    """Train with the configuration as the trainer's arguments; report each evaluation."""
+    """Train with the values of `config` as the trainer's arguments, and report each evaluation."""
     for name, value in config.items():
         before = getattr(trainer.args, name)
-        # A fractional value must not be truncated because the argument's earlier value was a whole number.
+        # Values get the type of the earlier value, but a fraction must not be truncated to a whole number.
         fraction = type(before) is int and isinstance(value, float) and not value.is_integer()
         setattr(trainer.args, name, value if before is None or fraction else type(before)(value))
     trainer.args.output_dir = os.path.join(get_context().get_trial_dir(), "transformers")
-    # This line repeats what the trainer's constructor did with the earlier arguments.
+    # The trainer's constructor has set this attribute from the earlier arguments, so it is set again.
     trainer._train_batch_size = trainer.args.train_batch_size
     trainer.create_accelerator_and_postprocess()
     if inspect.signature(trainer.model_init).parameters:

@@ -1,4 +1,4 @@
-"""A training function as a trial: the workers' reports are merged and passed to the tuner."""
+"""Trials that run a training function: the workers' reports are merged and passed to the tuner."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ FUNCTION = "train_loop_per_worker"
 
 @dataclass(frozen=True)
 class RunContext:
-    """Settings of a run, for its callbacks.
+    """Settings of a run, which its callbacks receive.
 
     Attributes:
         run_config: name and storage path of the run, and settings for failures and checkpoints.
-        train_loop_config, scaling_config, backend_config, dataset_config: settings of the trainer.
+        train_loop_config, scaling_config, backend_config, dataset_config: these settings of the trainer.
         run_id: id of the run's trial.
     """
 
@@ -55,7 +55,7 @@ class RunContext:
 
 
 class UserCallback(Callback):
-    """Base of callbacks of a training function, for `RunConfig(callbacks=[...])`.
+    """Base class of callbacks for a training function, passed as `RunConfig(callbacks=[...])`.
 
     Callbacks are copied to the process that waits for the workers, and run there. An exception in a callback
     ends the run.
@@ -64,46 +64,47 @@ class UserCallback(Callback):
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
     ) -> None:
-        """Handle a report of all workers.
+        """React to a report that all workers have made.
 
         Args:
             run_context: settings of the run.
             metrics: metrics of each worker, by rank.
-            checkpoint: the checkpoint kept with the report; None if no worker reported a checkpoint.
+            checkpoint: stored checkpoint of the report; None if no worker reported a checkpoint.
         """
 
     def after_exception(self, run_context: RunContext, worker_exceptions: dict[int, BaseException]) -> None:
-        """Handle the failure of workers.
+        """React to the failure of workers.
 
         Args:
             run_context: settings of the run.
-            worker_exceptions: exceptions of the workers that caused the failure, by rank.
+            worker_exceptions: exceptions of the workers that caused the failure, by rank of the worker.
         """
 
 
 RANK = "worker_rank"
-"""Attribute of an error for the rank of the worker that caused it."""
+"""Attribute of an exception for the rank of the worker that raised it."""
 
 
 def original(error: BaseException) -> BaseException:
-    """Return the user's original exception."""
+    """Return the exception that user code raised, without the wrapper for errors of remote calls."""
     return (error.cause or error) if isinstance(error, TaskError) else error
 
 
 class LoopTrial:
-    """Trial of a training function, as a function of its configuration.
+    """Function of a configuration that runs a training function as a trial.
 
     Args:
-        options: options of the trainer.
-        alone: True for the trainer's own run, outside of a search. The run uses the trainer's configuration,
-            and the experiment's configuration is only a record.
+        options: arguments of the trainer.
+        alone: True for a run by the trainer itself, outside of a search. Such a run uses the trainer's
+            configuration, while the one stored in the experiment is only informative.
     """
 
     def __init__(self, options: LoopOptions, *, alone: bool = False) -> None:
         self._alone = alone
         run = options.run_config
         self._callbacks = [each for each in run.callbacks if isinstance(each, UserCallback)]
-        # Only settings for the trial are sent; a callback for the driver may not be picklable.
+        # Only settings that the trial needs are sent, because callbacks for the user's process may not be
+        # picklable.
         settings = ("name", "storage_path", "failure_config", "checkpoint_config")
         sent = RunConfig(**{name: getattr(run, name) for name in settings})
         self._options = replace(options, run_config=sent)
@@ -114,14 +115,15 @@ class LoopTrial:
         return LoopOptions(**self._arguments(config)).request
 
     def __call__(self, config: dict[str, Any], datasets: Mapping[str, Any]) -> None:
-        """Run the function on all workers, and pass their reports to the tuner.
+        """Run the training function on all workers, and pass their reports to the tuner.
 
         Args:
-            config: configuration in the form for `LoopOptions.of_config`.
+            config: sample of a search space, as for `LoopOptions.of_config`.
             datasets: data sets by name.
 
         Raises:
-            TrainingError: the function has ended on some workers while others reported.
+            TrainingError: the training function has ended on some workers, while other workers have made a
+                further report.
             GangError: a worker died.
             Exception: a worker's exception, with its traceback.
         """
@@ -193,7 +195,8 @@ class LoopTrial:
             if any(done):
                 raise TrainingError(uneven_text([reply[0] for reply in replies], done))
             metrics = [dict(reply[1] or {}) for reply in replies]
-            # In a search, the key `done` would end the trial, but a run ends when its workers end.
+            # In a search, a metric `done` ends the trial, but a run outside of a search ends when its workers
+            # end.
             left_out = [each.pop("done") for each in metrics if self._alone and "done" in each]
             if left_out and not has_told:
                 has_told = True
@@ -221,11 +224,11 @@ class LoopTrial:
 
 
 def join_parts(parts: Sequence[str], folder: str) -> None:
-    """Move the files of several folders into one; for equal names the first folder's file is kept.
+    """Move the files of several folders into one; if names are equal, keep the first folder's file.
 
     Args:
-        parts: paths of the folders, which are removed.
-        folder: path of an existing folder.
+        parts: paths of the folders to move from, which are removed.
+        folder: path of the existing folder to move to.
 
     Raises:
         CheckpointError: one of the folders is missing or can't be moved.
@@ -252,11 +255,11 @@ def _raise(error: OSError) -> None:
 
 
 def uneven_text(counts: Sequence[int], done: Sequence[bool]) -> str:
-    """Return the message for workers that have reported unequally often.
+    """Return the error message for workers that have reported unequally often.
 
     Args:
-        counts: number of reports, by rank.
-        done: True if the function has ended, by rank.
+        counts: number of reports of each worker, by rank.
+        done: True for each worker whose training function has ended, by rank.
     """
     over = [str(rank) for rank, ended in enumerate(done) if ended]
     waits = [rank for rank, ended in enumerate(done) if not ended]

@@ -1,4 +1,4 @@
-"""Worker of a training function: it runs the user's function in its own process."""
+"""Workers that run a user's training function, each in its own process."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from trainkit.tune.trial.environment import divert
 from trainkit.tune.trial.messages import Reply
 
 PARTS = ".checkpoint_000000000.partial"
-"""Folder of a trial with each worker's part of a checkpoint, until the parts are joined.
+"""Subfolder of a trial's folder for each worker's part of a checkpoint, until the parts are joined.
 
-Its name excludes it from copies of the experiment. A later attempt removes it.
+The experiment's copies leave out folders of this name. The next attempt of the trial removes it.
 """
 
 
 def part_dir(trial_dir: str, rank: int) -> str:
-    """Return the path of a worker's folder for parts of checkpoints."""
+    """Return the path of the folder for one worker's parts of checkpoints."""
     return os.path.join(trial_dir, PARTS, str(rank))
 
 
 def set_library_variables(run: str, locality: LocalRank, device: torch.device) -> None:
-    """Set variables, in addition to `set_torchrun_variables`, that libraries in the function read.
+    """Set environment variables for libraries in the function, besides those of `set_torchrun_variables`.
 
     Args:
-        run: identifier of the workers, from which Lightning knows that a launcher started them.
-        locality: the worker's position on its machine.
+        run: identifier of the run, by which Lightning recognizes that a launcher started the workers.
+        locality: the worker's position among the workers of its machine.
         device: device of the worker.
     """
     os.environ["TORCHELASTIC_RUN_ID"] = run
     os.environ["NODE_RANK"] = os.environ["GROUP_RANK"] = str(locality.node_rank)
     os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
     if device.type == "cpu":
-        # Otherwise Accelerate would treat each of several CPU processes as the only process.
+        # Without this variable Accelerate would treat each of several CPU processes as the only process.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
 GPUs = tuple[str, tuple[str, ...]]
-"""A worker's machine, and the names of its GPUs there, as CUDA_VISIBLE_DEVICES expects them."""
+"""Machine of a worker, and the names of the worker's GPUs, as CUDA_VISIBLE_DEVICES expects them."""
 
 
 def shared_gpus(all_gpus: Sequence[GPUs], own: GPUs) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return all workers' GPUs on a worker's machine, and the indices of the worker's own GPUs among them.
+    """Return the GPUs of all workers on a worker's machine, and the indices of its own GPUs among them.
 
     Args:
         all_gpus: GPUs of all workers, by rank within a machine.
@@ -68,7 +68,7 @@ def shared_gpus(all_gpus: Sequence[GPUs], own: GPUs) -> tuple[tuple[str, ...], t
 
 
 class LoopWorker(GroupMember):
-    """Worker of a training function that runs the function from report to report."""
+    """Worker that runs a training function step by step, from report to report."""
 
     _runner: FunctionRunner
     _devices: tuple[torch.device, ...] = (torch.device("cpu"),)
@@ -78,9 +78,9 @@ class LoopWorker(GroupMember):
         return own_node(), tuple(map(str, runtime.get_gpu_ids()))
 
     def share_gpus(self, all_gpus: Sequence[GPUs]) -> None:
-        """Make the GPUs of all workers on this machine visible, before anything uses a GPU.
+        """Make all workers' GPUs on this machine visible to this process, before any GPU is used.
 
-        Libraries select the GPU with the index of the local rank, and copy from one GPU to another.
+        This is needed because libraries use the local rank as index of the GPU, and copy between GPUs.
 
         Args:
             all_gpus: GPUs of all workers, by rank within a machine.
@@ -95,12 +95,13 @@ class LoopWorker(GroupMember):
         if trial.environment.log_files is not None:
             divert([os.path.join(trial.trial_dir, name) for name in trial.environment.log_files])
         devices = self._devices
-        if "isolation" in runtime.promises():  # Otherwise this is the user's own process.
+        if "isolation" in runtime.promises():  # Without isolation, this is the user's process.
             place = "" if spec.rendezvous is None else spec.rendezvous.place
             set_torchrun_variables(place, spec.rank, options.num_workers, locality)
             set_library_variables(trial.trial_id, locality, devices[0])
             if trial.seed is not None:
-                # Seeds differ between workers, like in unseeded processes, but are reproducible.
+                # Seeds differ between workers, as random states of unseeded processes do, but are
+                # reproducible.
                 seed_generators(trial.seed + spec.rank)
         join_workers(
             spec.rendezvous,
@@ -137,7 +138,8 @@ class LoopWorker(GroupMember):
         """Run the function to its next report or to its end.
 
         Args:
-            checkpoint: path of the checkpoint kept with the last report; None if none was kept.
+            checkpoint: path of the stored checkpoint of the last report; None if the report had no
+                checkpoint.
         """
         if checkpoint is not None:
             self._runner.go_on_from(Checkpoint(checkpoint))
@@ -147,24 +149,24 @@ class LoopWorker(GroupMember):
         self._runner.interrupt()
 
     def stop(self) -> None:
-        """End the waiting function, and leave the other workers."""
+        """End the training function, which waits in a report, and leave the other workers."""
         try:
             self._end_function()
         finally:
             self.leave()
 
     def exit(self) -> None:
-        """End the function if it still waits, and end this process like a program."""
+        """End the training function if it still waits in a report, and end this process like a program."""
         self._end_function()
         super().exit()
 
     def _end_function(self) -> None:
         if hasattr(self, "_runner"):
-            # An error of the user's clean-up is only printed, because the run is already over.
+            # An error in the user's cleanup code is only printed, because the run is already over.
             sys.stderr.write(self._runner.stop(save=False)[4])
 
     def leave(self) -> None:
-        # The function may have left the group itself, like a script for torchrun at its end.
+        # A training function may have left the group itself, as scripts for torchrun do at their end.
         if dist.is_initialized():
             dist.destroy_process_group()
         super().leave()

@@ -1,4 +1,4 @@
-"""Workers of a trainer. After a failure, a new worker group replaces the failed worker group.
+"""Workers of a trainer: after a failure, a new worker group replaces the failed worker group.
 
     call ──▶ group ──ok──▶ result
               │ lost a worker
@@ -9,9 +9,8 @@ Ctrl-C ends the group in the middle of a call and frees its resources; the next 
 
 A snapshot is the workers' state between two calls. It is stored in shared memory, so it outlives the workers.
 A snapshot is taken at the end of each training epoch. Later calls may change a small part of the state. Then
-either this part is read again, or the call is recorded for repetition. Before the first call, a setup with
-the same seed is sufficient.
-equal seed is sufficient.
+either this part is added to the snapshot, or the call is recorded, to repeat it after a failure. Before the
+first call no snapshot is needed, because a setup with the same seed gives the same state.
 """
 
 from __future__ import annotations
@@ -61,9 +60,10 @@ class Snapshot:
     """The workers' state between two calls.
 
     Attributes:
-        states: state of each worker; None: the state after setup.
-        small: the part that a validation may have changed later, by rank; None if nothing has changed.
-        repeated: later calls, which are repeated on the restored state.
+        states: state of each worker, by rank; None means the state after setup.
+        small: later values of the state that validation and prediction may change, by rank; None if neither
+            has run.
+        repeated: later calls, which are repeated after the state is restored.
     """
 
     states: list[Any] | None = None
@@ -75,10 +75,10 @@ class ElasticWorkerGroup:
     """Workers of one trainer, which are replaced when some are lost.
 
     Args:
-        options: resolved options of the trainer.
+        options: arguments of the trainer, with "auto" resolved.
 
     Raises:
-        InfeasibleError: the machine can never hold the workers.
+        InfeasibleError: the machine does not have enough resources for the workers, even when idle.
         GangError: workers died at every attempt to start them.
     """
 
@@ -90,10 +90,10 @@ class ElasticWorkerGroup:
         sizes = allowed_sizes(options.num_workers, options.min_workers)
         self._allowed = tuple(size for size in sizes if _is_allowed(options, size))
         self._placement = WorkerPlacement(options.bundle)
-        # A trainer that is dropped without a shutdown must free its CPUs for the next trainer.
+        # A trainer that is deleted without a shutdown must free its CPUs for the next trainer.
         weakref.finalize(self, self._placement.give_back).atexit = False
-        # The seed is drawn from this process's generator, so that the workers of a seeded script or trial are
-        # reproducible. A single worker in this process uses the generator directly.
+        # The workers' seed is a random number of this process, so that workers of a seeded script or trial
+        # are reproducible. A single worker in this process uses this process's generator directly.
         self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
         self._snapshot: Snapshot | None = Snapshot()
         self._session = SessionWatch() if remote_ranks(options) else None
@@ -104,23 +104,23 @@ class ElasticWorkerGroup:
             raise
 
     def reserved(self) -> Bundle:
-        """Return the resources of the machine that the workers reserve; {} if their session has ended."""
+        """Return the resources that the workers reserve; {} if their session has ended."""
         if self._session is None or not self._session.is_current():
             return {}
         return self._placement.reserved()
 
     @property
     def ended(self) -> str | None:
-        """Reason why no further call is possible; None if calls are possible, perhaps with new workers."""
+        """Reason why further calls are impossible; None if they are possible, perhaps with new workers."""
         return self._group.ended if self._snapshot is None else None
 
     @property
     def local_worker(self) -> Worker | None:
-        """Worker 0 if it is in this process."""
+        """Worker 0 if it runs in this process, else None."""
         return self._group.local_worker
 
     def has_data(self, what: str) -> bool:
-        """Return True if the operator has registered "train" or "validation" data."""
+        """Return True if the operator has registered data of the kind `what`: "train" or "validation"."""
         if what not in self._group.data and self.ended is None:
             name = "train" if what == "train" else "validate"
             found = self.run(Call("data", first=True, name=name))[0]
@@ -128,14 +128,15 @@ class ElasticWorkerGroup:
         return what in self._group.data
 
     def run(self, call: Call, max_retries: int = recovery.RETRIES) -> list[Any]:
-        """Run `call`; if workers are lost, form the group again and repeat the call from the previous state.
+        """Run `call`; if workers are lost, start new ones with the previous state and repeat the call.
 
         Args:
-            call: call of a method of all workers.
+            call: call of a method on all workers.
             max_retries: how often the call may be repeated; without a snapshot it is never repeated.
 
         Raises:
-            GangError: workers were lost, and no retry, no snapshot or no room for new workers is left.
+            GangError: workers were lost, and the call can't be repeated: no retry is left, no snapshot
+                exists, or new workers lack resources.
             Exception: a worker's exception, with its traceback.
         """
 
@@ -176,19 +177,19 @@ class ElasticWorkerGroup:
 
     @contextmanager
     def as_before(self, what: str) -> Iterator[Callable[[Mapping[str, Any] | None], WorkerGroup[Worker]]]:
-        """Allow the block to change the workers; afterwards new workers continue from the state before it.
+        """Let a block change the workers; new workers then continue with the state from before the block.
 
         Args:
             what: name of the trainer's method, for messages.
 
         Yields:
-            A function that returns the workers or, for a configuration, new workers with the same resources;
-            these are in the state after setup.
+            A function of a configuration or None. For None it returns the current workers. For a
+            configuration it returns new workers, just set up, with the same resources.
 
         Raises:
             ObjectStoreFullError: a snapshot of the state does not fit into the object store.
         """
-        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # This call forms new workers after Ctrl-C.
+        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # This starts new workers after Ctrl-C.
         if self._snapshot is None or self._keeps_nothing():
             states = self._recovering(
                 lambda: self._group.call("snapshot", in_step=False), what, 0, Effect.NOTHING
@@ -225,7 +226,7 @@ class ElasticWorkerGroup:
             self._start_again()
 
     def close(self, *, force: bool = False) -> None:
-        """End all workers and free their resources; `force` ends them in the middle of a call."""
+        """End all workers and free their resources; `force=True` ends them even in the middle of a call."""
         try:
             if hasattr(self, "_group"):
                 self._group.close(force=force)
@@ -235,7 +236,7 @@ class ElasticWorkerGroup:
 
     @property
     def reporters(self) -> range:
-        """Ranks whose metrics count: one rank for each copy of the model."""
+        """Ranks of the workers whose metrics are used: one worker for each copy of the model."""
         spec = self._options.spec
         return range(spec.reporter, self._group.world_size, spec.model_ways)
 
@@ -244,7 +245,7 @@ class ElasticWorkerGroup:
         return self.run(Call("snapshot", name="state_dict"))
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; all workers write if no single worker has the whole state."""
+        """Write a checkpoint; if no single worker has the whole state, all workers write it together."""
 
         def once() -> list[Any]:
             workers = self._call(Call("own_state"))
@@ -254,8 +255,7 @@ class ElasticWorkerGroup:
         self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
 
     def models(self, *, to_cpu: bool, averaged: bool) -> list[nn.Module]:
-        """Return the user's own modules: copies on the CPU, or the live modules if worker 0 is in this
-        process.
+        """Return the user's own modules: copies on the CPU, or the originals if worker 0 is in this process.
 
         Args:
             to_cpu: True always returns copies.
@@ -291,12 +291,14 @@ class ElasticWorkerGroup:
                     raise
                 failures.append(error)
             except BaseException as error:
-                # Surviving workers may have run a part of the call, which the snapshot does not include.
+                # Workers that stay alive may have run a part of the call, so the snapshot is no longer their
+                # state.
                 lives_on = self._group.ended is None
                 if lives_on and effect is not Effect.NOTHING and self._loss(error) is None:
                     self._snapshot = None
                 raise
-            # For a single worker in this process only the snapshot before the first call exists.
+            # For a single worker in this process, no snapshots are taken, so none is valid after the first
+            # call.
             has_snapshot = self._snapshot is not None and not self._keeps_nothing()
             if not recovery.may_retry(len(failures), max_retries, has_snapshot=has_snapshot):
                 break
@@ -308,9 +310,9 @@ class ElasticWorkerGroup:
         raise GangError(recovery.give_up_text(what, [str(error) for error in failures])) from failures[-1]
 
     def _through_losses(self, act: Callable[[], R], what: str, *, again: bool = True) -> R:
-        """Return the result of `act`; if the node dies with all workers, form new workers.
+        """Return the result of `act`; if the session is lost with all workers, form new workers.
 
-        This uses no retry, because no worker has failed.
+        This does not count as a retry, because no worker has failed.
 
         Args:
             act: function that runs the call.
@@ -318,10 +320,11 @@ class ElasticWorkerGroup:
             again: True runs `act` again with new workers; False raises an error.
 
         Raises:
-            GangError: no snapshot exists, the node dies repeatedly, or `act` isn't run again.
+            GangError: the session was lost, and no snapshot exists, the session was lost too often, or
+                `again` is False.
         """
         if hasattr(self, "_group") and self.ended is not None:
-            return act()  # `act` raises an error with the reason of the end.
+            return act()  # `act` raises an error that says why the workers ended.
         losses = 0
         loss: NodeDiedError | None = None
         while True:
@@ -350,12 +353,12 @@ class ElasticWorkerGroup:
                 log.warning("%s", recovery.reform_text(lost_text(loss.how), what))
 
     def _loss(self, error: BaseException) -> NodeDiedError | None:
-        """Return the error of the node's death if the death caused `error`; otherwise None."""
+        """Return the error for the loss of the session if this loss caused `error`; otherwise None."""
         return self._session.loss() if self._session is not None and isinstance(error, Exception) else None
 
     @contextmanager
     def _closed_if_ended(self, what: str) -> Iterator[None]:
-        """Free the resources of an ended group at the end of the block, for other programs."""
+        """If the block fails and the group has ended, free its resources for other programs."""
         try:
             yield
         except Exception:
@@ -380,7 +383,7 @@ class ElasticWorkerGroup:
         return self._group.call(call.method, *call.args, in_step=call.in_step, alike=call.alike)
 
     def _keeps_nothing(self) -> bool:
-        """Return True if no worker can be lost without this process."""
+        """Return True if no snapshots are taken, because the only worker is in this process."""
         return not remote_ranks(self._options)
 
     def _take_snapshot(self) -> None:
@@ -401,7 +404,7 @@ class ElasticWorkerGroup:
             )
 
     def _note(self, call: Call) -> None:
-        """Update the snapshot after `call`, or drop it."""
+        """Update the snapshot after `call`, or drop it if it is no longer valid."""
         held = self._snapshot
         if held is None or self._keeps_nothing():
             return
@@ -415,20 +418,20 @@ class ElasticWorkerGroup:
                 self._snapshot = None
 
     def _start_again(self) -> None:
-        """Let new workers set up and load the state; end workers that fail to."""
+        """Let new workers set up and load the snapshot; if this fails, end them."""
         held = self._snapshot
         try:
             self._group.start(self._seed)
             if held is None:
                 return
             if held.states is not None or held.small is not None:
-                # The states are stored once, not sent to each worker; small states are sent with the call.
+                # All states are stored once, for all workers to read; small states are sent with the call.
                 states = held.states if self._keeps_nothing() else runtime.put(held.states)
                 self._group.call("restore", states, held.small, in_step=False)
             for call in held.repeated:
                 self._call(call)
         except BaseException:
-            # Without this, the next call would silently continue with the untrained state after setup.
+            # Otherwise the next call would silently continue with untrained workers.
             self._group.close(force=True, why="they could not load the state")
             raise
 
@@ -437,7 +440,7 @@ class ElasticWorkerGroup:
         self._retrying(lambda: None, self._group.asked, recovery.RETRIES, Effect.NOTHING)
 
     def _form_elsewhere(self) -> None:
-        """Form workers in a new session after the previous session was lost; do not start them yet."""
+        """Form a worker group in a new session after the previous session was lost; do not set it up."""
         if hasattr(self, "_group"):
             self._group.close(force=True)
         self._placement.give_back()
@@ -461,7 +464,7 @@ class ElasticWorkerGroup:
             log.warning("%s", recovery.size_text(before, now, self._options.num_workers))
 
     def _grow(self) -> None:
-        """Add workers if fewer than requested are running and resources have become free."""
+        """Form a larger group if fewer workers than requested are running and resources have become free."""
         group, full = self._group, self._options.num_workers
         if group.ended is not None or group.world_size == full:
             return
@@ -470,7 +473,8 @@ class ElasticWorkerGroup:
             return
         if self._snapshot is None:
             self._recovering(self._take_snapshot, "train", 0, Effect.NOTHING)
-        # Resources are added to the reserved ones, because released resources could go to other programs.
+        # The new workers' resources are reserved first, because released resources could go to other
+        # programs.
         if self._snapshot is None or not self._placement.add(size - group.world_size):
             return
         log.warning("%s", recovery.size_text(group.world_size, size, full))
@@ -481,14 +485,14 @@ class ElasticWorkerGroup:
         return WorkerGroup(replace(self._options, num_workers=size), self._placement, self._label, Worker)
 
     def _placed(self, sizes: Sequence[int], *, again: bool) -> WorkerGroup[Worker]:
-        """Return a group of as many workers as fit, not started yet.
+        """Form a group of as many workers as fit; they are not set up yet.
 
         Args:
-            sizes: sizes to try, the largest first.
-            again: True if the group replaces a lost group, with the same resources if these still exist.
+            sizes: numbers of workers to try, the largest first.
+            again: True if the group replaces a lost group; the same resources are used if they still exist.
 
         Raises:
-            InfeasibleError: the machine can never hold the smallest size.
+            InfeasibleError: the machine does not have enough resources for the smallest size, even when idle.
             GangError: too few resources are free.
         """
         if not remote_ranks(self._options):
@@ -496,11 +500,12 @@ class ElasticWorkerGroup:
         timeout_s = self._options.timeout_s
         if again and self._placement.still_there():
             group = self._group_of(len(self._placement))
-            # Resources are lost with their machine, and the cluster may not have noticed the loss yet.
+            # Resources may be lost with their machine without the cluster having noticed the loss yet.
             if group.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
                 return group
             group.close(force=True)
-        # A first group waits without limit, but not for resources that this program itself holds.
+        # A first group waits without a time limit, but must not wait for resources that this program itself
+        # holds.
         last_s = timeout_s if again else None
         if not again and runtime.get_current_placement_group() is None:
             smallest = [self._options.bundle] * sizes[-1]

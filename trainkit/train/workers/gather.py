@@ -1,8 +1,8 @@
-"""Results of one call from all workers, and the cause of failures.
+"""Collection of all workers' results of one call, and of the cause of failures.
 
-If a worker fails in a step, the other workers wait in a collective, so its failure ends them too. The cause
-is a dead process or an error of the user's code. An error that only reports a lost peer is a symptom
-(failure_cause.py). If all errors are symptoms, the cause is the worker that does not answer.
+If a worker fails in a training step, the other workers wait for it in a collective and fail too. The cause of
+the failures is a dead process or an error in the user's code. An error that only reports a lost worker is
+called a symptom (failure_cause.py). If all errors are symptoms, the cause is the worker that does not answer.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trainkit.train.distributed import failure_cause
 log = logging.getLogger(__name__)
 
 GRACE_PERIOD_S = 5.0
-"""Seconds to wait for the cause of a symptom, and for workers to end cleanly."""
+"""Seconds to wait for the cause after an error that is only a symptom, and for workers to end cleanly."""
 
 APART_S = 30.0
-"""Seconds to wait for other workers after a worker raised in a call that may communicate but need not."""
+"""Seconds to wait for other workers after one raised an error in a call without required communication."""
 
 TELL_S = 60.0
-"""Seconds after which a warning names the workers for which the other workers wait."""
+"""Seconds after which a warning names the workers that the other workers wait for."""
 
 LOOK_S = 1.0
 """Seconds between two checks for the answer of a worker in this process."""
@@ -38,18 +38,19 @@ class GatheredResults:
     """Results of one call from all workers.
 
     Attributes:
-        pending: references of the pending calls, each with its worker's rank.
+        pending: rank of the worker for each reference of a call without an answer.
         what: name of the call, for messages.
         world_size: number of workers.
         at_once: True if the workers communicate in the call. All workers are then ended at the first failure
-            that is a cause, or if some workers have answered and the rest do not within `timeout_s`.
+            that is not a symptom, or if some workers have answered and the rest do not answer within
+            `timeout_s`.
         timeout_s: time limit of a collective, in seconds.
         end_workers: function that ends all workers.
-        is_end: function that returns True for a failure that is the worker's expected end; the worker's
+        is_end: function that returns True for an error that is the expected end of a worker; the worker's
             result is then None.
-        results: results by rank.
-        failures: failures by rank.
-        late: ranks of workers without an answer.
+        results: results of the workers that have answered, by rank.
+        failures: errors of the workers that have failed, by rank.
+        late: ranks of workers that had not answered when the workers were ended.
     """
 
     pending: dict[Any, int]
@@ -69,7 +70,7 @@ class GatheredResults:
     _told: bool = field(default=False, init=False)
 
     def collect(self) -> None:
-        """Wait until all workers have answered, or until a failure shows that the rest will not answer."""
+        """Wait until all workers have answered, or until a failure means that the rest will not answer."""
         while self.pending:
             left = self._time_left()
             if left is not None and left <= 0:
@@ -91,14 +92,14 @@ class GatheredResults:
             self._end_all()
 
     def collect_beside(self, own_part: Callable[[], Any]) -> None:
-        """Collect while worker 0's part runs in this process, on the thread that the user's code expects."""
+        """Call `own_part`, worker 0's part, on this thread; collect the other results on another thread."""
         self._beside = True
         watch = threading.Thread(target=self.collect, name="trainkit-gather", daemon=True)
         watch.start()
         try:
             self.results[0] = own_part()
             self._answered_at = SYSTEM.monotonic()
-        except Exception as error:  # The error is treated as this worker's answer.
+        except Exception as error:  # The error counts as the answer of worker 0.
             self._fail(0, error)
             if self.at_once:
                 if self._is_symptom(error):
@@ -116,13 +117,13 @@ class GatheredResults:
         return bool(self.failures or self.late)
 
     def deaths(self) -> list[int]:
-        """Return the ranks of workers whose process, or whose data loading process, died."""
+        """Return the ranks of workers that died, or of which a process that loads data died."""
         return [rank for rank, error in self.failures.items() if self._is_death(error)]
 
     def lost(self) -> list[int]:
-        """Return the ranks of workers that are gone or do not answer, if this is why the call failed.
+        """Return the ranks of workers that died or do not answer, if this is why the call failed.
 
-        Return all failed workers if no worker knows the cause, and no worker if the user's code raised.
+        If the cause is unknown, return all failed workers. If the user's code raised an error, return [].
         """
         if self._raised():
             return []
@@ -134,10 +135,10 @@ class GatheredResults:
         return (raised or self.lost())[0]
 
     def verdict(self, *, ended: bool) -> BaseException:
-        """Return the error to raise.
+        """Return the error that the call raises.
 
         Args:
-            ended: True if the workers were ended.
+            ended: True if the workers were ended after the failure.
         """
         world_size = self.world_size
         if raised := self._raised():
@@ -157,14 +158,14 @@ class GatheredResults:
             verdict.__cause__ = error
         else:
             waited = sorted(set(self.failures) - set(self.late))
-            # Without a failure, some workers have answered and the rest never did.
+            # If no worker has failed, some have answered and the rest never did.
             symptom = self.failures[waited[0]] if waited else None
             verdict = GangError(self._missed(waited, symptom))
             verdict.__cause__ = symptom
         return verdict
 
     def _missed(self, waited: list[int], error: BaseException | None) -> str:
-        """Return the message about workers that did not join a collective of the other workers."""
+        """Return the error message about workers that did not join a collective of the other workers."""
         many = len(self.late) > 1
         late = f"worker{'s' if many else ''} {', '.join(map(str, self.late))} of {self.world_size}"
         if error is None:
@@ -188,7 +189,7 @@ class GatheredResults:
         )
 
     def _time_left(self) -> float | None:
-        """Return the seconds to wait for the other workers; None for no limit."""
+        """Return the seconds left to wait for the workers without an answer; None for no limit."""
         now = SYSTEM.monotonic()
         if self._failed_at is not None:
             raised = not self.at_once and len(self._raised()) == len(self.failures)
@@ -198,10 +199,10 @@ class GatheredResults:
         return None
 
     def _tell_in(self) -> float | None:
-        """Return the seconds until the warning about missing workers; None for no warning."""
+        """Return the seconds until the warning about workers without an answer; None for no warning."""
         if self._told or not self.at_once or self._answered_at is None or self._failed_at is not None:
             return None
-        if self.timeout_s == float("inf"):  # A worker may run without a limit.
+        if self.timeout_s == float("inf"):  # Without a limit, a long wait is no reason to warn.
             return None
         return max(0.0, self._answered_at + TELL_S - SYSTEM.monotonic())
 
@@ -215,7 +216,7 @@ class GatheredResults:
         )
 
     def _died(self) -> list[int]:
-        """Return the ranks of workers that died on their own, in order."""
+        """Return the ranks of workers that died for their own reason, in ascending order."""
         return [
             rank
             for rank in sorted(self.deaths())
@@ -223,7 +224,7 @@ class GatheredResults:
         ]
 
     def _raised(self) -> list[tuple[int, BaseException]]:
-        """Return the errors of the user's code, by rank."""
+        """Return (rank, error) for each worker whose user code raised an error, by rank."""
         return [
             item
             for item in sorted(self.failures.items())
@@ -231,7 +232,7 @@ class GatheredResults:
         ]
 
     def _end_all(self) -> None:
-        """End the workers; workers without an answer count as late, not as failed."""
+        """End all workers; those without an answer count as late, not as failed."""
         self.late = self.late or sorted(self.pending.values())
         self.end_workers()
 
@@ -259,7 +260,7 @@ class GatheredResults:
         return self.world_size > 1 and failure_cause.is_symptom(error)
 
     def _is_death(self, error: BaseException) -> bool:
-        # A single worker in this process stays alive with its model, which no snapshot contains.
+        # After an error, a single worker in this process still has its model, so it never counts as dead.
         if self._beside and self.world_size == 1:
             return False
         died = isinstance(error, ActorDiedError) and not isinstance(error, TaskError)

@@ -1,4 +1,4 @@
-"""Member of a worker group: how its process starts, joins the other workers and ends."""
+"""Base class of a worker group's workers, which start, join each other and end together."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainkit.train.distributed.rendezvous import (
 
 
 class GroupOptions(Protocol):
-    """Part of a trainer's arguments that its worker group reads."""
+    """Arguments of a trainer that its worker group reads."""
 
     @property
     def num_workers(self) -> int:
-        """Number of processes that train together."""
+        """Number of workers, which are processes that train together."""
 
     @property
     def use_local(self) -> bool:
-        """True if worker 0 is this process."""
+        """True if worker 0 runs in the trainer's own process."""
 
     @property
     def bundle(self) -> Bundle:
@@ -55,11 +55,11 @@ class WorkerSpec(Generic[Options]):
     """Arguments with which a worker starts.
 
     Attributes:
-        options: the trainer's resolved options.
+        options: arguments of the trainer, with "auto" resolved.
         rank: this worker's rank, from 0.
         locality: this worker's position among the workers of its machine.
         rendezvous: the workers' rendezvous address; None for a single worker.
-        seed: seed of the generators, equal on all workers during setup; None: the generators are not seeded.
+        seed: seed of the random generators, equal on all workers during setup; None leaves them unseeded.
     """
 
     options: Options
@@ -73,9 +73,9 @@ T = TypeVar("T")
 
 
 class GroupMember:
-    """Process of a worker group.
+    """Worker of a worker group, usually in its own process.
 
-    The methods are called on all members at the same time, in the same order.
+    Each method is called on all workers of the group at the same time, in the same order.
     """
 
     def __init__(self) -> None:
@@ -83,19 +83,19 @@ class GroupMember:
         self._meter: RankObserver | None = None
 
     def here(self) -> None:
-        """Do nothing; a result shows that this process is running."""
+        """Do nothing; an answer to this call shows that the process is running."""
 
     def home(self, listens: bool) -> WorkerAddress:
-        """Return the address of this worker; called if the workers may be on several machines.
+        """Return the machine and address of this worker; called if workers may be on several machines.
 
         Args:
-            listens: True to open the workers' rendezvous store in this process.
+            listens: True opens the store where the workers meet in this process.
         """
         self._listener = RendezvousStore(own_address()) if listens else None
         return WorkerAddress(own_node(), None if self._listener is None else self._listener.place)
 
     def _metered(self, spec: WorkerSpec[Any], trainer: str) -> RankObserver:
-        """Start and return the observer of this rank; `trainer` is the name of the training job."""
+        """Start and return this worker's observer; `trainer` is the name of the training job."""
         group = "" if spec.rendezvous is None else spec.rendezvous.place
         self._meter = observe_rank(spec.rank, spec.options.num_workers, trainer=trainer, group=group)
         return self._meter
@@ -115,5 +115,5 @@ class GroupMember:
             self._meter.close()
 
     def exit(self) -> None:
-        """End this process like a program."""
+        """End this process as at the end of a program."""
         runtime.exit_actor()

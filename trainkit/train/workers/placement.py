@@ -1,4 +1,4 @@
-"""Placement of workers: how many fit, and the placement groups in which they start."""
+"""Placement of workers: how many fit, and the placement groups that reserve their resources."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from trainkit.runtime import api as runtime
 from trainkit.runtime.scheduling import PlacementGroup
 
 AT_ONCE_S = 2.0
-"""Seconds within which free resources are granted, even by a machine under load."""
+"""Seconds that are long enough to get free resources, even from a machine under load."""
 
 
 def allowed_sizes(
     num_workers: int, min_workers: int | None = None, *, model_ways: int = 1, batch_size: int | None = None
 ) -> tuple[int, ...]:
-    """Return the possible numbers of workers of a group, the largest first.
+    """Return the possible numbers of workers in a group, the largest first.
 
     Args:
         num_workers: largest number of workers.
-        min_workers: smallest number of workers; None: `num_workers`.
-        model_ways: number of workers that hold one copy of the model; all results are multiples of it.
+        min_workers: smallest number of workers; None means `num_workers`.
+        model_ways: number of workers that hold one copy of the model together; all results are multiples of
+            this number.
         batch_size: global batch size, divided evenly among the copies of the model; None if each worker has
             its own batch size.
     """
@@ -35,7 +36,7 @@ def allowed_sizes(
 
 
 def fitting(free: Bundle, bundle: Bundle) -> int:
-    """Return how many times `bundle` fits into the free resources, assuming a single machine."""
+    """Return how many times `bundle` fits into the resources `free`, as if all were on one machine."""
     asked = {name: round(amount * QUANTUM) for name, amount in bundle.items() if amount > 0}
     if not asked:
         raise ValueError(f"the bundle {bundle} requests no resources: request a positive amount")
@@ -43,15 +44,15 @@ def fitting(free: Bundle, bundle: Bundle) -> int:
 
 
 def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
-    """Return the largest allowed number above `current` that `more` new workers can reach, or None."""
+    """Return the largest number in `allowed` from `current` + 1 to `current` + `more`, or None."""
     return next((size for size in sorted(allowed, reverse=True) if current < size <= current + more), None)
 
 
 def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: float | None) -> float | None:
     """Return the seconds to wait for resources for `size` workers before a smaller number is tried.
 
-    The wait is long for the full number, because resources may soon be free again, and short for numbers in
-    between. For the smallest number it is `last_s`, because no smaller number is left to try.
+    For the largest number the wait is `full_s`, because resources may soon be free again. For numbers in
+    between it is short. For the smallest number it is `last_s`, because no smaller number is left to try.
     """
     if size == min(allowed):
         return last_s
@@ -59,7 +60,7 @@ def time_to_wait_s(size: int, allowed: Sequence[int], *, full_s: float, last_s: 
 
 
 class WorkerPlacement:
-    """Resource bundles reserved for a trainer's workers, kept while the worker group is formed again.
+    """Resource bundles for a trainer's workers, which stay reserved when a worker group replaces another.
 
     Args:
         bundle: resources of each worker.
@@ -75,18 +76,19 @@ class WorkerPlacement:
         return len(self._places)
 
     def reserved(self) -> Bundle:
-        """Return the reserved resources of the machine; {} if the bundles belong to a trial."""
+        """Return the resources that this object has reserved; {} if the bundles belong to a trial."""
         return total([self._bundle] * self._own)
 
     def __getitem__(self, rank: int) -> tuple[PlacementGroup, int]:
-        """Return a worker's placement group and the index of its bundle in it."""
+        """Return the placement group of the worker `rank`, and the index of its bundle in this group."""
         return self._places[rank]
 
     def take(self, workers: int, timeout_s: float | None = None) -> bool:
-        """Reserve exactly `workers` bundles; inside a trial, use bundles of the trial.
+        """Reserve `workers` bundles; inside a trial, use bundles of the trial instead.
 
         Returns:
-            False, with nothing reserved, if too few resources are free within `timeout_s`.
+            True if the bundles are reserved. False, with nothing reserved, if too few resources are free
+            within `timeout_s`.
 
         Raises:
             InfeasibleError: the machine can never hold the workers.
@@ -95,12 +97,12 @@ class WorkerPlacement:
         return self._take_of_trial(workers) or self._reserve(workers, timeout_s)
 
     def add(self, workers: int) -> bool:
-        """Reserve `workers` more bundles if possible immediately; otherwise change nothing, return False."""
+        """Reserve `workers` more bundles if they are free now; otherwise change nothing and return False."""
         held = self._take_of_trial(len(self) + workers)
         return self._reserve(workers, AT_ONCE_S) if held is None else held
 
     def more(self) -> int:
-        """Return the number of bundles that seem to be free in addition to the reserved ones."""
+        """Return the number of further bundles that seem to be free, besides the reserved ones."""
         if (trial := runtime.get_current_placement_group()) is not None:
             return max(0, len(_fitting_bundles(trial.bundle_specs, self._bundle)) - len(self))
         return fitting(runtime.available_resources(), self._bundle)
@@ -111,19 +113,19 @@ class WorkerPlacement:
             there = all(
                 group.wait(AT_ONCE_S) for group in {id(group): group for group, _ in self._places}.values()
             )
-        except ConfigError:  # A different program needed the resources of a group.
+        except ConfigError:  # A group was removed, because another program needed it.
             there = False
         if not there:
             self.give_back()
         return bool(self._places)
 
     def give_back(self) -> None:
-        """Release the reserved bundles and end their processes. A trial's bundles remain the trial's."""
+        """Release the reserved bundles and end the processes in them; bundles of a trial stay reserved."""
         self._held.close()
         self._places, self._own = [], 0
 
     def _take_of_trial(self, workers: int) -> bool | None:
-        """Use `workers` bundles of the trial if it has them; return None outside of a trial."""
+        """Use `workers` bundles of the trial; return False if it lacks them, None outside of a trial."""
         if (trial := runtime.get_current_placement_group()) is None:
             return None
         bundles = bundles_of_trial(trial.bundle_specs, self._bundle, workers)
@@ -149,10 +151,11 @@ def _give_back(group: PlacementGroup) -> None:
 
 
 def bundles_of_trial(specs: Sequence[Bundle], needs: Bundle, workers: int) -> list[int] | None:
-    """Return the bundles of a trial's placement group for its workers; None if they don't fit.
+    """Return the indices of a trial's bundles for its workers; None if it has too few fitting bundles.
 
     Args:
-        specs: the trial's bundles; the last bundles are used, because the first belongs to the trial itself.
+        specs: resources of the trial's bundles; the last ones are used, because the first bundle belongs to
+            the trial's own process.
         needs: resources of each worker.
         workers: number of workers.
     """

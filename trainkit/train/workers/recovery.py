@@ -1,4 +1,4 @@
-"""Rules for lost workers, as functions without side effects, and the messages about them."""
+"""Rules about retries after workers were lost, as functions without side effects, and messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from trainkit.resources import Bundle
 
 RETRIES = 3
-"""Default number of retries of a call; RaySGD's `max_retries`."""
+"""Default number of retries of a call, as `max_retries` in RaySGD."""
 
 REFORM_WAIT_S = 30.0
 """Seconds to wait for resources for the full number of workers before fewer workers are used."""
@@ -19,23 +19,23 @@ class Effect(Enum):
     """Effect of a call on the workers' state, which decides whether a snapshot stays valid."""
 
     NOTHING = "nothing"
-    """The call only reads: the snapshot stays valid."""
+    """The call only reads the state, so the snapshot stays valid."""
     SMALL = "small"
-    """The call may change generators, schedulers, rates and the operator's state, which are read again."""
+    """The call may change generators, schedulers, rates and the operator's state; they are saved again."""
     REPEATABLE = "repeatable"
-    """The call has the same effect on the restored state, so it is recorded and repeated."""
+    """The call has the same effect on a restored state, so it is recorded, to be repeated there."""
     UNKNOWN = "unknown"
     """The call may change anything, so the snapshot is invalid."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a method of the workers.
+    """Call of a method on the workers.
 
     Attributes:
-        method: name of the method of `Worker`.
+        method: name of a method of `Worker`.
         args: arguments, equal for all workers.
-        effect: effect of the call on the state.
+        effect: effect of the call on the workers' state.
         first: True if only worker 0 is called.
         in_step: True if the workers communicate in the call.
         alike: True if the call changes state that must be equal on all workers.
@@ -55,7 +55,7 @@ class Call:
 
 
 def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
-    """Return True if a call that lost workers `failures` times is repeated.
+    """Return True if a call is repeated after it lost workers `failures` times.
 
     Args:
         failures: number of failures, 1 or more.
@@ -66,7 +66,7 @@ def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
 
 
 def give_up_text(method: str, failures: Sequence[str]) -> str:
-    """Return the message for a call that failed at every attempt."""
+    """Return the error message for a call that failed at every attempt."""
     listed = "\n".join(f"{number}. {text}" for number, text in enumerate(failures, start=1))
     count = len(failures)
     return f"{method}() lost workers in all {count} attempts (max_retries={count - 1}):\n{listed}"
@@ -76,7 +76,7 @@ _NEW = "make a new TorchTrainer, and load() a checkpoint into it"
 
 
 NO_SNAPSHOT = "and no snapshot has their state: train() takes snapshots unless max_retries=0"
-"""Reason why a trainer can't continue after an interruption."""
+"""Part of a message: the reason why a trainer can't continue after an interruption."""
 
 
 def go_on_text(why: str, method: str) -> str:
@@ -85,20 +85,21 @@ def go_on_text(why: str, method: str) -> str:
 
 
 def no_snapshot_text(lost: str) -> str:
-    """Return the message for workers that were lost together with their training progress."""
+    """Return the error message for workers that were lost together with their training progress."""
     return f"{lost}; no snapshot of the workers' state exists: {_NEW}"
 
 
 def lost_session_text(
     lost: str, method: str, *, ended_by: str = "", in_a_row: int = 0, has_snapshot: bool = True
 ) -> str:
-    """Return the message for workers that were lost with their session and are not formed again.
+    """Return the error message for workers that were lost with their session and are not replaced.
 
     Args:
-        lost: text about the loss of the session.
+        lost: text that says how the session was lost.
         method: name of the running method.
         ended_by: the user who ended the session with `trainkit stop`; "" if no user did.
-        in_a_row: how often `method` has lost its session, if too often; 4 or more.
+        in_a_row: how many times in a row `method` has lost its session; used if these were too many, 4 or
+            more.
         has_snapshot: True if the workers' state before the call can be restored.
     """
     if ended_by:
@@ -109,7 +110,7 @@ def lost_session_text(
 
 
 def not_again_text(lost: str, method: str) -> str:
-    """Return the message for a call that lost its session and is not repeated automatically."""
+    """Return the error message for a call that lost its session and is not repeated automatically."""
     return (
         f"{lost} in {method}(), which is not retried automatically. All workers restart with the state from "
         f"before {method}(): call {method}() again if repeating it is safe"
@@ -128,7 +129,7 @@ def size_text(before: int, now: int, full: int) -> str:
 
 
 def no_room_text(fewest: int, timeout_s: float) -> str:
-    """Return the message for a trainer without room for its smallest worker group."""
+    """Return the error message for a trainer without resources for its smallest worker group."""
     workers = "1 worker" if fewest == 1 else f"{fewest} workers"
     return (
         f"the resources for {workers} were not free within timeout_s={timeout_s:g}: "
@@ -137,12 +138,12 @@ def no_room_text(fewest: int, timeout_s: float) -> str:
 
 
 def infeasible_text(workers: int, cpus: float, gpus: int, existing: Bundle) -> str:
-    """Return a note about a trainer's arguments that request too many resources.
+    """Return advice about arguments of a trainer that request more resources than exist.
 
     Args:
         workers: smallest number of workers.
         cpus: `num_cpus_per_worker`.
-        gpus: GPUs of each worker.
+        gpus: number of GPUs of each worker.
         existing: all resources of the session.
     """
     asked = f"TorchTrainer asked for {'1 worker' if workers == 1 else f'{workers} workers'}"

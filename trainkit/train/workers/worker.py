@@ -1,4 +1,4 @@
-"""Worker of an operator's trainer: its operator, epochs and state, in its own process."""
+"""Workers that train an operator, each in its own process, with epochs and state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Worker(GroupMember):
-    """One worker of an operator's trainer."""
+    """Worker that trains an operator."""
 
     _operator: TrainingOperator
 
@@ -119,15 +119,15 @@ class Worker(GroupMember):
         name = options.training_operator_cls.__name__
         self._metered(spec, name).models.update(self._operator._registered.models)
         if self._strategy.data.rank > 0:
-            # With equal seeds all workers would drop equal units and use equal augmentations. The first
-            # worker keeps the random numbers of a plain loop. Workers that hold one model together keep equal
-            # seeds.
+            # With equal seeds all workers would drop the same units and use the same augmentations. The first
+            # worker keeps the seed, so that its random numbers are those of training without trainkit.
+            # Workers that hold one model together need equal seeds.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
         return self.data()
 
     def data(self) -> frozenset[str]:
-        """Return the names of the data that the operator registered: "train", "validation"."""
+        """Return which kinds of data the operator has registered: "train", "validation" or both."""
         return frozenset(self._feeds())
 
     def train(
@@ -136,8 +136,8 @@ class Worker(GroupMember):
         """Train for one epoch, or for `num_steps` batches.
 
         Args:
-            num_steps: number of batches; None: one pass.
-            info: passed to the operator.
+            num_steps: number of batches; None means one pass over the data.
+            info: dictionary that is passed to the operator's `train_epoch`.
             profile: True measures durations.
             dataset: data to train on instead of the registered loader; see `TorchTrainer.train`.
         """
@@ -161,7 +161,7 @@ class Worker(GroupMember):
     def validate(
         self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False
     ) -> Mapping[str, Any]:
-        """Evaluate on the validation data, or its first `num_steps` batches."""
+        """Evaluate on the validation data, or on its first `num_steps` batches."""
         operator = self._operator
         average = operator._stepper.average
         with (
@@ -173,14 +173,14 @@ class Worker(GroupMember):
         return self._reported(result, "validate", {})
 
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
-        """Return, per loader, this worker's predictions on the CPU, and the number of batches that count."""
-        operator: Any = self._operator  # The trainer has checked for LightningMethods.
+        """Return `Predicted` for each loader, with this worker's predictions copied to the CPU."""
+        operator: Any = self._operator  # `TorchTrainer.predict` has checked the operator's class.
         with self._strategy.evaluation():
             predicted: list[Predicted] = cpu_copy(operator.predict(dataset, num_steps))
         return predicted
 
     def step_schedulers(self, *metric: float) -> None:
-        """Step all schedulers, with `metric` if it is given."""
+        """Step all schedulers, with `metric` as argument if it is given."""
         for scheduler in self._operator._registered.schedulers:
             scheduler.step(*metric)
 
@@ -194,20 +194,20 @@ class Worker(GroupMember):
 
     @property
     def operator(self) -> TrainingOperator:
-        """The operator, for a worker in the trainer's own process."""
+        """The worker's operator; only available if the worker is in the trainer's own process."""
         return self._operator
 
     def models(self, to_cpu: bool) -> list[nn.Module]:
-        """Return the user's own modules: copies on the CPU, or the live modules."""
+        """Return the user's own modules, or copies of them on the CPU if `to_cpu` is True."""
         live = [self._strategy.unwrap(model) for model in self._operator._registered.models]
         return [on_cpu(model) for model in live] if to_cpu else live
 
     def skeletons(self) -> list[nn.Module]:
-        """Return the user's own modules without values."""
+        """Return copies of the user's own modules whose parameters have no values."""
         return [self._strategy.skeleton(model) for model in self._operator._registered.models]
 
     def model_states(self, averaged: bool) -> list[dict[str, Any]]:
-        """Return this worker's part of the models' states, detached; with averaged weights if requested."""
+        """Return this worker's part of the models' states; with averaged weights if `averaged` is True."""
         registered, average = self._operator._registered, self._operator._stepper.average
         states: list[dict[str, Any]] = detached(self._strategy.state(registered.models, ())["models"])
         if averaged:
@@ -218,14 +218,14 @@ class Worker(GroupMember):
         return states
 
     def snapshot(self) -> WorkerState:
-        """Return this worker's part of the state."""
+        """Return this worker's part of a snapshot."""
         holds = self._spreads or self._rank == 0
-        # Sending a snapshot to another process already copies it.
+        # A copy is only needed in the trainer's process, because sending a snapshot to it copies anyway.
         shared = detached(self._shared_state(), copy=self._in_driver) if holds else None
         return WorkerState(shared, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
-        """Return this worker's own state: generators, position in the data, and its strategy's order."""
+        """Return this worker's own state: generators, position in the data, and order of gradient sums."""
         return {
             "data_rank": self._strategy.data.rank,
             "rng": generator_states(),
@@ -241,18 +241,20 @@ class Worker(GroupMember):
         return SmallState(held[0], self.own_state(), *held[1:])
 
     def restore(self, states: Sequence[WorkerState] | None, small: Sequence[SmallState] | None) -> None:
-        """Load a snapshot of this worker group or of an earlier one.
+        """Load a snapshot, taken by this or an earlier worker group.
 
         Args:
-            states: parts of all workers, by rank; None keeps the state after setup.
-            small: parts that have changed since; None if nothing has changed.
+            states: parts of the snapshot of all workers, by rank; None keeps the state after setup.
+            small: state of all workers that may have changed after the snapshot, by rank; None if nothing has
+                changed.
         """
         since: dict[str, Any] = {}
         if small is not None:
             since["operator"] = joined([state.operator for state in small])
             since["workers"] = [state.own for state in small]
             since["schedulers"] = small[0].schedulers
-        # The state is copied, because in the trainer's own process it shares memory with the snapshot.
+        # The state is copied, because in the trainer's own process the loaded tensors would share memory with
+        # the snapshot.
         since = detached(since)
         if states is not None:
             self._take_over({**detached(joined_state(states)), **since}, "the snapshot")
@@ -267,17 +269,16 @@ class Worker(GroupMember):
             set_rates(self._operator._registered.optimizers, detached(small[0].rates))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a trainer's whole state."""
+        """Load the whole state of a trainer."""
         # The state is copied, because optimizers keep the given tensors, which belong to the caller.
         self._take_over(cpu_copy(state), "the state")
 
     def save(self, path: Path, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Write a checkpoint; if the strategy shards the state, all workers call it, otherwise only the
-        first.
+        """Write a checkpoint; called on all workers if the strategy shards the state, else on the first.
 
         Args:
             path: folder of the checkpoint.
-            workers: results of `own_state` of all workers, by rank.
+            workers: results of `own_state` on all workers, by rank.
         """
         world_size = self._strategy.group.world_size
         metadata = CheckpointMetadata(self._epoch, self._operator.global_step, world_size)
@@ -293,7 +294,7 @@ class Worker(GroupMember):
         self._take_over(state, f"the checkpoint {path}")
 
     def stop(self) -> None:
-        """Close the operator, only once, and leave the other workers."""
+        """Close the operator if it is not closed yet, and leave the other workers."""
         started, self._started = self._started, False
         try:
             if started:
@@ -310,7 +311,7 @@ class Worker(GroupMember):
     def _epoch_batches(
         self, feed: Feed | None, what: str, num_steps: int | None, info: Mapping[str, Any], profile: bool
     ) -> Iterator[EpochBatches]:
-        """Yield the timed batches of an epoch; add the step to an error about lost workers."""
+        """Yield an epoch's batches and measure times; add the step's number to errors about lost workers."""
         timers, group = self._operator.timers, self._strategy.group
         timers.switch(profile)
         if feed is None:
@@ -334,7 +335,7 @@ class Worker(GroupMember):
 
     @contextmanager
     def _instead(self, dataset: Any) -> Iterator[None]:
-        """Train the operator on `dataset` inside the block."""
+        """Let the operator train on `dataset` inside the block."""
         operator = self._operator
         registered = operator._train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
@@ -348,7 +349,7 @@ class Worker(GroupMember):
             operator._train_feed = registered
 
     def _reported(self, result: Any, method: str, more: Mapping[str, Any]) -> EpochMetrics:
-        """Return an operator's metrics with `more` and, if profiling, the seconds in RaySGD's form."""
+        """Return an operator's metrics with the entries of `more` and, if profiling, measured durations."""
         if not isinstance(result, Mapping):
             raise ConfigError(f"{method} must return a dictionary of metrics, not {result!r}")
         metrics, timers = to_numbers(result), self._operator.timers
@@ -402,7 +403,7 @@ class Worker(GroupMember):
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Load the state of the earlier worker in this position; if it is missing, keep the generators."""
+        """Load the own state of the earlier worker that this worker continues, if such a worker existed."""
         if len(workers) == self._strategy.group.world_size:
             self._strategy.take_order(workers[self._rank].get("order", []))
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)

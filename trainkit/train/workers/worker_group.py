@@ -1,10 +1,10 @@
-"""Workers that train together: all start or none, all are called at once, and the first failure ends all.
+"""Workers that train together: they start together, are called together, and end at the first failure.
 
 TorchTrainer ──▶ ElasticWorkerGroup ──▶ WorkerGroup ──▶ worker 0      an actor, or in this process (use_local)
                                                     ──▶ worker 1 ...  actors, each in its bundle
 
-A worker group never changes. After the loss of a worker the group has ended, and the elastic group forms a
-new group.
+The workers in a worker group never change. If a worker is lost, the group ends, and the elastic worker group
+forms a new worker group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _label: ContextVar[str] = ContextVar("label of a trainer's workers", default="tr
 
 @contextlib.contextmanager
 def worker_labels(trial: str) -> Iterator[None]:
-    """Prefix the workers' names with the trial's name, for trainers that are made inside the block."""
+    """Begin the names of workers with the trial's name, for trainers that are made inside the block."""
     token = _label.set(f"{trial} train-worker")
     try:
         yield
@@ -45,7 +45,7 @@ def worker_labels(trial: str) -> Iterator[None]:
 
 
 def worker_label() -> str:
-    """Return the current name, without the rank, for the workers of a new trainer."""
+    """Return the name, without the rank, that workers of a new trainer get."""
     return _label.get()
 
 
@@ -56,20 +56,21 @@ class WorkerGroup(Generic[M]):
     """Workers of one trainer that start and end together.
 
     Args:
-        options: resolved options, with the `num_workers` of this group.
-        placement: resource bundles, one for each worker.
+        options: arguments of the trainer, with "auto" resolved and with the number of workers of this group.
+        placement: reserved resource bundles, one for each worker.
         label: name of the workers in logs and errors; on one machine the rank is appended.
         member: class of the workers.
 
     Attributes:
-        ended: reason why the group can no longer be called; None while it can.
-        failed: error of the worker that caused the last failure, by the worker's rank.
+        ended: reason why the group can no longer be called; None while calls are possible.
+        failed_rank: rank of the worker that caused the last failed call; None if no call has failed.
         lost: True if the group ended because workers died or did not answer; a new group may succeed.
-        started: True after the workers' setup.
-        data: names of the data that the operators registered; known after the start.
+        started: True after the workers have been set up.
+        data: kinds of data that the operators have registered, "train" or "validation"; empty before the
+            start.
         asked: name of the trainer's method that the user called, for messages.
-        can_stop: True if an interrupt is passed to the workers, so that their code can clean up.
-        is_end: function that returns True for a failure that is a worker's expected end, such as its exit
+        can_stop: True if Ctrl-C is passed on to the workers, so that their code can clean up.
+        is_end: function that returns True for an error that is the expected end of a worker, such as its exit
             after a script.
     """
 
@@ -91,15 +92,15 @@ class WorkerGroup(Generic[M]):
         self._held = contextlib.ExitStack()
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
-            # A dropped trainer must not leave this process in its group, because the next trainer could not
-            # join.
+            # If the trainer is deleted without a shutdown, this process must still leave the process group,
+            # because it could not join the next trainer's group otherwise.
             self._held.callback(self._local.leave)
         actor = runtime.remote(member)
         more = {name: amount for name, amount in options.bundle.items() if name not in ("CPU", "GPU")}
         for rank in remote_ranks(options):
             group, bundle = placement[rank]
             self._handles[rank] = actor.options(
-                # On several machines, ranks are assigned later.
+                # On several machines, ranks are not known yet.
                 label=f"{label}-{rank}" if on_one_machine() else label,
                 num_cpus=options.bundle.get("CPU", 0),
                 num_gpus=options.bundle.get("GPU", 0),
@@ -110,19 +111,19 @@ class WorkerGroup(Generic[M]):
 
     @property
     def local_worker(self) -> M | None:
-        """Worker 0, if it is in this process."""
+        """Worker 0 if it runs in this process, else None."""
         return self._local
 
     def gathered(self, timeout_s: float) -> bool:
-        """Return True if all workers' processes start within `timeout_s`; dead ones count as started."""
+        """Return True if all workers' processes start within `timeout_s`; dead processes count as started."""
         refs = [handle.here.remote() for handle in self._handles.values()]
         return not refs or not runtime.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
 
     def start(self, seed: int | None) -> None:
-        """Let the workers join and set up.
+        """Let the workers join each other and set up.
 
         Args:
-            seed: seed of the workers' generators; None: the generators are not seeded.
+            seed: seed of the workers' random generators; None leaves them unseeded.
 
         Raises:
             GangError: a worker died.
@@ -146,7 +147,7 @@ class WorkerGroup(Generic[M]):
                 workers then stay alive only if all failed.
 
         Raises:
-            GangError: a worker's process died, or the workers lost each other.
+            GangError: a worker's process died, or workers did not reach each other.
             Exception: a worker's exception, with its traceback.
         """
         every = dict.fromkeys(range(self.world_size), args)
@@ -170,7 +171,7 @@ class WorkerGroup(Generic[M]):
             self._end(why)
 
     def _rendezvous(self) -> tuple[Rendezvous, list[LocalRank]]:
-        """Assign ranks by machine; return the workers' rendezvous address and each worker's local rank."""
+        """Assign ranks by machine; return the workers' rendezvous and each worker's local rank."""
         place, nodes = make_rendezvous(
             self.world_size, self._held, lambda arguments: self._call("home", arguments, in_step=False)
         )
@@ -209,12 +210,14 @@ class WorkerGroup(Generic[M]):
             else:
                 outcome.collect()
         except BaseException as error:
-            # If an argument can't be sent, no worker has received the call, so the workers are still usable.
+            # If an argument could not be sent, no worker has received the call, so all workers are still
+            # usable.
             mistaken = unsent and isinstance(error, Exception)
             if self._handles and not mistaken:
                 if self.can_stop and not isinstance(error, Exception):
                     self._stop_calls(calls)
-                # Otherwise they would continue a call for which nothing waits, and delay the next call.
+                # The workers are ended, because otherwise they would continue the interrupted call and delay
+                # the next one.
                 self._end(f"{self.asked}() was interrupted by {type(error).__name__}")
             raise
         if outcome.failed:
@@ -227,7 +230,8 @@ class WorkerGroup(Generic[M]):
             try:
                 raise verdict
             finally:
-                # The error's frames hold the batch. A cycle from them to the error would keep its memory.
+                # The error refers to stack frames with the batch. If these frames referred to the error, the
+                # cycle would keep the batch in memory.
                 outcome.failures.clear()
                 del verdict
         return [outcome.results[rank] for rank in sorted(args)]
@@ -235,8 +239,8 @@ class WorkerGroup(Generic[M]):
     def _stop_calls(self, calls: dict[Any, int]) -> None:
         """Interrupt calls; wait until all workers' code has cleaned up and their processes have ended.
 
-        The code of a worker that has answered ends where it waits. Code that waits in a collective for a
-        different worker gets an error when that worker's process ends.
+        Code of a worker that has already answered is ended at the report where it waits. Code that waits in a
+        collective for a different worker gets an error when that worker's process ends.
         """
         for ref in calls:
             runtime.cancel(ref)
@@ -252,8 +256,8 @@ class WorkerGroup(Generic[M]):
             self._local.stop()
         if not self._handles or not runtime.is_initialized():
             return
-        # Workers are ended cleanly, so that other workers log no errors and the user's code can finish. A
-        # worker that takes too long is killed later.
+        # Workers are ended cleanly here, so that other workers log no errors and the user's code can finish.
+        # `_end` kills workers that take too long.
         for handle in self._handles.values():
             handle.stop.remote()
         ends = [handle.exit.remote() for handle in self._handles.values()]
@@ -264,8 +268,7 @@ class WorkerGroup(Generic[M]):
             self.ended = why
         self._kill()
         self._handles = {}
-        # These resources are released now, because the caller may keep this object while it makes a new
-        # trainer.
+        # Resources are released now, because the caller may keep this object while it makes a new trainer.
         self._held.close()
 
     def _kill(self) -> None:
@@ -275,5 +278,5 @@ class WorkerGroup(Generic[M]):
 
 
 def remote_ranks(options: GroupOptions) -> range:
-    """Return the ranks of the workers in separate processes."""
+    """Return the ranks of workers that run in separate processes."""
     return range(1 if options.use_local else 0, options.num_workers)
