@@ -66,7 +66,7 @@ class TuneHalvingGridSearchCV(HalvingGridSearchCV, _Halving):  # type: ignore[mi
     Attributes:
         cv_results_: a row for each candidate of each round, with `iter` and `n_resources`.
         n_resources_, n_candidates_: resources of each candidate, and number of candidates, for each round.
-            n_remaining_candidates_, n_iterations_, n_required_iterations_, n_possible_iterations_,
+        n_remaining_candidates_, n_iterations_, n_required_iterations_, n_possible_iterations_,
             min_resources_, max_resources_: scikit-learn's attributes. If the budget or Ctrl-C ended the
             search early, n_iterations_ is the number of started rounds, and n_remaining_candidates_,
             n_required_iterations_ and n_possible_iterations_ are missing.

@@ -166,7 +166,7 @@ def candidate_key(parameters: Mapping[str, Any], task: str = "") -> str:
     """
     try:
         return task + digest(dict(parameters), "the parameters")
-    # Without a key, the candidate's outcomes are only not reused by a later search.
+    # Without a key, a later search evaluates this candidate again, which is harmless.
     except SerializationError:
         return ""
 

@@ -1,4 +1,4 @@
-"""Callbacks: objects that follow an experiment.
+"""Callbacks: objects whose methods an experiment calls at its events.
 
 Names are imported on first use; `__init__.pyi` lists them.
 """

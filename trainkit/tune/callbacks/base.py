@@ -28,11 +28,12 @@ class Callback:
     """Base class of callbacks for RunConfig(callbacks=[...]).
 
     Each method is called after its event is committed to the experiment file. An exception of a callback is
-    reported once and never affects a trial. `trials` and `trial` are read-only. Values that `on_trial_result`
-    adds to its result are stored with the report.
+    reported once and never affects a trial. The arguments `trials` and `trial` are read-only. Values that
+    `on_trial_result` adds to its argument `result` are stored with the report.
 
     Attributes:
-        _refresh_s: seconds between calls of `on_step_end` without events; None: no such calls.
+        _refresh_s: maximum seconds between two calls of `on_step_end` while no event occurs; None: no such
+            calls.
         _given_as: name from which a restore creates the callback again; None: the callback was passed as an
             object.
     """
@@ -50,10 +51,10 @@ class Callback:
         """Called when the experiment begins or is resumed.
 
         `num_samples` is the setting of TuneConfig; `total_num_samples` is the total number of trials
-        including grids, or None without a limit. `info` holds `experiment_path`, `metric`, `mode`,
+        including grids, or None without a limit. `info` contains `experiment_path`, `metric`, `mode`,
         `objectives`, `time`, `resources`, `trials`, and `past`. The function `past` returns the trials of a
         resumed experiment that have reported, each with a sequence of its results. The results are read on
-        access; `len` needs no reading.
+        first access; `len` needs no reading.
         """
 
     def on_step_begin(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
@@ -62,15 +63,15 @@ class Callback:
     def on_step_end(self, iteration: int, trials: Sequence[Trial], **info: Any) -> None:
         """Called after new events were processed.
 
-        `info` holds `time`, `resources`, `resources_used`, `total_samples` and `remaining_s`, the estimated
-        seconds to the end or None.
+        `info` contains `time`, `resources`, `resources_used`, `total_samples` and `remaining_s` (estimated
+        seconds to the end, or None).
         """
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Called when the process of a trial has been set up."""
 
     def on_trial_restore(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial runs again; `info["results"]` holds its results so far, oldest first."""
+        """Called when a trial runs again; `info["results"]` has the trial's earlier results, oldest first."""
 
     def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
         """Called when a trial has a new checkpoint."""
@@ -90,9 +91,9 @@ class Callback:
         """Called when a trial has failed for good; `trial.failure` is the reason."""
 
     def on_trial_change(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        """Called when a trial continues with another configuration.
+        """Called when a trial continues with a different configuration.
 
-        `info` holds `donor` (the trial whose state was copied, or None) and `donor_iteration` (the donor's
+        `info` contains `donor` (the trial whose state was copied, or None) and `donor_iteration` (the donor's
         last report before its state was copied).
         """
 
@@ -109,10 +110,10 @@ class Callback:
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
         """Called when the experiment has ended or was interrupted.
 
-        `info` holds the values of `on_step_end` and three more. `ending` is the reason for an early end, or
-        '' if all trials have ended. `in_order` is False if trials were cut off, for example by a second
-        Ctrl-C; the callback should then be quick. `say` is a function that prints a line about a wait; with
-        verbose=0 it prints nothing.
+        `info` contains the keys of `on_step_end` and three more keys. `ending` is the reason for an early
+        end, or '' if all trials have ended. `in_order` is False if trials were cut off, for example by a
+        second Ctrl-C. The callback should then return quickly. `say` is a function that prints a line if the
+        callback has to wait; with verbose=0, `say` prints nothing.
         """
 
     def get_state(self) -> dict[str, Any] | None:
@@ -124,7 +125,7 @@ class Callback:
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore the state of the earlier callback with this class and position; called after `setup`."""
+        """Restore a state that `get_state` returned before the restore; called after `setup`."""
 
 
 ASK_S = 1.0
@@ -212,7 +213,7 @@ def create_callback(name: str, argument: str = "callbacks") -> Callback:
 
     Raises:
         ConfigError: the callback is unknown, or needs arguments.
-        MissingDependencyError: its package is not installed.
+        MissingDependencyError: a package that the callback needs is not installed.
     """
     cls = CALLBACKS.get(name, argument)
     try:
@@ -230,14 +231,14 @@ def check_callback(callback: Callback) -> None:
     """Check that the methods of a callback accept the arguments of their calls.
 
     Raises:
-        ConfigError: a method does not accept them.
+        ConfigError: a method does not accept its arguments.
     """
     for hook in HOOKS:
         hook_of(callback, hook)
 
 
 def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
-    """Return a callback's method for keyword-only calls, as in Ray; None if it is not overridden.
+    """Return the callback's method `hook`, for calls with keywords as in Ray; None if it is not overridden.
 
     Raises:
         ConfigError: the method does not accept the arguments.
@@ -263,7 +264,7 @@ def hook_of(callback: Callback, hook: str) -> Callable[..., None] | None:
 
 HOOKS = [name for name in vars(Callback) if name.startswith("on_") or name == "setup"]
 _BY_POSITION = ("iteration", "trials", "trial")
-"""Arguments that are passed by position to a method that names its parameters differently."""
+"""Arguments that are passed by position if a callback's method names its parameters differently."""
 _STEP_INFO = ("time", "total_samples", "resources", "resources_used", "remaining_s")
 _INFO = {
     "setup": ("experiment_path", "metric", "mode", "objectives", "time", "resources", "trials", "past"),
@@ -276,4 +277,4 @@ _INFO = {
     "on_trial_change": ("donor", "donor_iteration"),
     "on_experiment_end": (*_STEP_INFO, "ending", "in_order", "say"),
 }
-"""Keys that `info` may hold, by method."""
+"""Keys that `info` may contain, by method of a callback."""

@@ -32,21 +32,22 @@ logger = logging.getLogger("trainkit.tune")
 
 
 REFRESH_S = 0.5
-"""Seconds between two updates of the block."""
+"""Seconds between two updates of the progress block in a terminal or a notebook."""
 SUMMARY_S = 30.0
-"""Seconds between two summary lines without a block; doubled while no trial ends."""
+"""Seconds between two summary lines if no progress block is shown; doubled while no trial ends."""
 MAX_LINES = 100
-"""Maximum number of lines about ended trials; the same limit holds for failed trials and for retries."""
+"""Maximum number of lines about finished trials, of lines about failed trials, and of lines about retries."""
 MAX_TRACEBACKS = 5
 """Maximum number of tracebacks, each of a different error."""
 MAX_WIDTH = 200
 
 
 class ConsoleCallback(Callback):
-    """Console of an experiment: its progress on standard output.
+    """Callback that shows an experiment's progress on standard output.
 
     Args:
-        live: True: a block that updates; False: lines; None: a block in a terminal or a notebook.
+        live: True: a progress block that is updated; False: lines; None: a block in a terminal or a notebook,
+            and lines elsewhere.
         verbose: 2: also print a line for each report; 3: include all metrics in these lines.
         kept: False if the experiment's folder is removed at the end; the folder is then not shown.
         waits: function that returns what the first trial is waiting for; called while trials are pending and
@@ -149,7 +150,7 @@ class ConsoleCallback(Callback):
             say(failed)
 
     def _summary(self, trials: Sequence[Trial], info: Mapping[str, Any]) -> None:
-        """Print a summary line about all trials, at most once for each trial."""
+        """Print a summary line about all trials, at most as often as the experiment has trials."""
         lines = self._table(trials, info).lines
         since, self._ended = self._progress.ended - self._ended, self._progress.ended
         self._summary_s = SUMMARY_S if since else 2 * self._summary_s
@@ -158,13 +159,13 @@ class ConsoleCallback(Callback):
             say("; ".join([*lines[:2], *filter(None, [self._progress.best_words()])]))
 
     def _line(self, trial: Trial, what: str, why: str, rest: str = "") -> None:
-        """Print that a trial has ended or failed; print nothing if a block shows it.
+        """Print that a trial has ended or failed; print nothing if a progress block is shown.
 
         Args:
             trial: trial in its new state.
             what: one word for the new state.
-            why: reason; cut if the line is too long.
-            rest: end of the line.
+            why: reason for the new state, cut if the line is too long.
+            rest: text for the end of the line.
         """
         if self._display is not None or (self._lines[trial.status] >= MAX_LINES and self._verbose < 2):
             return
@@ -180,7 +181,8 @@ class ConsoleCallback(Callback):
     def _traceback(self, trial: Trial) -> None:
         """Print the traceback of a failed trial, once for each kind of error and place in the code."""
         failure = trial.failure
-        # Without a Python traceback, the process died, and its last output has already been printed.
+        # If the failure has no Python traceback, the trial's process died, and its last output is already
+        # printed.
         if failure is None or "Traceback (" not in failure.traceback or len(self._told) >= MAX_TRACEBACKS:
             return
         if (kind := (failure.kind, failure.where)) not in self._told:
@@ -200,7 +202,7 @@ class ConsoleCallback(Callback):
 
 
 def _place(failure: Failure | None) -> str:
-    """Return the place in the user's code, such as ' (train.py:12 in f)'; '' if unknown."""
+    """Return the line of the user's code that failed, such as ' (train.py:12 in f)'; '' if unknown."""
     return f" ({failure.where})" if failure is not None and failure.where else ""
 
 

@@ -1,4 +1,4 @@
-"""Dispatcher of an experiment's records to its callbacks."""
+"""Dispatcher that passes an experiment's committed records to callbacks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trainkit.tune.core.trial import Trial, TrialStatus
 logger = logging.getLogger("trainkit.tune")
 
 KEEP_S = 5.0
-"""Seconds between two requests for the states of callbacks."""
+"""Seconds between two calls of the callbacks' methods `get_state`."""
 
 
 class Complaints:
-    """Exceptions of callbacks; each method is reported once.
+    """Collector of the callbacks' exceptions; exceptions of a method are logged only once.
 
     Args:
-        strict: callbacks whose first exception is stored, to end the experiment.
+        strict: callbacks whose first exception must end the experiment, and is therefore stored.
 
     Attributes:
-        raised: first exception of a strict callback with the method's name, or None.
+        raised: first exception of a callback in `strict`, with the name of its method; or None.
     """
 
     def __init__(self, strict: Sequence[Callback] = ()) -> None:
@@ -36,7 +36,7 @@ class Complaints:
         self._told: set[tuple[int, str]] = set()
 
     def add(self, callback: Callback, method: str, error: Exception) -> None:
-        """Report once that a callback's method raised `error`; for a strict callback, store it instead."""
+        """Log `error` of a callback's method, once; for a callback in `strict`, store `error` instead."""
         where = f"{type(callback).__name__}.{method}()"
         key = (id(callback), method)
         if any(callback is each for each in self._strict):
@@ -52,7 +52,7 @@ class CallbackStates:
     Args:
         callbacks: all callbacks; only callbacks that override `get_state` have a state.
         keep: function that stores the states by name; called after a change.
-        complaints: receives the exceptions of callbacks.
+        complaints: collector of the callbacks' exceptions.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CallbackStates:
                     callback.set_state(json.loads(text))
 
     def keep_when_due(self, now: float) -> None:
-        """Store the states if KEEP_S have passed."""
+        """Store the states if KEEP_S seconds have passed since the last time."""
         if self._asked and (self._last is None or now - self._last >= KEEP_S):
             self._last = now
             self.keep_now()
@@ -118,15 +118,15 @@ _Listener = tuple[Callback, Callable[..., None]]
 
 
 class CallbackDispatcher:
-    """Dispatcher of an experiment's records to its callbacks.
+    """Dispatcher that passes an experiment's committed records to callbacks.
 
     Args:
         callbacks: callbacks in the order of their calls.
-        trials: the controller's list, which grows.
+        trials: the controller's list of trials, which grows.
         history: function that returns a trial's committed reports, oldest first.
         keep: function that stores the states of callbacks.
         amend: function that stores a report to which a callback has added values.
-        strict: callbacks whose first exception is stored, to end the experiment.
+        strict: callbacks whose first exception must end the experiment, and is therefore stored.
         display: callback of the display, called after `callbacks`; `display_end` notifies it of the end.
     """
 
@@ -154,7 +154,7 @@ class CallbackDispatcher:
 
     @property
     def raised(self) -> tuple[Exception, str] | None:
-        """The first exception of a strict callback with its method's name, or None."""
+        """The first exception of a callback in `strict`, with the name of its method; or None."""
         return self._complaints.raised
 
     def setup(self, states: Mapping[str, str] | None = None, **info: Any) -> None:
@@ -173,7 +173,7 @@ class CallbackDispatcher:
         self._states.keep_when_due(info["time"])
 
     def experiment_end(self, now: Callable[[], float], **info: Any) -> None:
-        """Notify callbacks of the experiment's end, each with the time of its own call."""
+        """Notify callbacks of the experiment's end; each callback gets the current time."""
         for listener in self._listeners[_END]:
             self._call(_END, [listener], trials=self._trials, time=now(), **info)
         self._states.keep_now()
@@ -207,7 +207,7 @@ class CallbackDispatcher:
                 self._of_trial("on_trial_recover", trial, failure=failure)
 
     def _whole(self, trial: Trial) -> dict[str, Any]:
-        """Return the full history after a second or later attempt, as that attempt may lack reports."""
+        """Return all reports of a trial that ran more than once, so that loggers can rewrite its log."""
         return {"results": self._history(trial.trial_id)} if trial.attempt > 0 else {}
 
     def _of_trial(self, hook: str, trial: Trial, **info: Any) -> None:
@@ -223,6 +223,6 @@ class CallbackDispatcher:
 
 
 def _listening(callbacks: Sequence[Callback], hook: str) -> list[_Listener]:
-    """Return the callbacks that override `hook`, with their methods; most override few hooks."""
+    """Return the callbacks that override the method `hook`, each with its method."""
     methods = [(callback, hook_of(callback, hook)) for callback in callbacks]
     return [(callback, method) for callback, method in methods if method is not None]

@@ -18,7 +18,7 @@ from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.reader import ExperimentReader
 
 _SMALL = 16_384
-"""Bytes of a log that are read at once; a regular file returns fewer only at its end."""
+"""Number of bytes that the first read of a log requests; the file ends there if the read returns fewer."""
 FLUSH_S = 1.0
 """Maximum delay of a log in seconds while a trial runs; the log of an ended trial is complete."""
 MAX_KEPT = 5_000
@@ -28,12 +28,12 @@ MAX_KEPT = 5_000
 class LoggerCallback(Callback):
     """Base class of loggers. When a trial runs again, its log is rewritten from the committed reports.
 
-    Reports are buffered and passed to `log_trial_results` together, at most a second late, and before the
-    calls about the trial's end. To receive each report at once, override `log_trial_result`.
+    Reports are buffered and passed to `log_trial_results` together, at most a second late, and before
+    `log_trial_end` is called. To receive each report at once, override `log_trial_result`.
     """
 
-    # The double underscore mangles these names, so they can't collide with attributes of a subclass. They are
-    # class attributes, because a subclass need not call this constructor (as in Ray).
+    # The double underscore mangles these names, so they can't collide with attributes of a subclass. The
+    # attributes belong to the class, because a subclass need not call this constructor (as in Ray).
     __count = 0
     __due: float | None = None
 
@@ -70,10 +70,10 @@ class LoggerCallback(Callback):
         """Append these reports of a trial, oldest first, to its log."""
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        """Called when a trial has ended; an interrupted trial may begin again."""
+        """Called when a trial has ended; an interrupted trial may start again later."""
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Replace the log by these results."""
+        """Replace the trial's log by these results."""
 
     def _flush_kept(self, trial: Trial | None = None) -> None:
         """Write buffered results of one trial or of all trials; an error does not affect the other trials."""
@@ -96,7 +96,7 @@ class LoggerCallback(Callback):
 
     @property
     def _refresh_s(self) -> float | None:  # type: ignore[override]  # needed only while results are buffered
-        """Maximum seconds to the next call without an event."""
+        """Maximum seconds until the next call of `on_step_end` if no event occurs."""
         return FLUSH_S if self.__kept else None
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
@@ -152,19 +152,20 @@ class LoggerCallback(Callback):
 
 
 class FileLoggerCallback(LoggerCallback):
-    """Base class of loggers with files in the trials' folders; a restart after a kill completes the files."""
+    """Base class of loggers with files in the trials' folders; a restore after a kill completes the files."""
 
     folder: Path
 
     def setup(self, *given: Any, **info: Any) -> None:
         self.folder = Path(info["experiment_path"])
-        # A kill between a commit and its log entry leaves the file incomplete, so the file is written again.
+        # A kill between a commit and the write to a log leaves the log incomplete, so the log is written
+        # again.
         for trial, results in info["past"]():
             if self.length(trial) != len(results):
                 self._rewrite_log(trial, results)
 
     def length(self, trial: Trial) -> int:
-        """Return the number of results in the log."""
+        """Return the number of results in the trial's log."""
         return 0
 
     def trial_dir(self, trial: Trial) -> Path:
@@ -178,7 +179,8 @@ class FileLoggerCallback(LoggerCallback):
     def contents(self, trial: Trial, filename: str) -> bytes:
         """Return the content of a file in the trial's folder; empty if the file is missing."""
         try:
-            # os.open is faster: for short files, creating open()'s file object takes longer than reading.
+            # os.open is faster than open(), which creates a file object; for short files, this takes longer
+            # than reading.
             descriptor = os.open(f"{self.folder}/{trial.dirname}/{filename}", os.O_RDONLY)
         except FileNotFoundError:
             return b""
@@ -204,7 +206,7 @@ class CSVLoggerCallback(FileLoggerCallback):
     def __init__(self) -> None:
         super().__init__()
         self._columns: dict[str, list[str]] = {}
-        """Header of the existing table, by trial."""
+        """Column names of a trial's existing table, by trial id."""
 
     def log_trial_results(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
         path = self.trial_dir(trial) / FILENAME
@@ -219,7 +221,7 @@ class CSVLoggerCallback(FileLoggerCallback):
                 csv.writer(file).writerows([columns, *lines] if more else lines)
         if late:
             _widen(path, columns, rows)
-        # The columns are set last, so that an error makes the next call read the header again.
+        # The columns are stored last, so that after an error the next call reads the header from the file.
         self._columns[trial.trial_id] = columns
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
@@ -248,7 +250,7 @@ def _cells(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[li
 
 
 def _whole_rows(data: bytes) -> int:
-    """Return the number of complete rows; quoted cells may contain line ends."""
+    """Return the number of complete CSV rows in `data`; quoted cells may contain line ends."""
     if b'"' not in data:
         return data.count(b"\n")
     rows, quoted = 0, False
@@ -265,7 +267,7 @@ def _header(file: TextIO) -> list[str]:
 
 
 def _widen(path: Path, columns: Sequence[str], more: Sequence[Mapping[str, Any]]) -> None:
-    """Add the last `columns`, which are missing, to the table in `path`, and append rows."""
+    """Rewrite the table in `path` with all `columns`, some of them new, and append the rows `more`."""
     before = csv.field_size_limit(_LONGEST)
     try:
         with open(path, **_AS_TEXT) as file:
@@ -291,7 +293,8 @@ class JsonLoggerCallback(FileLoggerCallback):
     def __init__(self) -> None:
         super().__init__()
         self._empty: set[str] = set()
-        """Trials without a result.json; it is created late, as creating a file takes as long as ten lines."""
+        """Ids of trials without a result.json. The file is created late, as this takes as long as writing ten
+        lines."""
 
     def log_trial_start(self, trial: Trial) -> None:
         (self.trial_dir(trial) / "params.json").write_text(encode_config(trial.config))
@@ -321,7 +324,7 @@ class JsonLoggerCallback(FileLoggerCallback):
 
 
 def _lines(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line per report, each with its configuration at its end."""
+    """Return a line of JSON for each report, with the trial's configuration as the last key."""
     lines: list[str] = []
     config: Any = None
     text = ""

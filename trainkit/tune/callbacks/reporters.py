@@ -1,4 +1,4 @@
-"""Reporters with Ray Tune's names: a table every few seconds, with columns chosen by the user."""
+"""Reporters that print a table every few seconds, with columns chosen by the user, as in Ray Tune."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFAULT_COLUMNS = {
     "timesteps_total": "ts",
     "episode_reward_mean": "reward",
 }
-"""Metrics that are shown if reported, with their headings."""
+"""Metrics that are shown if trials report them, with their column headings."""
 _FILLED_IN = frozenset(
     "time_this_iter_s date timestamp iterations_since_restore time_since_restore timesteps_this_iter "
     "checkpoint_dir_name config trial_id experiment_tag done pid hostname node_ip episodes_total".split()
@@ -55,25 +55,25 @@ Columns = Mapping[str, str] | Sequence[str]
 class TableReporter(ProgressReporter):
     """Base class of reporters that print tables.
 
-    As in Ray, only the constructor's arguments count. Later assignments to these attributes have no effect,
-    because a subclass may use the names for its own values.
+    As in Ray, only the constructor's arguments have an effect. Later assignments to attributes of the same
+    names have no effect, because a subclass may use these names for its own values.
 
     Args:
         metric_columns: metrics to show: a list of names, or a dictionary from a name to its heading; None:
             the usual metrics, and the first few numbers that trials report.
         parameter_columns: parameters to show, such as "optimizer/lr", as a list or a dictionary; None: all
             parameters.
-        total_samples: total number of trials; None: from TuneConfig.
+        total_samples: total number of trials; None: the number from TuneConfig.
         max_progress_rows: maximum number of trials in the table.
         max_error_rows: maximum number of failed trials in the table of errors.
         max_column_length: maximum number of characters of a heading or a cell; longer strings are cut.
         max_report_frequency: minimum seconds between two reports.
         infer_limit: maximum number of automatically found metrics if metric_columns is None.
         print_intermediate_tables: False: print the table only at the end; earlier reports contain only the
-            lines above it.
-        metric, mode: criterion for "best"; None: from TuneConfig.
-        sort_by_metric: True: best trials first; False: in the order of suggestion.
-        clock: function that returns the time.
+            lines above the table.
+        metric, mode: metric and mode that define the best trial; None: the settings of TuneConfig.
+        sort_by_metric: True: show the best trials first; False: show trials in the order of suggestion.
+        clock: clock to read the time from.
 
     Raises:
         ConfigError: a value is out of range.
@@ -140,12 +140,12 @@ class TableReporter(ProgressReporter):
         return done
 
     def add_metric_column(self, metric: str, representation: str | None = None) -> None:
-        """Show another metric under the heading `representation`; stop finding metrics automatically."""
+        """Show a further metric under the heading `representation`; stop finding metrics automatically."""
         self._infer = False
         _add(self._metric_columns, metric, representation)
 
     def add_parameter_column(self, parameter: str, representation: str | None = None) -> None:
-        """Show another parameter under the heading `representation`."""
+        """Show a further parameter under the heading `representation`."""
         _add(self._parameter_columns, parameter, representation)
 
     # --- tables -----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class TableReporter(ProgressReporter):
         return [first, *(shortened(cell, self._asked.max_column_length) for cell in cells)]
 
     def _chosen(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Return the trials for the table: running, failed and latest trials; or the best if sorted."""
+        """Return the trials to show: running, failed and latest trials, or the best if sorted by metric."""
         if self._asked.sort_by_metric:
             return sorted(trials, key=lambda trial: -self._score(trial))[: self._asked.max_progress_rows]
         first = sorted(trials, key=lambda trial: (_RANK.get(trial.status, 2), -trial.index))
@@ -259,7 +259,7 @@ class JupyterNotebookReporter(TableReporter):
     """Reporter that updates one output of a notebook's cell; elsewhere it prints like CLIReporter.
 
     Args:
-        overwrite: clear the cell's earlier output.
+        overwrite: True clears the cell's earlier output.
 
     The other arguments are the arguments of `TableReporter`.
     """

@@ -30,7 +30,7 @@ _SUCCESS, _FAILURE = 1, 2
 
 
 def file_version(wall_time: float) -> bytes:
-    """Return the first event of every file."""
+    """Return the event with which every event file begins."""
     return _event(wall_time, 0) + _text(3, "brain.Event:2")
 
 
@@ -51,10 +51,10 @@ def scalars(wall_time: float, step: int, values: Sequence[tuple[str, float]]) ->
 def hyperparameters(
     wall_time: float, config: Mapping[str, Any], metrics: Sequence[str], *, failed: bool
 ) -> tuple[bytes, bytes, bytes]:
-    """Return three events for the HPARAMS tab: names and types, values of this run, and its final status.
+    """Return three events for the HPARAMS tab: names and types, a run's values, and the run's final status.
 
     Args:
-        wall_time: time in seconds since 1970. With the same time for all runs, the first and the last event
+        wall_time: time in seconds since 1970. If all runs pass the same time, the first and the last event
             are equal for runs with equal names, types and status.
         config: flat hyperparameters. Values other than numbers, booleans and strings become strings; None is
             left out.
@@ -90,7 +90,7 @@ def _of_plugin(wall_time: float, name: str, number: int, content: bytes) -> byte
 
 
 def _typed(value: Any) -> tuple[int, bytes]:
-    """Return the type of a hyperparameter, and its google.protobuf.Value."""
+    """Return the type of a hyperparameter, and its value as an encoded google.protobuf.Value."""
     if isinstance(value, bool):
         return _BOOL, _whole(4, value)
     if is_number(value):
@@ -105,7 +105,7 @@ def _event(wall_time: float, step: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _head_of_scalar(tag: str) -> bytes:
-    """Return a Summary's Summary.Value without the four bytes of its number."""
+    """Return an encoded scalar of a Summary message without its last four bytes, which contain the number."""
     head = _text(1, tag) + bytes([2 << 3 | _FOUR_BYTES])
     return bytes([1 << 3 | _BYTES]) + _varint(len(head) + 4) + head
 
@@ -165,8 +165,8 @@ def events_of(data: bytes) -> list[bytes]:
 
 
 def is_summary(event: bytes) -> bool:
-    """Return True for an event of `scalars` or `hyperparameters`."""
-    at = 9  # the first value is at byte 9, after the time
+    """Return True for an event that the function `scalars` or `hyperparameters` has made."""
+    at = 9  # the time takes the first 9 bytes
     if event[at : at + 1] == _HEAD_OF_STEP:
         at += 1
         while event[at] & 128:
@@ -176,13 +176,13 @@ def is_summary(event: bytes) -> bool:
 
 
 def is_hyperparameters(event: bytes) -> bool:
-    """Return True for one of the three events of `hyperparameters`."""
+    """Return True for one of the three events that the function `hyperparameters` makes."""
     return event.find(_HPARAMS_TAG, 0, 64) >= 0
 
 
 @lru_cache(maxsize=256)
 def same_record(event: bytes) -> bytes:
-    """Return the record of an event; for events that many files contain, as results are cached."""
+    """Return the record of an event, from a cache; for events that are equal in many files."""
     return records([event])[0]
 
 
@@ -218,7 +218,8 @@ def crc32c(texts: Sequence[bytes]) -> list[int]:
     import numpy as np
 
     table = np.array(_TABLE, dtype=np.uint32)
-    # The columns are sorted by length, longest first, so that finished byte strings are always at the end.
+    # The byte strings are sorted by length, longest first, so that finished byte strings are always at the
+    # end.
     order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
     lengths = np.array([len(texts[place]) for place in order])
     longest = int(lengths[0])
@@ -243,7 +244,7 @@ def _crc32c(text: bytes) -> int:
 
 
 OWN_SUFFIX = ".trainkit"
-"""Suffix of the logger's own files, as the trial may write event files to its folder too."""
+"""Suffix of the logger's own files, because the trial itself may write event files to its folder."""
 _NO_SCALARS = frozenset(
     {"config", "training_iteration", "timestamp", "iterations_since_restore", "time_since_restore", "pid"}
 )
@@ -251,7 +252,7 @@ _TIMES = frozenset({"time_this_iter_s", "time_total_s"})
 
 
 def _numbers(result: Mapping[str, Any]) -> list[tuple[str, float]]:
-    """Return the tag and the value of each number of a report to show."""
+    """Return tag and value of each number of a report that TensorBoard shows."""
     values = []
     for name, value in result.items():
         if name not in _NO_SCALARS:
@@ -335,7 +336,7 @@ class TBXLoggerCallback(FileLoggerCallback):
     def _own_files(self, trial: Trial) -> list[str]:
         try:
             names = os.listdir(f"{self.folder}/{trial.dirname}")
-        except FileNotFoundError:  # the file is missing if the trial never ran
+        except FileNotFoundError:  # the trial never ran
             return []
         return [name for name in names if name.endswith(OWN_SUFFIX)]
 
@@ -351,7 +352,7 @@ class TBXLoggerCallback(FileLoggerCallback):
         return records(events)
 
     def _last_records(self, trial: Trial) -> list[bytes]:
-        """Return the last records of a trial's file, and forget the file."""
+        """Return the last records of a trial's event file, and forget the trial."""
         there_is, given, ended = hyperparameters(
             self._begun,
             flatten(trial.config),

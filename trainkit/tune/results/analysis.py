@@ -47,14 +47,15 @@ class ExperimentAnalysis:
     """Results of an experiment by trainkit or Ray Tune, finished or running.
 
     Args:
-        experiment_checkpoint_path: path of the experiment's folder or of a file in it, or its address.
+        experiment_checkpoint_path: path of the experiment's folder, or of a file in this folder; or the
+            experiment's address.
         storage_filesystem: an fsspec file system for the path; None: the file system that the path names.
         trials: results that are already loaded; None: load them from the path.
-        default_metric: reported value that "best" refers to; None: the experiment's metric.
+        default_metric: metric that defines the best trial; None: the experiment's metric.
         default_mode: "min" or "max"; None: the experiment's mode.
 
     Raises:
-        StoreError: the experiment is missing, or its file is damaged or not from trainkit.
+        StoreError: the experiment is missing, or its file is damaged or was not written by trainkit.
         StorageError: the address can't be read.
         ConfigError: `default_mode` is neither "min" nor "max".
     """
@@ -94,7 +95,7 @@ class ExperimentAnalysis:
 
     @property
     def default_metric(self) -> str | None:
-        """The reported value that "best" refers to if a method gets no metric."""
+        """The metric that defines the best trial if a method gets no metric."""
         return self._grid.metric
 
     @property
@@ -113,7 +114,7 @@ class ExperimentAnalysis:
     def best_trial(self) -> Result:
         """The trial with the best last report.
 
-        This property and the following properties of the best trial raise the same errors.
+        The other properties whose names start with `best_` raise the same errors.
 
         Raises:
             ConfigError: no metric or mode is known.
@@ -182,7 +183,7 @@ class ExperimentAnalysis:
         """Return the trials that no other trial dominates, as in `ResultGrid.pareto_front`.
 
         Args:
-            metric: reported values; None: the experiment's objectives.
+            metric: metrics to compare; None: the experiment's objectives.
             mode: "min" or "max" for each metric; None: the experiment's modes.
 
         Raises:
@@ -193,14 +194,14 @@ class ExperimentAnalysis:
     def get_best_config(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> dict[str, Any] | None:
-        """Return the configuration of `get_best_trial`; None without a best trial."""
+        """Return the configuration of the trial that `get_best_trial` returns; None without a best trial."""
         best = self.get_best_trial(metric, mode, scope)
         return best.config if best is not None else None
 
     def get_best_logdir(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> str | None:
-        """Return the folder path of `get_best_trial`; None without a best trial."""
+        """Return the folder's path of the trial that `get_best_trial` returns; None without a best trial."""
         best = self.get_best_trial(metric, mode, scope)
         return best.path if best is not None else None
 
@@ -212,8 +213,8 @@ class ExperimentAnalysis:
         """Return the trial's checkpoint with the best report; None, after a warning, without a checkpoint.
 
         Args:
-            trial: one of `trials`, or its id, or the path of its folder.
-            metric: reported value to compare; None: the default metric, or else "training_iteration".
+            trial: one of `trials`, a trial's id, or the path of a trial's folder.
+            metric: metric to compare; None: the default metric, or else "training_iteration".
             mode: "min" or "max"; None: the default mode, or else "max" for "training_iteration".
 
         Raises:
@@ -278,7 +279,7 @@ class ExperimentAnalysis:
         return self.fetch_trial_dataframes()
 
     def fetch_trial_dataframes(self) -> ByTrial:
-        """Read the reports again and return new tables as in `trial_dataframes`, for a running experiment."""
+        """Read a running experiment's reports again; return new tables in the form of `trial_dataframes`."""
         tables = {trial.trial_id: pandas_frame([]) for trial in self._grid}
         for trial, history in self._grid.histories():
             tables[trial.trial_id] = pandas_frame([flatten(report) for report in history])
@@ -314,11 +315,11 @@ class ExperimentAnalysis:
         return {"start_time": self.runner_data().get("created")}
 
     def runner_data(self) -> dict[str, Any]:
-        """Return the stored facts about the whole experiment, such as seed, space and settings."""
+        """Return the stored properties of the whole experiment, such as seed, space and settings."""
         return self._grid.facts()
 
     def set_filetype(self, file_type: str | None = None) -> None:
-        """Do nothing; exists for code written for Ray, as reports come from the experiment's file.
+        """Do nothing, because reports come from the experiment's file; exists for code written for Ray.
 
         Raises:
             ConfigError: `file_type` is not None, "json" or "csv".

@@ -16,7 +16,7 @@ def experiment_folder(path: str | os.PathLike[str], filesystem: Any = None) -> P
     """Return the folder for `path`: the folder itself, a file's folder, or the local copy of an address.
 
     Args:
-        path: a folder, a file in it, or an address such as "s3://bucket/experiment".
+        path: a folder, a file in the folder, or an address such as "s3://bucket/experiment".
         filesystem: an fsspec file system for `path`; None: the file system that `path` names.
 
     Raises:

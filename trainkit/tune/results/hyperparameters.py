@@ -39,7 +39,8 @@ class Hyperparameter:
         name: flat name, such as "optimizer/lr" or "layers/0".
         domain: domain in the space, or None if it is unknown.
         values: value in each trial, by the trial's index; trials in which the hyperparameter is inactive are
-            missing. Numbers, strings, truth values and None are kept; other values are converted to strings.
+            missing. Numbers, strings, booleans and None stay unchanged; other values are converted to
+            strings.
     """
 
     name: str
@@ -103,7 +104,7 @@ def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list
 
     Args:
         configs: configurations of the trials.
-        space: search space from the experiment's file; for missing domains, the values are used.
+        space: search space from the experiment's file; may lack domains.
     """
     found: dict[str, Hyperparameter] = {}
     for place, config in enumerate(configs):
@@ -179,8 +180,8 @@ def optuna_study(
     Args:
         results: the trials.
         reader: reader of the trials' experiment.
-        objectives: one objective or several.
-        scope: selection of the reports that represent a trial.
+        objectives: objectives of the study, one or more.
+        scope: name of the reports that represent a trial, such as "last".
         name: name of the study.
 
     Raises:
@@ -209,8 +210,8 @@ def optuna_trials(
     Args:
         results: the trials.
         reader: reader of the trials' experiment.
-        objectives: one objective or several.
-        scope: selection of the reports that represent a trial.
+        objectives: objectives of the study, one or more.
+        scope: name of the reports that represent a trial, such as "last".
         first_id: Optuna's id for the first trial; later trials have consecutive ids.
 
     Raises:
@@ -347,12 +348,12 @@ def importances(
         values: one value per trial.
         mode: "min" or "max".
         method: "forest": importance in scikit-learn's random forest, from its splits by each hyperparameter.
-            "ped_anova": Optuna's PED-ANOVA, which measures how the best tenth of the trials differs. Empty:
-            "forest" if scikit-learn is installed, otherwise "ped_anova".
+            "ped_anova": Optuna's PED-ANOVA, which measures how the best tenth of the trials differs from all
+            trials. '': "forest" if scikit-learn is installed, otherwise "ped_anova".
 
     Raises:
         ConfigError: the method is unknown.
-        MissingDependencyError: its package is not installed.
+        MissingDependencyError: the method's package is not installed.
     """
     if method:
         require_one_of("method", method, ("forest", "ped_anova"))
@@ -383,7 +384,7 @@ def _forest(parameters: Sequence[Hyperparameter], values: Sequence[float]) -> di
 
 
 def _columns(each: Hyperparameter, count: int) -> list[list[float]]:
-    """Return a hyperparameter as columns of numbers, with a column per choice; NaN in trials without it."""
+    """Return a hyperparameter as columns of numbers, with one column per choice; NaN for inactive trials."""
     if each.is_numeric:
         return [[float(each.values.get(place, math.nan)) for place in range(count)]]
     words = [str(each.values[place]) if place in each.values else None for place in range(count)]

@@ -26,7 +26,8 @@ from trainkit.tune.store.schema import FILENAME
 
 VALUE = "coalesce(json_extract(metrics, ?), json_extract(metrics, ?))"
 FINITE = "CASE WHEN typeof(value) IN ('integer', 'real') THEN value END"
-"""SQL of a metric's value at its two `paths`, and of its numeric value; NaN and infinities are strings."""
+"""SQL expressions for a metric's value at its two `paths`, and for the value if it is finite (not a
+string)."""
 
 
 def experiments_in(root: Path) -> list[Path]:
@@ -42,14 +43,14 @@ def paths(metric: str) -> tuple[str, str]:
 
 
 def settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an experiment as JSON values, from the facts in its file."""
+    """Return the settings of an experiment as JSON values, from the properties stored in its file."""
     more = {"stop": facts["run_config"]["stop"], "seed": facts["seed"], "trainable": facts["trainable"]}
     found: dict[str, Any] = without_objects({**facts["tune_config"], **more})
     return found
 
 
 def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the search space as a string per flattened name, such as "net/lr"."""
+    """Return each domain of the search space as text, by flat name, such as "net/lr"."""
     return {
         name: str(value) if isinstance(value, Spelled) else repr(value)
         for name, value in flatten(facts["space"]).items()
@@ -57,13 +58,13 @@ def space_of(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 _OF_PLACE = ("trial_id", "attempt", "iteration", "verdict")
-"""Keys of a decision that identify it and are not part of its reason."""
+"""Keys of a decision that identify the decision and do not belong to its reason."""
 
 
 def reasons_of(decision: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the reason for a decision of a scheduler or a stop rule, as values by name and as text.
 
-    `load_words` must have been called before.
+    The schedulers' function `load_words` must have been called before.
     """
     facts = {name: value for name, value in decision.items() if name not in _OF_PLACE}
     return facts, str(facts["stop"]) if "stop" in facts else in_words(facts)
@@ -134,7 +135,7 @@ class LogReader(ExperimentReader):
         list(self._rows("BEGIN"))
 
     def counts(self, *, owned: bool) -> Counter[str]:
-        """Return the number of trials in each of STATES.
+        """Return the number of trials by state.
 
         Args:
             owned: True if a process runs the experiment; otherwise running trials count as interrupted.
@@ -196,16 +197,16 @@ class Overview:
         folder: folder of the experiment.
         owner: pid of the process that runs the experiment, or None.
         created: creation time in seconds since 1970.
-        metric, mode: criterion for the best trial; None: the experiment has no metric.
+        metric, mode: metric and mode that define the best trial; None: the experiment has no metric.
         counted: number of trials by state. Interrupted trials are counted separately from pending trials;
             without an owner, no trial counts as running.
         best: id and value of the trial with the best last report. None if the experiment has no metric, no
             last report has a finite value, or all trials have failed.
-        ending: reason for the end of the last run; '' if it is running or was killed.
+        ending: reason for the end of the last run; '' if this run is not over or was killed.
         total: total number of trials; None: no limit, or unknown.
         trials: trials in the order of suggestion; empty if not requested.
         remaining_s: estimated remaining seconds; None: unknown.
-        paused_by: person who paused the whole experiment, or ''.
+        paused_by: name of the sender that paused the whole experiment, or ''.
     """
 
     folder: Path
@@ -234,15 +235,15 @@ class Overview:
 
         Args:
             folder: folder of the experiment.
-            now: current time.
+            now: current time in seconds since 1970.
             with_trials: False omits the trials and is several times as fast.
-            open_reader: function that opens the file.
+            open_reader: function that opens the experiment in a folder.
 
         Raises:
-            StoreError: the experiment is missing, or its file is damaged or not from trainkit.
+            StoreError: the experiment is missing, or its file is damaged or was not written by trainkit.
         """
-        # The owner is checked before the file is read. If the owner ends in between, the file already shows
-        # the end.
+        # The owner is checked before the file is read, so that the file shows the end if the owner ends in
+        # between.
         owner = owner_of(folder)
         with open_reader(folder) as log:
             log.stand_still()
@@ -256,7 +257,7 @@ class Overview:
             paused_by = log.steering().paused_by
         if owner is None:
             for trial in trials:
-                # Nobody owns the experiment, so the process was killed before it set a new status.
+                # No process runs the experiment, so its process was killed before it could set a new status.
                 if trial.status is TrialStatus.RUNNING:
                     trial.status, trial.reason = TrialStatus.PENDING, CUT_OFF
         total, best = facts.get("total_samples"), (min if mode == "min" else max)
@@ -269,7 +270,7 @@ class Overview:
             metric=metric,
             mode=mode,
             counted={word: numbers[word] for word in STATES if numbers[word]},
-            # Without a mode, no value is better than a different value.
+            # Without a mode, values can't be compared.
             best=best(values.items(), key=itemgetter(1), default=None) if mode else None,
             ending=ending,
             total=total,
@@ -280,7 +281,7 @@ class Overview:
 
     @property
     def state(self) -> str:
-        """State in words, such as 'runs in process 17, paused by ann' or 'ended: all trials have ended'."""
+        """State, such as 'runs in process 17, paused by ann' or 'ended: all trials have ended'."""
         paused = f", paused by {self.paused_by}" if self.paused_by else ""
         if self.owner is not None:
             return f"runs in process {self.owner or 'unknown'}{paused}"
@@ -288,7 +289,7 @@ class Overview:
 
     @property
     def counts(self) -> str:
-        """Counts in words, such as '3 running, 10 finished, 2 stopped'."""
+        """Numbers of trials by state in words, such as '3 running, 10 finished, 2 stopped'."""
         return ", ".join(f"{number} {word}" for word, number in self.counted.items())
 
     @property
@@ -301,7 +302,7 @@ class Overview:
 
 
 _FAILED = {"failed"}
-"""States that occur if all trials have failed."""
+"""States of the trials if all trials have failed."""
 
 
 def _ending(events: Sequence[LogEvent]) -> str:

@@ -46,7 +46,7 @@ def kept_files(reader: LogReader, dirname: str) -> list[Path]:
 
 
 def inside(folder: Path, *names: str) -> Path | None:
-    """Return a path below `folder` with all links resolved; None if it is missing or leads outside."""
+    """Return the path `names` below `folder`, with links resolved; None if it is missing or leads outside."""
     try:
         base = folder.resolve(strict=True)
         found = base.joinpath(*names).resolve(strict=True)
@@ -61,7 +61,7 @@ def last_lines(
 ) -> list[dict[str, Any]]:
     """Return the last lines of text files that contain `search`, ignoring case.
 
-    Memory use is limited to one block, however long a line is.
+    Memory use is limited, however long a line is.
 
     Args:
         paths: paths of the files.

@@ -44,17 +44,17 @@ class RayFolder:
         """Do nothing, because no file stays open."""
 
     def facts(self) -> dict[str, Any]:
-        """Return facts without metric and mode, which Ray keeps in a pickle."""
+        """Return the properties of the experiment without metric and mode, which Ray stores in a pickle."""
         return {"tune_config": {"metric": None, "mode": None}, "space": {}}
 
     def trials(self) -> list[Trial]:
-        """Return all trials: first in the order of the state file, then the others by folder name."""
+        """Return all trials: first in the order of Ray's state file, then other trials by folder name."""
         order = {trial_id: place for place, trial_id in enumerate(self._states)}
         found = sorted(self._folders.items(), key=lambda item: (order.get(item[0], len(order)), item[1].name))
         return [self._trial(index, trial_id, folder) for index, (trial_id, folder) in enumerate(found)]
 
     def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the reports of a trial by iteration; for a repeated iteration, the later report."""
+        """Return the reports of a trial by iteration; of a repeated iteration, only the later report."""
         if trial_id not in self._histories:
             reports = _lines(self._folders[trial_id] / RESULTS)
             by_iteration = {
@@ -70,7 +70,7 @@ class RayFolder:
                 yield trial_id, history
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """Return the report of each checkpoint number, found by the folder's name or else by iteration."""
+        """Return each checkpoint's report by checkpoint number, found by folder name or else by iteration."""
         history = self.history(trial_id)
         named = {
             report["checkpoint_dir_name"]: report for report in history if report.get("checkpoint_dir_name")
@@ -94,7 +94,7 @@ class RayFolder:
         return []
 
     def attempts(self, trial_id: str) -> list[Attempt]:
-        """Return [], because Ray does not store attempts."""
+        """Return [], because Ray does not store a trial's attempts."""
         return []
 
     def spans(self) -> list[Span]:
@@ -109,7 +109,7 @@ class RayFolder:
         return sorted(spans, key=lambda span: span.started)
 
     def times(self) -> dict[str, tuple[float | None, float | None]]:
-        """Return the start of each trial and the time of its last report, from its reports."""
+        """Return each trial's start time and the time of its last report, computed from its reports."""
         times: dict[str, tuple[float | None, float | None]] = {}
         for trial_id, history in self.histories():
             first, last = history[0], history[-1]
@@ -143,7 +143,7 @@ class RayFolder:
 
     @cached_property
     def _states(self) -> dict[str, dict[str, Any]]:
-        """Entries of the newest state file, by trial id; {} without a state file."""
+        """Entries of Ray's newest state file, by trial id; {} without a state file."""
         files = sorted(self.folder.glob(STATE))
         if not files:
             return {}
@@ -229,13 +229,13 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
 
 
 class Reader(Protocol):
-    """Reader of an experiment; close it soon, because a running experiment keeps writing to its file."""
+    """Reader of an experiment; to be closed soon, because a running experiment keeps writing to its file."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the whole experiment, by name."""
+        """Return the stored properties of the whole experiment, such as seed, space and settings, by name."""
 
     def trials(self) -> list[Trial]:
         """Return all trials in the order of suggestion."""
@@ -247,7 +247,7 @@ class Reader(Protocol):
         """Yield the reports of each trial that has reports."""
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """Return the report of each checkpoint number."""
+        """Return the report of each checkpoint, by checkpoint number."""
 
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
         """Return the decisions on the reports of a trial, or of all trials."""
@@ -256,7 +256,7 @@ class Reader(Protocol):
         """Return the stop reason of each trial whose last report led to a stop."""
 
     def exchanges(self) -> list[Exchange]:
-        """Return all changes of trials' configurations after the suggestion, in order."""
+        """Return all changes of trials' configurations since their suggestion, in order."""
 
     def attempts(self, trial_id: str) -> list[Attempt]:
         """Return the attempts of a trial."""
@@ -272,7 +272,7 @@ def open_experiment(folder: Path) -> Reader:
     """Open the experiment in `folder` for reading, whether finished or running.
 
     Raises:
-        StoreError: the experiment is missing, or its file is damaged or not from trainkit.
+        StoreError: the experiment is missing, or its file is damaged or was not written by trainkit.
     """
     if not (folder / FILENAME).exists() and is_ray_folder(folder):
         return RayFolder(folder)
@@ -287,5 +287,5 @@ def metric_and_mode(facts: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def known_objectives(facts: Mapping[str, Any]) -> tuple[Objective, ...]:
-    """Return the objectives from an experiment's facts; () unless it has several objectives."""
+    """Return the objectives from an experiment's properties; () unless it has several objectives."""
     return tuple(Objective(metric, mode) for metric, mode in facts.get("objectives", []))

@@ -50,7 +50,7 @@ class Result:
         reason: reason for the status, such as the rung at which the trial was stopped.
         error: error of a failed trial, otherwise None.
         path: path of the trial's folder.
-        metric, mode: criterion for "best"; None: the experiment has no metric.
+        metric, mode: metric and mode that define "best"; None: the experiment has no metric.
         ranked_by: scope by which `get_best_result` compared trials: "last", "all", ...; otherwise ''.
         return_value: return value of a trainer's function on worker 0; None for a Tuner's trials.
     """
@@ -140,7 +140,7 @@ class Result:
         return self.get_best_checkpoint(self.metric, self.mode or "max")
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
-        """Return the checkpoint with the best report by `metric`; None, after a warning, without a value."""
+        """Return the checkpoint with the best report by `metric`; None, with a warning, without values."""
         reports = [report for _, report in self.best_checkpoints]
         best = best_row(reports, metric, mode)
         if best is None and reports:
@@ -191,13 +191,13 @@ class Result:
 
     @property
     def trainable_name(self) -> str:
-        """Name of the function or class; '' if unknown."""
+        """Name of the trainable function or class; '' if unknown."""
         with self._reader() as reader:
             return str(reader.facts().get("trainable", ""))
 
     @property
     def experiment_tag(self) -> str:
-        """Index and varying hyperparameters, as reports contain them; '' before the first report."""
+        """The trial's index and varying hyperparameters, from the last report; '' without a report."""
         return str(self.metrics.get("experiment_tag", ""))
 
     @property
@@ -257,7 +257,7 @@ class Result:
 
 
 class AnalysisTrial(Result):
-    """Result for Ray's analyses; str() of it is the trial's name, such as 'f_a4deb_00000'."""
+    """Result in an `ExperimentAnalysis`; `str(result)` is the trial's name, such as 'f_a4deb_00000'."""
 
     @classmethod
     def of(cls, result: Result) -> AnalysisTrial:
@@ -281,10 +281,10 @@ def result_of(
     Args:
         trial: trial as read from the experiment.
         folder: folder of the experiment, or None.
-        metric: metric for "best".
+        metric: metric that defines "best".
         mode: "min" or "max".
-        errors: exceptions by trial and attempt, if this process still has them.
-        open_reader: function that opens a reader for details; None: read from `folder`.
+        errors: exceptions of failed trials, by trial id and attempt, if this process has them.
+        open_reader: function that opens a reader of the experiment; None: read from `folder`.
     """
     error: BaseException | None = None
     if trial.failure is not None:
@@ -308,7 +308,7 @@ def result_of(
 
 
 def with_config(report: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report with the objects of `config`, because the file stores only their names."""
+    """Return a report with the objects of `config`, because the experiment's file stores only names."""
     return {**report, "config": complete(report["config"], config) if "config" in report else dict(config)}
 
 

@@ -51,7 +51,7 @@ class ResultGrid(Sequence[Result]):
     Args:
         folder: folder of the experiment.
         results: one result per trial; iterated over at the first access to a result.
-        metric, mode: default criterion for "best".
+        metric, mode: metric and mode that define the best trial by default.
         objectives: objectives of an experiment with several objectives.
     """
 
@@ -84,12 +84,12 @@ class ResultGrid(Sequence[Result]):
 
         Args:
             path: current path of the experiment's folder, or its address, which is downloaded.
-            metric: metric for "best"; None: the experiment's setting.
-            mode: "min" or "max"; None: the experiment's setting.
+            metric: metric that defines the best trial; None: the experiment's metric.
+            mode: "min" or "max"; None: the experiment's mode.
             storage_filesystem: an fsspec file system for `path`; None: the file system that `path` names.
 
         Raises:
-            StoreError: the experiment is missing, or its file is damaged or not from trainkit.
+            StoreError: the experiment is missing, or its file is damaged or was not written by trainkit.
             StorageError: the address can't be read.
         """
         return cls.load(experiment_folder(path, storage_filesystem), metric=metric, mode=mode)
@@ -109,14 +109,14 @@ class ResultGrid(Sequence[Result]):
 
         Args:
             folder: folder of the experiment.
-            metric: metric for "best"; None: the experiment's setting.
-            mode: "min" or "max"; None: the experiment's setting.
+            metric: metric that defines the best trial; None: the experiment's metric.
+            mode: "min" or "max"; None: the experiment's mode.
             objectives: several objectives; (): the experiment's objectives.
-            errors: exceptions by trial and attempt.
+            errors: exceptions of failed trials, by trial id and attempt.
             configs: configurations by trial, which may contain objects that the file can't store.
 
         Raises:
-            StoreError: the experiment is missing, or its file is damaged or not from trainkit.
+            StoreError: the experiment is missing, or its file is damaged or was not written by trainkit.
         """
         with open_experiment(folder) as reader:
             known = metric_and_mode(reader.facts())
@@ -233,11 +233,11 @@ class ResultGrid(Sequence[Result]):
         """Return the best trial.
 
         Args:
-            metric: reported value to compare; None: the experiment's metric.
+            metric: metric to compare; None: the experiment's metric.
             mode: "min" or "max"; None: the experiment's mode.
             scope: reports that represent a trial: "last", "all" (the best report), "avg" (mean of all
                 reports), "last-5-avg" or "last-10-avg".
-            filter_nan_and_inf: ignore reports whose metric is NaN or infinite.
+            filter_nan_and_inf: True ignores reports whose metric is NaN or infinite.
 
         Returns:
             The result of the best trial, with the scope in `ranked_by`. Whatever the scope, `metrics` is the
@@ -275,7 +275,7 @@ class ResultGrid(Sequence[Result]):
         if its last report lacks a finite value of an objective.
 
         Args:
-            metric: reported values; None: the experiment's objectives.
+            metric: metrics to compare; None: the experiment's objectives.
             mode: "min" or "max" for each metric; None: the experiment's modes.
 
         Raises:
@@ -329,7 +329,7 @@ class ResultGrid(Sequence[Result]):
         return pandas_frame([best[each.trial_id] for each in self._results if each.trial_id in best])
 
     def histories(self) -> Iterator[tuple[Result, list[dict[str, Any]]]]:
-        """Yield each trial that has reports, with all its reports; only one trial's reports are in memory."""
+        """Yield each trial that has reports, with its reports. One trial's reports are in memory at once."""
         by_id = {result.trial_id: result for result in self._results}
         with self._reader() as reader:
             for trial_id, history in reader.histories():
@@ -366,8 +366,7 @@ class ResultGrid(Sequence[Result]):
         """Return an in-memory Optuna study of all trials, for Optuna's plots and importance measures.
 
         Args:
-            metric: reported value that becomes a trial's value; None: the experiment's metric, or all
-                objectives.
+            metric: metric that becomes a trial's value; None: the experiment's metric, or all objectives.
             mode: "min" or "max"; None: the experiment's mode.
             scope: reports that represent a trial, as in `get_best_result`.
 
@@ -419,7 +418,7 @@ class ResultGrid(Sequence[Result]):
             yield from reader.histories()
 
     def facts(self) -> dict[str, Any]:
-        """Return the stored facts about the whole experiment, such as seed, space and settings."""
+        """Return the stored properties of the whole experiment, such as seed, space and settings."""
         with self._reader() as reader:
             return reader.facts()
 
@@ -449,9 +448,9 @@ class MemoryGrid(ResultGrid):
     """Results of an in-memory experiment; like a `ResultGrid`, but without checkpoints and a folder.
 
     Args:
-        store: store with the records.
-        metric, mode: default criterion for "best".
-        errors: exceptions of trials, by trial and attempt.
+        store: store with the experiment's records.
+        metric, mode: metric and mode that define the best trial by default.
+        errors: exceptions of failed trials, by trial id and attempt.
     """
 
     def __init__(
@@ -475,7 +474,7 @@ class MemoryGrid(ResultGrid):
 
     @property
     def experiment_path(self) -> str:
-        """The word "memory", because the experiment has no folder."""
+        """The string "memory", because the experiment has no folder."""
         return "memory"
 
     def _reader(self) -> Reader:
