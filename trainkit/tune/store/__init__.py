@@ -1,6 +1,6 @@
 """Store of an experiment.
 
-Rarely used names are imported on first use; `__init__.pyi` lists them.
+Rarely used names are imported on first use; `__init__.pyi` lists these names.
 """
 
 from __future__ import annotations

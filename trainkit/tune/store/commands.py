@@ -1,9 +1,9 @@
-"""Commands that other processes send to the owner of an experiment.
+"""Commands that other processes send to the owner of an experiment, the process that runs it.
 
 A command is a file in the folder `commands`. The owner removes the file, carries the command out, and commits
 the command with its effects and its outcome. While the file exists, the owner has not taken the command.
-After the file's removal, the command is recorded in the history. If the owner dies before the record, the
-command has no effect.
+After the owner has removed the file, the owner records the command in the history. If the owner dies in
+between, the command has no effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ FOLDER = "commands"
 EVERY_S = 0.5
 _SUFFIX = ".json"
 _FRESH_S = 5.0
-"""Tolerated age of commands at the owner's start, because users may give commands during the start."""
+"""Maximum age in seconds of commands that a new owner accepts, as users may give commands during its
+start."""
 MAX_DEPTH = 100
 """Maximum nesting of dictionaries and lists in a command, to protect the owner's stack."""
 
@@ -108,13 +109,13 @@ class Inbox:
         self._next_look = since
         self._changed = 0
         for path in self._folder.glob(f"*{_SUFFIX}"):
-            # The command was withdrawn, or the entry is not a command.
+            # An error here means that the command was withdrawn, or that the entry is a folder.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 if path.stat().st_mtime < since - _FRESH_S:
                     path.unlink()
 
     def look(self, now: float) -> list[ev.CommandGiven]:
-        """Return the new commands, oldest first; do nothing if the last look was less than EVERY_S ago."""
+        """Return the new commands, oldest first; [] if the last look was less than EVERY_S seconds ago."""
         if now < self._next_look:
             return []
         self._next_look = now + EVERY_S
@@ -143,7 +144,7 @@ class Inbox:
                 path.unlink()
             except FileNotFoundError:  # the command was withdrawn
                 continue
-            except OSError as error:  # The entry may be a folder, for example. Other commands are still read.
+            except OSError as error:  # other commands are still read
                 logger.warning("the command %s cannot be read: %s", path, error)
                 continue
             try:

@@ -1,7 +1,7 @@
 """Store of an experiment in memory.
 
-A commit only appends records to a list, so it is almost free. The reader sorts the records by trial; each
-later call sorts only the new records.
+A commit only appends records to a list, so it takes almost no time. The reader sorts the records by trial
+when they are first read, and later sorts only new records.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class MemoryStore:
     """Store for the records of an experiment that has no file.
 
     Args:
-        facts: facts about the whole experiment, by name.
-        folder: folder of the trials, with a lock that shows its owner to other processes; None: no folder.
+        facts: stored properties of the whole experiment, by name.
+        folder: folder of the trials, with a lock that shows other processes who owns the folder; None: no
+            folder.
 
     Attributes:
-        facts: facts about the whole experiment, by name.
+        facts: stored properties of the whole experiment, by name.
         records: all committed records, in order.
     """
 
@@ -42,7 +43,7 @@ class MemoryStore:
         self._reader = MemoryReader(self)
 
     def commit(self, records: Sequence[ev.Record]) -> None:
-        """Store `records`; of reports, keep only the complete results."""
+        """Store `records`; for a report, store only the complete result."""
         for changed in [told for told in records if type(told) is ev.SettingsChanged]:
             settings = {**self.facts["tune_config"], **changed.settings}
             self.facts |= {"tune_config": settings, "total_samples": changed.total_samples}
@@ -57,7 +58,7 @@ class MemoryStore:
         """Do nothing, because the stored result already contains the added values."""
 
     def set_fact(self, key: str, value: Any) -> None:
-        """Set one fact about the experiment; replace its former value."""
+        """Set one stored property of the experiment; replace the former value."""
         self.facts[key] = value
 
     def close(self) -> None:
@@ -96,7 +97,7 @@ class MemoryReader:
         trials = []
         for trial in self._added():
             seen = copy.copy(trial)
-            # Finished trials never change, so they are shared instead of copied.
+            # The last result of a finished trial never changes, so it is shared instead of copied.
             if not trial.status.is_finished:
                 seen.last_result = dict(trial.last_result)
             seen.checkpoints = list(trial.checkpoints)
@@ -226,7 +227,7 @@ class MemoryReader:
         return (record.trial for record in self._store.records if isinstance(record, ev.TrialAdded))
 
     def _take(self) -> None:
-        """Sort the records since the last call by kind and trial."""
+        """Sort the records that were added since the last call, by kind and trial."""
         records, start = self._store.records, self._read
         self._read = len(records)
         for record in records[start:]:
@@ -251,6 +252,6 @@ class MemoryReader:
 
 
 def _closes(end: ev.StatusChanged, start: ev.AttemptStarted) -> bool:
-    """Return True if `end` ends an attempt; PENDING has the next attempt's number, other statuses its own."""
+    """Return True if `end` ends this attempt; PENDING has the next attempt's number, others their own."""
     waits = end.status is TrialStatus.PENDING
     return end.attempt > start.attempt if waits else end.attempt == start.attempt

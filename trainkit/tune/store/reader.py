@@ -37,9 +37,9 @@ class LogEntry(NamedTuple):
 
     Attributes:
         kind: kind of an event in the file (began, PENDING, PAUSED, TERMINATED, ERROR, rearranged, command, no
-            more trials), or one of these kinds: "trial": the trial was suggested; "result": it reported;
-            "RESUME": it continues instead of pausing; "pulled": a command paused it; "again": it had ended
-            and runs again.
+            more trials), or "trial" (the trial was suggested), "result" (the trial reported), "RESUME" (the
+            trial continues instead of pausing), "pulled" (a command paused the trial), or "again" (the trial
+            had ended and runs again).
         trial_id: id of the trial; None for the whole experiment.
         data: details of the event: for a result, the complete result; for an end, True unless the trial was
             resumed later; for a rearrangement or a command, a dictionary.
@@ -54,7 +54,7 @@ Result = dict[str, Any]
 
 
 class PastResults(Sequence[Result]):
-    """Results of a trial, oldest first. They are read on first access; len() needs no reading.
+    """Results of a trial, oldest first. The results are read on first access; len() needs no reading.
 
     Args:
         trial_id: id of the trial.
@@ -84,12 +84,12 @@ class PastResults(Sequence[Result]):
 
 
 SIMULATED = "simulated"
-"""Host name of a simulation's workers."""
+"""Host name of the workers of a simulated experiment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One attempt from its start to its end.
+    """Attempt of a trial, from its start to its end.
 
     Attributes:
         trial_id: id of the trial.
@@ -100,8 +100,8 @@ class Span:
         status: status of the trial at the attempt's end: PENDING if another attempt was to follow; RUNNING if
             `ended` is None.
         reason: reason for the status in words.
-
-        outcome: finished, stopped, paused, failed, cut (by the experiment's end) or running.
+        outcome: "finished", "stopped", "paused", "failed", "cut" (ended by the experiment's end) or
+            "running".
     """
 
     trial_id: str
@@ -137,7 +137,7 @@ def outcome_of(status: TrialStatus, reason: str, *, failed: bool, endings: Colle
 _TEXT = partial(str, encoding="utf-8", errors="replace")
 """Decoder of UTF-8 bytes that may be damaged."""
 _NOT_READ = (ValueError, LookupError, TypeError, AttributeError)
-"""Errors that reveal a damaged text."""
+"""Exceptions that show that a stored text is damaged."""
 
 
 def _decode_ascii(text: str) -> Any:
@@ -153,7 +153,7 @@ class ExperimentReader:
     """Reader of the experiment in `folder`.
 
     Raises:
-        StoreError: the experiment is missing, or its file is damaged or not from trainkit.
+        StoreError: the experiment is missing, or its file is damaged or was not written by trainkit.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -175,10 +175,10 @@ class ExperimentReader:
         self._connection.close()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the whole experiment, by name.
+        """Return the stored properties of the whole experiment, such as seed, space and settings, by name.
 
         Raises:
-            StoreError: a fact is damaged.
+            StoreError: a property is damaged.
         """
         facts = {}
         for key, value in self._rows("SELECT key, value FROM experiment"):
@@ -200,8 +200,8 @@ class ExperimentReader:
         """
         checkpoints: dict[str, list[SavedCheckpoint]] = defaultdict(list)
         numbers: dict[str, int] = {}
-        # A checkpoint copied from a different trial has no report of this trial. Its times continue from this
-        # trial's last report.
+        # A checkpoint copied from a different trial has no report of this trial. The checkpoint's times
+        # continue from this trial's last report.
         for trial_id, dropped, number, dirname, iteration, score, metrics, latest in self._rows(
             "SELECT c.trial_id, c.dropped, c.number, c.dirname, c.iteration, c.score, r.metrics, "
             "CASE WHEN r.metrics IS NULL AND NOT c.dropped THEN (SELECT metrics FROM results "
@@ -269,7 +269,7 @@ class ExperimentReader:
         return trials
 
     def _rearrange(self, trials: Mapping[str, Trial]) -> None:
-        """Apply the changes of configurations and resources that were made after the suggestion."""
+        """Apply the changes of trials' configurations and resources that were made after the suggestion."""
         for trial_id, detail in self._rows(
             "SELECT trial_id, detail FROM events WHERE kind = ? ORDER BY seq", ev.REARRANGED
         ):
@@ -290,7 +290,7 @@ class ExperimentReader:
 
     def spent_s(self) -> float:
         """Return the total running time of the experiment's runs in seconds, up to the last event."""
-        # Each run is stored as its first entry, start time and last time.
+        # Each element of `runs` has the number of the run's first entry, its start time, and its last time.
         runs: list[tuple[int, float, float]] = []
         for seq, kind, time in self._rows("SELECT seq, kind, time FROM events ORDER BY seq"):
             if kind == ev.BEGAN:
@@ -312,7 +312,7 @@ class ExperimentReader:
         return float(stamp) if is_number(stamp) and stamp is not None else 0.0
 
     def started(self) -> set[tuple[str, int]]:
-        """Return the attempts that have started, as (trial, attempt)."""
+        """Return the attempts that have started, as (trial id, attempt's number)."""
         return {(row[0], row[1]) for row in self._rows("SELECT trial_id, attempt FROM attempts")}
 
     def last_starts(self) -> dict[str, float]:
@@ -372,7 +372,7 @@ class ExperimentReader:
         }
 
     def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """Return the report of each checkpoint number; {} for a checkpoint without a report."""
+        """Return each checkpoint's report, by checkpoint number; {} for a checkpoint without a report."""
         return {
             number: self._result(trial_id, attempt, metrics) if metrics else {}
             for number, attempt, metrics in self._rows(
@@ -394,7 +394,7 @@ class ExperimentReader:
         }
 
     def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
-        """Return the decisions on the reports of a trial, or of all trials, in order, with their facts."""
+        """Return the decisions on the reports of a trial, or of all trials, in order, with their reasons."""
         return [
             {
                 "trial_id": trial,
@@ -411,7 +411,7 @@ class ExperimentReader:
         ]
 
     def exchanges(self) -> list[Exchange]:
-        """Return all changes of trials' configurations after the suggestion, in order."""
+        """Return all changes of trials' configurations since their suggestion, in order."""
         details = (
             (trial_id, self._config(trial_id, detail) or {"config": None})
             for trial_id, detail in self._rows(
@@ -425,7 +425,7 @@ class ExperimentReader:
         ]
 
     def attempts(self, trial_id: str) -> list[Attempt]:
-        """Return the attempts of a trial in order; an attempt ends at the latest when the next one starts."""
+        """Return the attempts of a trial in order; an attempt has ended when the next attempt starts."""
         return [
             Attempt(
                 number,
@@ -525,7 +525,7 @@ class ExperimentReader:
                 if not data:
                     continue
             elif kind in (ev.COMMAND, ev.TOTAL, ev.LEFT_OUT):
-                # The entry is a number, or None for an unlimited number of trials.
+                # An entry may be a number instead of a dictionary, or None for an unlimited number of trials.
                 held = self._whole(lambda text: {"value": decode(text)}, data, f"an entry {kind!r}")
                 if not held:
                     continue
@@ -544,7 +544,7 @@ class ExperimentReader:
         return self._whole(_decode_ascii, text, _CONFIG.format(trial_id))
 
     def require_configurations(self, trial_ids: Iterable[str]) -> None:
-        """Check that `trials` could read the configurations of these trials.
+        """Check that the method `trials` could read the configurations of these trials.
 
         Raises:
             StoreError: a configuration is damaged, so its trial can't run.
@@ -580,13 +580,13 @@ class ExperimentReader:
         return self._origins[trial_id, attempt]
 
     def _take_origins(self) -> None:
-        """Read the origins of all attempts, unless no attempt has started since the last call."""
+        """Read the origins (process and configuration) of all attempts, if a new attempt has started."""
         (as_of,) = self._rows("SELECT count(*), max(started) FROM attempts")
         if as_of != self._origins_as_of:
             self._origins, self._origins_as_of = self._read_origins(), as_of
 
     def _read_origins(self, of: str | None = None) -> dict[tuple[str, int], Origin]:
-        """Return the origins of one trial's attempts, or of all attempts."""
+        """Return the origins (process and configuration) of one trial's attempts, or of all attempts."""
         return {
             (trial_id, attempt): Origin(trial_id, tag, self._config(trial_id, config), pid, hostname, node_ip)
             for trial_id, attempt, tag, config, pid, hostname, node_ip in self._rows(

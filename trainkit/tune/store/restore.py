@@ -68,7 +68,8 @@ class ResumeRule:
     """Rule for the trials of a restored experiment.
 
     Attributes:
-        config: treatment of each kind of trial.
+        config: setting that says whether unfinished, failed and finished trials are resumed, restarted or
+            skipped.
         only: ids of the finished trials that `config.finished` applies to; None: all finished trials.
     """
 
@@ -110,7 +111,7 @@ class ResumeRule:
         return cls(ResumeConfig(finished, config.unfinished, config.errored), only)
 
     def for_trial(self, trial: Trial) -> Resume:
-        """Return the treatment of this trial."""
+        """Return whether this trial is resumed, restarted or skipped."""
         if trial.status is TrialStatus.ERROR:
             return self.config.errored
         if trial.status is TrialStatus.TERMINATED:
@@ -179,8 +180,8 @@ def require_reported(
         finished: True if all trials have finished, so that no further reports will be made.
 
     Raises:
-        MetricError: a metric is missing because it is misspelt, or because all trials have finished; the
-            message gives the closest name.
+        MetricError: a metric is missing, and it is misspelt or all trials have finished; the message gives
+            the closest name.
     """
     last: list[Mapping[str, Any]] = []
     lacking = set(metrics)
@@ -198,7 +199,7 @@ def require_reported(
 
 
 def require_kept(rule: ResumeRule | None, *, in_memory: bool) -> None:
-    """Raise ConfigError for a restore of an experiment that was kept in memory only."""
+    """Raise ConfigError if an experiment that was kept in memory only must be restored."""
     if in_memory and rule is not None:
         raise ConfigError("an experiment in memory can't be resumed: omit `resume`, or store it in a folder")
 
@@ -209,8 +210,8 @@ class Restored:
 
     Attributes:
         trials: trials for the controller.
-        with_metric: ids of trials that have reported the metrics.
-        records: changes by the restore; they must be committed before anything runs.
+        with_metric: ids of trials that have reported all required metrics.
+        records: changes that the restore has made; they must be committed before any trial runs.
         steering: users' commands that still apply.
         commands: ids of all commands that users gave.
         owed: pending decisions on paused trials (exploit or new resources), by trial id.
@@ -246,7 +247,7 @@ def restore_trials(
         metrics: metrics that every trial must report.
         time: current time.
         stop: rules of RunConfig(stop=...) that have not received any report yet.
-        space_since: index of the first trial from the space of `source`.
+        space_since: index of the first trial that was sampled from the search space of `source`.
         checkpoints: policy for checkpoints from now on; None: unchanged.
 
     Raises:
@@ -318,7 +319,7 @@ class Replayed:
 
     Attributes:
         with_metric: ids of trials with a report of all metrics.
-        paused: ids of trials that are paused for the searcher.
+        paused: ids of trials that the searcher regards as paused.
         owed: last decision on each trial, if the log shows no consequence of the decision.
         steering: users' commands that still apply.
         left_out: configurations that users added and that no longer fit the space: number and reason of each.
@@ -361,7 +362,7 @@ def replay(
         metrics: metrics that `Replayed.with_metric` refers to.
         stop: stop rules to update, or None.
         going_on: ids of ended trials that will run again; the replay leaves out their end.
-        space_since: index of the first trial from the space of `source`.
+        space_since: index of the first trial that was sampled from the search space of `source`.
 
     Raises:
         ConfigError: the searcher suggests fewer configurations than before.
@@ -441,7 +442,8 @@ def replay(
             case TrialStatus.TERMINATED | TrialStatus.ERROR:
                 ended, error = data and trial_id not in going_on, kind == TrialStatus.ERROR
                 steering.forget(trial_id)
-                # The searcher based its later suggestions on this end, even if the trial resumes.
+                # The searcher is notified even if the trial resumes, because its later suggestions were based
+                # on this end.
                 if ended or source.hears_again:
                     source.on_trial_complete(trial_id, last.get(trial_id), error=error)
                 if not ended and not consulted.hears_again:
@@ -451,15 +453,15 @@ def replay(
             case "again":
                 if consulted.hears_again:
                     consulted.on_trial_again(trial_id)
-        # The first run carried out these verdicts, unless that run was cut off or had a different scheduler.
-        # Later entries of the log show their effect, and then remove them from `owed`.
+        # An earlier run carried out these decisions, unless the run was cut off or had a different scheduler.
+        # If a later entry of the log shows the effect of a decision, the decision is removed from `owed`.
         owed.update(consulted.verdicts())
     replayed.left_out = _complete_added(source)
     return replayed
 
 
 def _complete_added(source: TrialSource) -> list[tuple[int, str]]:
-    """Complete the configurations that users added; return number and reason of each misfit."""
+    """Complete the configurations that users added; return number and reason of each invalid one."""
     left_out, added = [], source.added
     waiting, added.waiting = added.waiting, deque()
     for number, given in waiting:
@@ -481,8 +483,8 @@ def _remember(
 ) -> dict[str, Any]:
     """Let the searcher suggest a configuration again, to get objects that the stored configuration lacks.
 
-    For example, objects that functions in the space compute are not in the file. With `added`, a user gave
-    the configuration, and the searcher only records it.
+    For example, objects that functions in the space compute are not in the file. If `added` is True, a user
+    gave the configuration, and the searcher only records it.
     """
     stored = objects(trial.suggested)
     if added:
@@ -516,7 +518,7 @@ def _settle(
     scheduler: TrialScheduler,
     time: float,
 ) -> None:
-    """Set the trial's new status, and record the status if it has changed."""
+    """Set the status with which a trial continues, and record the status if it has changed."""
     what, finished = rule.for_trial(trial), trial.status.is_finished
     if finished and what is Resume.SKIP:
         return
@@ -550,7 +552,7 @@ def _owe(restored: Restored, trial: Trial, last: Decision, scheduler: TrialSched
         restored.owed[trial.trial_id] = last
     elif last.verdict is Verdict.STOP:
         _set_status(restored, trial, TrialStatus.TERMINATED, words_for(last, scheduler.label), time)
-    # A different scheduler paused the trial, and the current one won't resume it.
+    # A different scheduler paused the trial, and the current scheduler won't resume it.
     elif last.verdict is Verdict.CONTINUE:
         _set_status(restored, trial, TrialStatus.PENDING, "resumed", time)
 

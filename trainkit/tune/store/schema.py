@@ -96,8 +96,8 @@ HISTORY = """CREATE VIEW history AS
             PARTITION BY trial_id ORDER BY attempt DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
         ) AS again_from FROM results GROUP BY trial_id, attempt
     ) USING (trial_id, attempt) WHERE again_from IS NULL OR iteration < again_from"""
-"""View of the reports that still count. A report is replaced when its trial reports the same or an earlier
-iteration again, after a resumption from an earlier checkpoint or a restart."""
+"""View of the reports that no later report has replaced. A report is replaced when its trial reports the same
+or an earlier iteration again, after a resumption from an earlier checkpoint or a restart."""
 
 
 def create_database(path: Path) -> sqlite3.Connection:
@@ -120,14 +120,14 @@ def create_database(path: Path) -> sqlite3.Connection:
 
 
 def open_database(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """Open an existing file after checks that trainkit wrote it and that it is undamaged.
+    """Open an existing experiment file, after checks that trainkit wrote it and that it is undamaged.
 
     An intact file is opened only by SQLite, because POSIX locks belong to a process: if this process closed
     another descriptor of the file, SQLite's locks on it would be lost. The next program that opens the file,
-    such as the `sqlite3` shell, would then consider itself the only user and remove the log.
+    such as the `sqlite3` shell, would then consider itself the only user and remove SQLite's log.
 
     Raises:
-        StoreError: the file is missing, damaged, not from trainkit, or of an unsupported version.
+        StoreError: the file is missing, damaged, not written by trainkit, or of an unsupported version.
     """
     if not path.exists():
         raise ExperimentNotFoundError(f"{path.parent} has no {path.name}: give the folder of an experiment")

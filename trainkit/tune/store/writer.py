@@ -58,14 +58,14 @@ class ExperimentStore:
 
     @classmethod
     def create(cls, folder: Path, facts: Mapping[str, Any]) -> Self:
-        """Create a new experiment in `folder`, which may exist but must not hold an experiment.
+        """Create a new experiment in `folder`, which may exist but must not contain an experiment.
 
         Args:
             folder: folder of the experiment; created if it is missing.
-            facts: facts about the experiment by name, as JSON values or search spaces.
+            facts: properties of the experiment to store, by name, as JSON values or search spaces.
 
         Raises:
-            ConfigError: `folder` holds an experiment.
+            ConfigError: `folder` already contains an experiment.
             StoreError: the file can't be written, or another process uses it.
         """
         _refuse_existing(folder)  # the folder is checked before a lock file is created in it
@@ -106,7 +106,8 @@ class ExperimentStore:
         """Continue to write an existing experiment.
 
         Raises:
-            StoreError: the experiment is missing, damaged or not from trainkit, or another process uses it.
+            StoreError: the experiment is missing, damaged or not written by trainkit, or another process uses
+                it.
         """
         if not (folder / FILENAME).exists():
             raise ExperimentNotFoundError(f"{folder} has no {FILENAME}: give the folder of an experiment")
@@ -118,7 +119,7 @@ class ExperimentStore:
             raise
 
     def commit(self, records: Sequence[ev.Record]) -> None:
-        """Write `records` in one transaction; after the return, they survive the end of this process.
+        """Write `records` in one transaction; after that, `records` survive the end of this process.
 
         Raises:
             StoreError: the disk is full, or the file is damaged; no record was written.
@@ -132,7 +133,7 @@ class ExperimentStore:
                     self._writers[type(record)](record)
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # SQLite may already have rolled the transaction back.
+                if self._connection.in_transaction:  # SQLite may already have rolled it back
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
@@ -142,7 +143,7 @@ class ExperimentStore:
             ) from error
 
     def set_fact(self, key: str, value: Any) -> None:
-        """Write one fact about the experiment; replace its former value.
+        """Write one stored property of the experiment; replace the former value.
 
         Raises:
             StoreError: the file can't be written.

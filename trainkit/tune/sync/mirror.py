@@ -1,7 +1,8 @@
-"""Mirror: copies a running experiment to an address, in a thread.
+"""Mirror, which copies a running experiment to an address, in a thread.
 
-A round: snapshot of the store -> its checkpoints -> other files -> the snapshot itself -> deletions The
-copied store therefore refers only to complete checkpoints, and it is replaced in one step.
+Each round of the copy makes a snapshot of the experiment's store, and uploads the snapshot's checkpoints,
+other files, and then the snapshot itself. Last, the round deletes outdated files at the address. The copied
+store therefore refers only to complete checkpoints, and it is replaced in one step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ WORKSHOP = ".mirror"
 """Subfolder of the experiment's folder for files that are being uploaded; removed when `fit` returns."""
 
 TRIES = 6
-"""Maximum number of failed rounds at the end; the pauses between rounds start at 0.1 s and double."""
+"""Maximum number of rounds that fail at the end; the pauses between these rounds start at 0.1 s and
+double."""
 
 _WRITTEN_BY_US = re.compile(
     r"params\.json|result\.json|progress\.csv|error\.txt|stdout|stderr|events\.out\.tfevents.*"
@@ -44,7 +46,7 @@ _WRITTEN_BY_US = re.compile(
 
 
 class Mirror(Callback):
-    """Copier of the experiment in `folder` to `address`; as a callback, it records which trials changed.
+    """Callback that records which trials have changed, and copies the experiment in `folder` to `address`.
 
     Args:
         folder: folder of the experiment.
@@ -64,16 +66,16 @@ class Mirror(Callback):
         self._abandoned = threading.Event()
         self._problem: Exception | None = None
         self._seen_version = -1
-        # Uploaded files other than checkpoints have their size and modification time here.
+        # This maps uploaded files, except files of checkpoints, to their size and modification time.
         self._uploaded: dict[str, tuple[int, int]] = {}
-        self._there: dict[str, int] = {}  # checkpoint files at the address are listed with their sizes
+        self._there: dict[str, int] = {}  # maps checkpoint files at the address to sizes
         self._thread = threading.Thread(target=self._work, name="trainkit-mirror", daemon=True)
 
     def check(self, *, new: bool) -> None:
-        """Check that the address can be written and has the expected content.
+        """Check that the address can be written, and has no experiment if this experiment is new.
 
         Raises:
-            ConfigError: the address holds an experiment, though this experiment is new.
+            ConfigError: this experiment is new, but the address already has an experiment.
             StorageError: the address can't be written.
         """
         try:
@@ -90,10 +92,11 @@ class Mirror(Callback):
             ) from error
 
     def _take_in(self, sizes: Mapping[str, int]) -> None:
-        """Record the files at the address, which a killed driver may have copied.
+        """Record the files at the address, which an earlier driver has copied.
 
-        That driver may have copied checkpoints to which its store does not refer yet. A new checkpoint with
-        the same name may differ even if the size is equal, so such checkpoints are uploaded again.
+        A driver that was killed may have copied checkpoints to which its store does not refer yet. A new
+        checkpoint with the same name may differ even if the size is equal, so such checkpoints are uploaded
+        again.
         """
         with ExperimentReader(self._folder) as reader:
             known = reader.checkpoint_folders()
@@ -110,7 +113,7 @@ class Mirror(Callback):
         Raises:
             StorageError: the copy is incomplete.
         """
-        # A killed driver may have left this folder.
+        # An earlier driver that was killed may have left this folder.
         shutil.rmtree(self._folder / WORKSHOP, ignore_errors=True)
         self._mark_all()
         self._thread.start()
@@ -185,7 +188,7 @@ class Mirror(Callback):
     def _work(self) -> None:
         try:
             self._copy()
-        # The local folder may be unreadable, for example. `fit` reports this error.
+        # For example, the local folder may be unreadable. `fit` reports this error.
         except Exception as error:
             self._problem = error
 
@@ -204,7 +207,7 @@ class Mirror(Callback):
                     return
 
     def _try(self, source: sqlite3.Connection) -> bool:
-        """Run one round; return True on success. The next round retries; failures are reported only once."""
+        """Run one round of the copy; return True on success. Only the first of several failures is logged."""
         with self._lock:
             news, self._news = self._news, set()
         try:

@@ -60,7 +60,7 @@ class SyncerFileSystem:
 
     def __init__(self, syncer: Syncer, folder: Path) -> None:
         self.syncer = syncer
-        # Without this lock, other programs could see the new folder before it is locked.
+        # Without this lock, other programs could remove the new staging folder before this program locks it.
         with _alone(folder / "syncer"):
             for left in folder.glob(".syncer-*"):
                 if not _is_locked(left):
@@ -166,19 +166,19 @@ class Address:
         self.fs.put_file(str(source), path)
 
     def require_writable(self, name: str) -> None:
-        """Write and remove a file `name`; raise if the folder can't be written."""
+        """Write and remove a file `name`; raise the file system's error if writing fails."""
         self.fs.makedirs(self.root, exist_ok=True)
         self.fs.pipe_file(self.path(name), b"trainkit")
         self.remove(name)
         self.push()
 
     def push(self) -> None:
-        """Complete the transfer of files; needed only for a Syncer, which copies them now."""
+        """Complete the transfer of files; only a Syncer needs this call, and copies the files now."""
         if isinstance(self.fs, SyncerFileSystem):
             self.fs.push(self.root)
 
     def pull(self) -> None:
-        """Prepare for reading; needed only for a Syncer, which copies the files to its staging folder."""
+        """Prepare for reading; only a Syncer needs this call, and copies the files to its staging folder."""
         if isinstance(self.fs, SyncerFileSystem):
             self.fs.pull(self.root)
 
@@ -202,7 +202,7 @@ class Address:
         return {str(path)[start:]: int(info["size"] or 0) for path, info in found.items()}
 
     def holds_experiment(self) -> bool:
-        """Return True if the folder holds an experiment's copy."""
+        """Return True if the folder contains an experiment's copy."""
         self.fs.invalidate_cache()
         return bool(self.fs.exists(self.path(FILENAME)))
 
@@ -241,7 +241,7 @@ def locate(path: str | os.PathLike[str], filesystem: Any = None) -> Path | Addre
 
 
 def _of_pyarrow(filesystem: Any) -> Any:
-    """Return the fsspec file system for a pyarrow file system; unwrap it if it already wraps one."""
+    """Return the fsspec file system that a pyarrow file system wraps, or else wrap the pyarrow one."""
     from fsspec.implementations.arrow import ArrowFSWrapper
 
     made_of = getattr(getattr(filesystem, "handler", None), "fs", None)
@@ -270,7 +270,7 @@ def _named_by(address: str) -> Address:
 
 
 def new_place(path: str | os.PathLike[str] | None, filesystem: Any, name: str) -> tuple[Path, Address | None]:
-    """Return the folder of a new experiment, and the address that it is copied to.
+    """Return the folder of a new experiment, and the address that the folder is copied to (or None).
 
     Raises:
         ConfigError: a file system is given without a path, or `locate` raises this error.
@@ -311,7 +311,7 @@ def _network(folder: Path) -> str | None:
 
 
 def _shared(folder: Path) -> Address | None:
-    """Return the address of a folder on a network file system; None for a folder that suits SQLite."""
+    """Return the address of a folder on a network file system; None elsewhere, or if fsspec is missing."""
     kind = _network(folder)
     if kind is None:
         return None
@@ -392,7 +392,7 @@ def stored_address(facts: Mapping[str, Any], name: str, run: RunConfig | None) -
 
 
 def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
-    """Return True if `path`, a folder or an address, holds a readable experiment.
+    """Return True if `path`, a folder or an address, contains a readable experiment.
 
     Raises:
         ConfigError, MissingDependencyError: `locate` raises the error.
@@ -412,7 +412,7 @@ def can_read(path: str | os.PathLike[str], filesystem: Any = None) -> bool:
 
 
 def is_taken(folder: Path, address: Address | None) -> bool:
-    """Return True if a folder or its address holds an experiment, readable or not.
+    """Return True if a folder or its address contains an experiment, readable or not.
 
     An experiment that another program is just creating also counts.
 
@@ -437,7 +437,7 @@ def working_folder(path: str | os.PathLike[str], filesystem: Any = None) -> tupl
     Raises:
         StoreError: the experiment is missing or damaged.
         StorageError: the address can't be read.
-        ConfigError: the local folder holds another experiment, or an older state of this experiment.
+        ConfigError: the local folder contains a different experiment, or an older state of this experiment.
     """
     address = locate(path, filesystem)
     if isinstance(address, Path):
@@ -544,7 +544,7 @@ def _get_files(address: Address, folder: Path) -> None:
 
 
 def checkpoint_of(name: str) -> str:
-    """Return the checkpoint that a file's name belongs to, as trial/checkpoint_000003; '' without one."""
+    """Return the checkpoint that a file's name belongs to, as trial/checkpoint_000003, or ''."""
     parts = name.split("/")
     is_one = len(parts) > 2 and parts[1].startswith("checkpoint_") and parts[1][11:].isdigit()
     return "/".join(parts[:2]) if is_one else ""
@@ -577,7 +577,7 @@ def _identity(folder: Path) -> tuple[Any, int]:
 
 
 def _reaching(address: Address, do: Callable[[], Any]) -> Any:
-    """Return the result of `do`.
+    """Return the result of `do`, a function that reads from `address`.
 
     Raises:
         StorageError: the file system raised any exception.

@@ -27,7 +27,7 @@ from trainkit.tune.trial.trainable import Trainable
 
 
 class Runner(ABC):
-    """Base class of runners; a runner runs one attempt of a trial."""
+    """Base class of runners; a runner executes one attempt of a trial."""
 
     @abstractmethod
     def advance(self) -> Reply:
@@ -39,10 +39,10 @@ class Runner(ABC):
 
     @abstractmethod
     def stop(self, save: bool) -> Reply:
-        """End the trial at its report with the user's clean-up; with `save`, save first if possible."""
+        """End the trial at its report with the user's clean-up; if `save`, save first, where possible."""
 
     def interrupt(self) -> NoReturn:
-        """Interrupt a running `advance`; called from within it, so that the user's clean-up runs."""
+        """Raise an exception inside a running `advance`, so that the user's clean-up runs."""
         raise TrialStopped
 
     def take_over(self, spec: TrialSpec) -> bool:
@@ -61,7 +61,7 @@ class FunctionRunner(Runner):
         spec: specification of the trial.
         function: the user's function.
         parameters: parameters bound to the function.
-        context: object that `get_context` returns in the function; None: the identity of the trial.
+        context: object that `get_context` returns in the function; None: a `TuneContext`.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class FunctionRunner(Runner):
         self._session.checkpoint = checkpoint
 
     def save(self) -> Reply:
-        return reply(self._session.meter.iteration)  # a function saves by itself, together with its reports
+        return reply(self._session.meter.iteration)  # a function itself saves, with its reports
 
     def stop(self, save: bool) -> Reply:
-        del save  # a function saves by itself, together with its reports
+        del save  # a function itself saves, with its reports
         self._session.stopping = True
         if not self._greenlet:  # the function has not begun and need not begin
             return reply(self._session.meter.iteration, done=True)
@@ -143,7 +143,7 @@ class ClassRunner(Runner):
     def _begin(self, spec: TrialSpec) -> None:
         self._spec = spec
         self._next_checkpoint = spec.next_checkpoint
-        # This is the iteration of the checkpoint with the current state, or -1 without such a checkpoint.
+        # `_saved_at` is the iteration of the last saved checkpoint, or -1 without a checkpoint.
         self._saved_at = spec.iteration if spec.checkpoint is not None else -1
         if spec.checkpoint is not None:
             with self._cleaned_up_after():
@@ -156,7 +156,8 @@ class ClassRunner(Runner):
         with self._cleaned_up_after():
             accepted = self._trainable._take_over(spec)
         if not accepted:
-            # The former trial of this object ended long ago, so stderr is the only place for its error.
+            # The former trial of this object ended long ago, so stderr is the only place for an error of its
+            # clean-up.
             sys.stderr.write(self._clean_up())
             return False
         self._begin(spec)
@@ -212,7 +213,7 @@ class ClassRunner(Runner):
             raise
 
     def _clean_up(self) -> str:
-        """Run the user's clean-up; return the traceback of any exception, because the outcome is decided."""
+        """Run the user's clean-up; return any exception's traceback, as the outcome is decided."""
         try:
             self._trainable.stop()
         except (Exception, SystemExit):
@@ -248,7 +249,7 @@ def as_metrics(output: Any) -> dict[str, Any]:
 
 
 class EnvironmentRunner(Runner):
-    """Runner that runs another runner in the trial's folder, with its log files for printed output.
+    """Runner that calls an inner runner in the trial's folder, and redirects printed output to log files.
 
     Args:
         spec: specification of the trial.
@@ -325,7 +326,7 @@ class TrialActor:
         self._serves_many = serves_many
 
     def wait_here(self) -> None:
-        """Return at once; shows that the actor has its resources and is running."""
+        """Return at once; a result shows that the actor has its resources and is running."""
 
     def setup(self, spec: TrialSpec, trainable: Any, parameters: Mapping[str, Any]) -> WorkerProcess:
         """Begin the first trial; a `Trainable` class is constructed and restored here.

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class TrialStopped(BaseException):
     """Exception raised in `report()` to end a stopped trial.
 
-    It is not a subclass of Exception, so that a user's `except Exception` around a step does not catch it.
+    The class does not extend Exception, so that a user's `except Exception` around a step does not catch it.
     """
 
 
@@ -47,7 +47,7 @@ class TuneContext:
         return self._spec.trial_name
 
     def get_trial_dir(self) -> str:
-        """Return the path of the trial's own folder, which exists."""
+        """Return the path of the trial's own folder, which may be missing if the experiment is in memory."""
         return self._spec.trial_dir
 
     def get_trial_resources(self) -> TrialResources:
@@ -89,8 +89,8 @@ class TrialContext:
     Args:
         spec: specification of the trial.
         hand_over: function that passes a reply to the driver and returns when the trial may continue.
-        context: object that `get_context` returns in a trainer's worker; its reports then get no automatic
-            keys here. None: the identity of the trial.
+        context: object that `get_context` returns in a trainer's worker, whose reports get no automatic keys
+            here; None: a `TuneContext`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TrialContext:
         self._refused = ""  # a thread may have ignored the error of its report, so the error is kept
         self._process = os.getpid()
         self._thread = threading.get_ident()
-        self._written: str | None = None  # this is the folder from `checkpoint_dir` for the next report
+        self._written: str | None = None  # folder from `checkpoint_dir` for the next report
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None) -> None:
         """Pass a report to the driver; return once the report is committed and the trial may continue."""
@@ -150,7 +150,7 @@ class TrialContext:
         return reply(self.meter.iteration, filled, dirname, done)
 
     def end(self) -> Reply:
-        """Return the reply for an end without a further report; save a checkpoint made since the last one.
+        """Return the reply for an end without a report; save a checkpoint made since the last report.
 
         Raises:
             TuneError: the function has reported only from other threads.
@@ -203,8 +203,8 @@ class TrialContext:
 
 
 _active: ContextVar[TrialContext | None] = ContextVar("trainkit_trial", default=None)
-# Threads that the user starts don't inherit the context variable. This variable lets them read the trial's
-# identity.
+# Threads that the user starts don't inherit the context variable. This variable lets such threads read the
+# trial's identity.
 _of_process: TrialContext | None = None
 
 
@@ -212,7 +212,7 @@ def current_session(verb: str) -> TrialContext:
     """Return the session of the running trial.
 
     Raises:
-        TuneError: no function trial runs here.
+        TuneError: this code does not run in a trial of a function.
     """
     session = _active.get() or _of_process
     if session is None:

@@ -1,7 +1,7 @@
 """Working directory and log files of a trial's process.
 
-Each step enters this environment before the user's code and leaves it afterwards. No trace may remain,
-because several trials may run in one process, in turns or one after another.
+Each step of a trial enters this environment before the user's code and leaves it afterwards. No change to the
+process may remain, because several trials may run in one process, in turns or one after another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 SEARCH_PATH = "PYTHONPATH"
 
 Moved = list[tuple[str | None, str, str]]
-"""Changes: None for an entry of `sys.path` or an environment variable's name, with new and old value."""
+"""Changes: name of an environment variable, or None for an entry of `sys.path`; new value; old value."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class TrialEnvironment:
 def divert(paths: Sequence[str]) -> None:
     """Redirect the stdout and stderr of this process to files from now on.
 
-    Only for a process that serves a single trial, such as a trainer's worker.
+    The process must serve only a single trial, like a trainer's worker.
     """
-    # The old descriptors stay open, so that their reader notices the process's end and receives the output of
-    # a crash.
+    # The old descriptors stay open, so that the process that reads them notices this process's end and
+    # receives the output of a crash.
     _redirect(paths, contextlib.ExitStack(), own_process=True)
 
 
@@ -124,7 +124,7 @@ def _move(before: str, moved: Moved) -> None:
     # An empty entry on the search path means the working directory. It is made absolute, so that modules
     # beside the script stay importable.
     for place, entry in enumerate(sys.path):
-        # This is faster than os.path.isabs, and each report runs this line.
+        # Each report runs this line, which is faster than os.path.isabs.
         if type(entry) is str and entry[:1] != os.sep:
             whole = os.path.join(before, entry) if entry else before
             # A path that does not exist names an import hook, as in editable installs by setuptools, so it

@@ -13,7 +13,7 @@ from trainkit.tune.trial.environment import TrialEnvironment
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """Specification that a trial's process receives.
+    """Specification of a trial's attempt, which the trial's process receives.
 
     Attributes:
         iteration: iteration of the checkpoint to resume from; 0: the beginning.
@@ -21,7 +21,7 @@ class TrialSpec:
         next_checkpoint: number of the next checkpoint to save.
         time_total_s, timesteps_total: totals before this attempt, to which the attempt adds.
         checkpoint_frequency, checkpoint_at_end: settings of CheckpointConfig, for a `Trainable` class.
-        seed: seed for the process's random generators; None: they are not seeded.
+        seed: seed for the process's random generators; None: the generators are not seeded.
         driver_pid: process id of the driver; the driver's generators are never seeded, even if trials run
             there.
         environment: working directory and log files of the user's code.
@@ -53,7 +53,7 @@ class TrialSpec:
 
 
 NO_PROCESS = 0
-"""Placeholder for a process id, as each step may run in a different process."""
+"""Placeholder for the process id of a trial whose steps may run in different processes."""
 
 
 class WorkerProcess(TypedDict):
@@ -78,7 +78,7 @@ def reply(
     """Return the reply to `advance`, `save` or `stop`.
 
     Args:
-        iteration: number of reports so far, including those before a resumption.
+        iteration: number of reports so far, including reports before a resumption.
         metrics: metrics of the report; None: the trial has ended without a report, or has only saved a
             checkpoint.
         checkpoint: name of the checkpoint folder that was saved with the report.
@@ -107,7 +107,7 @@ class ReportMeter:
 
     @property
     def counted(self) -> dict[str, Any]:
-        """Number of reports and their total time, including those before a restore."""
+        """Number of reports and their total time, including reports before a restore."""
         return {
             "training_iteration": self.iteration,
             "time_total_s": self._before_s + self._since_restore_s,

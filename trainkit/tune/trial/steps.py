@@ -1,4 +1,4 @@
-"""Trials that run as single steps, each in any process, with one value from step to step."""
+"""Trials whose steps may run in different processes, and pass one value from step to step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class SerializedTrainable(Trainable):
 
     Each step creates its own object, in any process. `setup` runs before every step, and `state` is then set,
     except for a trial's first step. If a step runs as several parallel tasks, the class method `joined`
-    combines their reports. It returns the metrics, and the state after the step, or None if the trial is
-    done.
+    combines their reports. `joined` returns the metrics, and the state after the step (None if the trial is
+    done).
     """
 
     @property
     def state(self) -> Any:
-        """Value that the next step begins with; not None."""
+        """Value with which the next step begins; must not be None."""
         raise NotImplementedError(f"{type(self).__name__} must define state, which its next step begins with")
 
     @state.setter
@@ -54,7 +54,7 @@ class SharedArguments:
 
 
 _fetched: list[tuple[type[SerializedTrainable], dict[str, Any]]] = []
-"""Arguments that this process has fetched."""
+"""Shared arguments that this process has already fetched."""
 
 
 def run_step(shared: SharedArguments, spec: TrialSpec, state: Any) -> tuple[Reply, Any]:

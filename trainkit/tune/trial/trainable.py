@@ -22,7 +22,7 @@ from trainkit.tune.trial.messages import ReportMeter, TrialSpec
 _RENAMED = {"_setup": "setup", "_train": "step", "_save": "save_checkpoint", "_restore": "load_checkpoint"}
 
 COUNTED = ".counted.json"
-"""File with the step count and time of a trainable saved without a Tuner; a Tuner stores them itself."""
+"""File with the step count and time of a trainable saved without a Tuner; a Tuner stores both itself."""
 
 
 class WrittenCheckpoint(str):
@@ -41,13 +41,13 @@ class WrittenCheckpoint(str):
 
 
 class Trainable:
-    """Base class of class trainables: `setup` runs once, then `step` repeatedly.
+    """Base class of trainables that are classes: `setup` runs once, then `step` repeatedly.
 
     Without a Tuner, use `MyTrainable(config).train()`.
 
     Args:
         config: the hyperparameters.
-        storage: None; for Ray's signature only.
+        storage: always None; exists for Ray's signature only.
     """
 
     _trial_spec: TrialSpec
@@ -75,7 +75,7 @@ class Trainable:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for old, new in _RENAMED.items():
-            # If the class also defines the new name, then the old name is an unrelated method of the user.
+            # If the class also defines the new name, the old name belongs to an unrelated method of the user.
             if old in cls.__dict__ and getattr(cls, new) is getattr(Trainable, new):
                 raise ConfigError(f"{cls.__name__}.{old}() is an old name, never called: rename it {new}()")
 
@@ -97,7 +97,7 @@ class Trainable:
         raise NotImplementedError(f"{type(self).__name__} must define save_checkpoint() to be checkpointed")
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Load what `save_checkpoint` wrote: `checkpoint` is its return value, or the folder."""
+        """Load a saved state; `checkpoint` is the return value of `save_checkpoint`, or the folder."""
         raise NotImplementedError(f"{type(self).__name__} must define load_checkpoint() to be resumed")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -121,7 +121,7 @@ class Trainable:
 
     @property
     def iteration(self) -> int:
-        """Number of finished steps, including those before a resumption."""
+        """Number of finished steps, including steps before a resumption."""
         return self.__meter.iteration
 
     training_iteration = _iteration = iteration
@@ -206,7 +206,7 @@ class Trainable:
             self._trial_spec, self.__meter, self.config = trial, ReportMeter(trial), dict(trial.config)
             accepted = bool(self.reset_config(self.config))
         finally:
-            if not accepted:  # the clean-up that follows belongs to the former trial
+            if not accepted:  # the following clean-up belongs to the former trial
                 self._trial_spec, self.__meter, self.config = before
         return accepted
 
