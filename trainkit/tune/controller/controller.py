@@ -58,7 +58,7 @@ class Controller:
         with_metric: ids of `trials` that have reported the metric.
         stop: stop rules that have already received the earlier reports; None: new rules from `plan.stop`.
         spent_s: seconds that the experiment ran before this run.
-        steering: commands from earlier runs that still apply.
+        steering: users' commands from earlier runs that still apply.
         owed: decisions on paused trials, by trial id, that the previous run made but did not carry out.
     """
 

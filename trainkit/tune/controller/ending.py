@@ -42,7 +42,7 @@ def end_if_due(state: ControllerState, time: float) -> None:
 
 
 def guarded(state: ControllerState, time: float, ask: Callable[..., T], *args: Any) -> T | None:
-    """Call a searcher, scheduler or stopper; if it raises, record the error and end the experiment."""
+    """Call a searcher, scheduler or stopper; if the call raises, record the error and end the experiment."""
     try:
         return ask(*args)
     except Exception as error:

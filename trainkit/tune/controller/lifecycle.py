@@ -149,7 +149,7 @@ class Retry:
     Attributes:
         reason: readable reason.
         counts: True if the failure counts towards `max_failures`.
-        alone: True if the trial may run only while nothing else runs.
+        alone: True if the trial may run only while no other trial runs.
         config: new configuration; None: unchanged.
     """
 

@@ -107,7 +107,7 @@ class StopRules:
 
     @classmethod
     def of(cls, rule: StopRule | None) -> StopRules:
-        """Return the rules of `rule`; stoppers are copied, so that the user's objects stay unchanged."""
+        """Return the stop rules in `rule`; stoppers are copied, so that the user's objects stay unchanged."""
         rules: list[OneStopRule] = []
         if isinstance(rule, (list, tuple)):
             rules += rule

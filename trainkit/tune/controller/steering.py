@@ -240,7 +240,7 @@ VERBS: Mapping[str, Callable[[ControllerState, ev.CommandGiven], str]] = {
     "add": _add,
     "set": _set,
 }
-"""Function for each verb, which carries out the command and returns a text about the effect.
+"""Function for each command's verb, which carries out the command and returns text about the effect.
 
 A function that rejects its command raises ConfigError and changes nothing.
 """

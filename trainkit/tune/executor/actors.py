@@ -143,7 +143,7 @@ class _Running:
 
     Attributes:
         spec: specification that the process receives.
-        phase: name of this call: wait_here, setup, begin, advance, save or stop.
+        phase: name of the unanswered call: wait_here, setup, begin, advance, save or stop.
         sound: True if nothing has failed in the process, so that the process may run another trial.
     """
 

@@ -192,7 +192,7 @@ class Executor(ABC):
 
 
 def _lost_words(problem: str, ran: Sequence[Trial]) -> str:
-    """Return a message about the trials that ran at a loss, once the controller has processed the loss."""
+    """Return the message about a lost session and its trials, after the controller has handled the loss."""
     waiting = [trial for trial in ran if trial.status is TrialStatus.PENDING]
     going_on = sum(trial.has_checkpoint() for trial in waiting)
     return (

@@ -40,7 +40,7 @@ class ProcessPool(Generic[P]):
         return len(self._idle)
 
     def take(self, request: PlacementGroupFactory) -> tuple[str, P] | None:
-        """Remove and return the name and process of the latest idle process with these resources, or None."""
+        """Remove and return the latest idle process with the requested resources, and its name, or None."""
         kind = kind_of(request)
         name = next((name for name in reversed(self._idle) if self._idle[name].kind == kind), None)
         return None if name is None else (name, self._idle.pop(name).process)

@@ -57,7 +57,7 @@ class ExperimentRun:
         tune, run: the settings.
         folder: folder of the experiment.
         resume: rule for resuming the experiment in `folder`; None: a new experiment, so `folder` must not
-            contain one.
+            contain an experiment.
         facts: facts that the file of the resumed experiment has stored, such as settings.
         changes: differences between `space` and the earlier space, as strings.
         address: storage address that the folder is copied to; None: no copy.

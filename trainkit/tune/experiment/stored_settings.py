@@ -25,7 +25,8 @@ _POLICIES: dict[str, Callable[..., Any]] = {
 }
 
 
-# A restore creates only these objects from the file. The user must pass all other objects again.
+# A restore creates only the objects of these settings from the file. The user must pass all other objects
+# again.
 _MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
     "scheduler": described_scheduler,
     "search_alg": described_searcher,

@@ -244,7 +244,7 @@ class TrialScheduler(ABC):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The constructor's arguments that recreate this scheduler: numbers and strings.
+        """Constructor arguments that recreate this scheduler, as values that an experiment's file can store.
 
         By default, the arguments are read from the attributes of the same names. If an attribute is missing,
         a restore can't recreate the scheduler, and the user must pass the scheduler again.
@@ -284,7 +284,8 @@ class TrialScheduler(ABC):
     def set_search_properties(
         self, metric: str | None, mode: str | None, rng: Generator, total_samples: int | None = None
     ) -> None:
-        """Receive the experiment's settings. The scheduler's own metric and mode have priority.
+        """Receive the experiment's settings. The TuneConfig's metric and mode apply if the scheduler has none
+        of its own.
 
         Args:
             metric: the TuneConfig's metric.

@@ -38,7 +38,7 @@ def rung_levels(minimum: float, maximum: float, factor: float, bracket: int = 0)
 
 
 def bracket_count(minimum: float, maximum: float, factor: float) -> int:
-    """Return the number of possible brackets: the first level, minimum * factor**b, is at most `maximum`.
+    """Return the number of possible brackets b, whose first level minimum * factor**b is at most `maximum`.
 
     Raises:
         ConfigError: more than a thousand brackets are possible.

@@ -105,8 +105,7 @@ class HyperBandScheduler(TrialScheduler):
         self._open: Bracket | None = None
         self._more_come = True
         self._members: dict[str, _Member] = {}
-        # For each bracket's number, this has the promoted trials that have not resumed yet, with their
-        # reasons.
+        # Each bracket's number maps to the promoted trials that have not resumed yet, with their reasons.
         self._promoted: dict[int, dict[str, Mapping[str, Any]]] = {}
         self._verdicts: list[tuple[str, Decision]] = []
         self.late_reports = 0
@@ -122,7 +121,7 @@ class HyperBandScheduler(TrialScheduler):
         self._members[trial_id] = _Member(self._joined(trial_id))
 
     def _joined(self, trial_id: str) -> Bracket:
-        """Add the trial to the open bracket, or to a new bracket if that is full; return its bracket."""
+        """Add the trial to the open bracket, or to a new bracket if none is open; return this bracket."""
         bracket = self._open
         if bracket is None or not bracket.takes_more:
             plan = self._plans[self._opened % len(self._plans)]
@@ -198,8 +197,8 @@ class HyperBandScheduler(TrialScheduler):
         bracket.leave(trial_id)
         self._settle(bracket)
         reason = {"rule": "max_t", "max_t": self.max_t, "bracket": bracket.number}
-        # A searcher can't learn from a report without a score. The reason then has no "budget", so that the
-        # searcher ignores the report.
+        # A searcher can't learn from a report without a score. The decision's reason then has no "budget", so
+        # that the searcher ignores the report.
         return Decision(Verdict.STOP, reason if score is None else {**reason, "budget": self._top})
 
     def _let_run_on(self, member: _Member) -> Decision:
@@ -297,7 +296,7 @@ class HyperBandForBOHB(HyperBandScheduler):
     decision's reason contains `budget`, the level's index among the levels of all brackets.
 
     In Ray, this class differs from `HyperBandScheduler` in two points: the widest bracket comes first, and
-    trials pause before their bracket is full. In trainkit, both classes do both.
+    trials pause before their bracket is full. In trainkit, both classes behave in this way.
     """
 
     label: ClassVar[str] = "BOHB's HyperBand"

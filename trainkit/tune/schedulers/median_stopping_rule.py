@@ -122,7 +122,7 @@ class Standings:
         self._rows: dict[str, int] = {}
         self._timelines = Timelines()
         self._best: list[float] = []
-        # Each row's trial has a pair of its current score and its number of counted reports.
+        # Each row has a pair: the trial's current score and its number of counted reports.
         self._last: list[tuple[float, int]] = []
         self._latest = np.full(16, -math.inf)
         self._members = np.zeros(16, bool)
@@ -281,7 +281,7 @@ class MedianStoppingRule(TrialScheduler):
         self._standings = Standings(grace_period, averaged=compare == "average")
         self._ended: set[str] = set()
         self._losers: set[str] = set()
-        # By trial id, this has the time of the trial's last pause in favour of waiting trials.
+        # Each trial id maps to the time of the trial's last pause in favour of waiting trials.
         self._slices: dict[str, float] = {}
         # The keys of these dictionaries are the paused trials, in the order of their pauses.
         self._made_way: dict[str, None] = {}
@@ -333,7 +333,7 @@ class MedianStoppingRule(TrialScheduler):
         return Decision(Verdict.PAUSE, reason)
 
     def _make_way(self, trial_id: str, time: float, samples: int) -> Decision:
-        """Let a trial continue that can't be judged yet, or pause the trial if its time slice is over."""
+        """Decide on a trial that can't be judged yet: pause it if its time slice is over, or continue."""
         if not self.min_time_slice or time - self._slices.get(trial_id, 0.0) < self.min_time_slice:
             return CONTINUE
         self._slices[trial_id] = time

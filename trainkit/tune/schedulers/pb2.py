@@ -6,7 +6,7 @@ rounds t:
     variance * exp(-|x - x'|^2 / (2 lengthscale^2) - (c - c')^2 / (2 context^2)) * (1 - w)^(|t - t'| / 2)
 
 The next hyperparameters maximise mean + sqrt(beta) * standard deviation of the predicted gain of the score.
-Choices whose gain is not known yet also reduce the standard deviation, which does not depend on the gains. So
+The standard deviation does not depend on the gains. So choices whose gain is not known yet reduce it too, and
 members that choose in the same round choose different values.
 
 Sources: Bogunovic et al., "Time-Varying Gaussian Process Bandit Optimization", AISTATS 2016; with contexts,
@@ -434,7 +434,7 @@ def _in_the_way_of(there: Bounded, bound: Float, key: str) -> Bounded:
 
 
 def to_unit(value: Any, domain: Bounded) -> float | None:
-    """Return a value's position between the bounds: 0 to 1, or outside, at most -1 to 2; None: no number."""
+    """Return a value's position between the bounds (0 to 1), limited to -1 and 2; None: not a number."""
     if not is_number(value) or not math.isfinite(value):
         return None
     return min(max(_code(domain).to_unit(value), -1.0), 2.0)
@@ -617,8 +617,8 @@ class PB2(PopulationBasedTraining):
     def _chosen(self, donor: Member, receiver: str) -> Array:
         if not self._numbers:
             return np.empty(0)
-        # The rules of the search space forbid the bandit's choice. The bandit would repeat this choice, so a
-        # random choice replaces it.
+        # The rules of the search space have forbidden the bandit's choice. The bandit would repeat this
+        # choice, so a random choice replaces it.
         if self._refused:
             return self._generator.random(len(self._numbers))
         self._refused = True

@@ -38,7 +38,7 @@ SCHEDULERS = Registry(
 
 
 def load_words(description: Mapping[str, Any] | None) -> None:
-    """Import a stored scheduler's class, and its base scheduler's class, to register their reasons' texts."""
+    """Import a stored scheduler's class and its base scheduler's class, which register texts of reasons."""
     if description is not None:
         SCHEDULERS.find(description["class"])
         arguments = description["arguments"]

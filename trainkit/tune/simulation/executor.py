@@ -233,13 +233,13 @@ class SimulatedExecutor:
     """Executor of simulated trials.
 
     Args:
-        objective: function that maps configuration, iteration and generator to metrics. If it has a parameter
-            `state`, it also receives the value that its last report had under the key "state".
+        objective: function that maps configuration, iteration and generator to metrics. An objective with a
+            parameter `state` also receives the value that its last report had under the key "state".
         workers: number of concurrent attempts.
         agenda: heap of future events.
         stragglers, failures, measurements: random slowdowns, failures and random generators for the
             objective.
-        resume: True: trials resume where they stopped; False: they restart from the beginning each time.
+        resume: True: trials resume where they stopped; False: trials restart from the beginning each time.
         endless: True if no known rule ends trials, so that a trial with very many iterations is an error.
         relentless: True if every failure leads to a retry, so that a long series of failures is an error.
         timed: True if the experiment ends at a given time, so that a series of failures that take time is no

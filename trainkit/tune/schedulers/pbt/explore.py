@@ -59,7 +59,7 @@ def leaves(mutations: Mapping[str, Any], path: MutationPath = ()) -> Iterator[tu
 def completed(
     space: Mapping[str, Any], mutations: Mapping[str, Any], at: MutationPath = ()
 ) -> dict[str, Any]:
-    """Return `space` with the entries that only `mutations` has added; these entries draw initial values.
+    """Return `space` plus the entries that only `mutations` has; these entries draw the initial values.
 
     Raises:
         ConfigError: a mutation can't change the values that the space has under the same name, or the
@@ -268,7 +268,7 @@ def changes(
 
 
 def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who: str) -> None:
-    """Raise ConfigError if a value is outside its mutation's domain; `who` made `config`, for the message."""
+    """Raise ConfigError if a value is outside its mutation's domain; the message names its origin `who`."""
     for path, mutation in leaves(mutations):
         node = node_at(config, path[:-1])
         if node is None or path[-1] not in node:

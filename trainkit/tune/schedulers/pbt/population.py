@@ -31,8 +31,8 @@ class Member:
         paused: sequence number of the trial's current pause among all trials' pauses; None: not paused.
         inherited: True from a takeover of a donor's state until the next judgement, because the score was
             reached with the weights before the takeover.
-        offered: mark of each donor, by trial id, from the time when the trial was last offered donors.
-        change: mark of the donor whose state the trial has taken over since its last report; None: no
+        offered: `Mark` of each donor, by trial id, at the time when the trial was last offered donors.
+        change: `Mark` of the donor whose state the trial has taken over since its last report; None: no
             takeover.
     """
 

@@ -52,8 +52,8 @@ class PopulationBasedTraining(TrialScheduler):
 
     All trials form the population. A member is judged at multiples of `perturbation_interval`; a report that
     jumps over several multiples counts once. A judged member in the lower quantile exploits: it takes over
-    the latest checkpoint of a strictly better member of the upper quantile. Such donors are tried in random
-    order until a donor has a checkpoint. The member continues with an explored copy of the donor's
+    the latest checkpoint of a strictly better member of the upper quantile. Possible donors are tried in
+    random order until a donor has a checkpoint. The member continues with an explored copy of the donor's
     configuration. With probability `resample_probability`, a mutated value is drawn again. Otherwise a number
     is multiplied by one of `perturbation_factors`, a value of a list moves to its left or right neighbour,
     and a `tune.choice` stays. Values keep the range and the type of their domain. A whole number changes by
@@ -68,7 +68,8 @@ class PopulationBasedTraining(TrialScheduler):
         metric: name of the reported value to judge trials by; None: the TuneConfig's metric.
         mode: "min" or "max"; None: the TuneConfig's mode.
         perturbation_interval: time between judgements, in units of `time_attr`.
-        burn_in_period: no member is judged before this time; the first judgement is at the next multiple.
+        burn_in_period: no member is judged before this time; the first judgement is at the next multiple of
+            the interval.
         hyperparam_mutations: mutation by name: a domain, a list of ordered values, a function that draws a
             value, or a nested dictionary of mutations. A mutation also draws the initial value of a name that
             `param_space` lacks.
@@ -272,7 +273,7 @@ class PopulationBasedTraining(TrialScheduler):
         """Return the donor's configuration, changed for the receiver, and the operation on each value.
 
         If the rules of the search space forbid the result, exploration is repeated, up to `MOST_TRIES` times
-        in all. After that, the donor's configuration is returned unchanged.
+        in all. If all attempts fail, the donor's configuration is returned unchanged.
 
         Raises:
             ConfigError: `custom_explore_fn` returns no configuration, or a value outside its declared domain.
@@ -329,8 +330,8 @@ class PopulationBasedTraining(TrialScheduler):
             "members": sum(1 for _ in self._members.active()),
         }
         best = self._open_barrier_if_all_came()
-        # The last member to arrive may be among the best. Such a member saves, so that it can be a donor even
-        # if it resumes at once.
+        # The last member to arrive may be among the best, so it saves and can be a donor even if it resumes
+        # at once.
         return Decision(Verdict.PAUSE, reason, save=member.trial_id in best)
 
     def _open_barrier_if_all_came(self) -> Sequence[str]:
