@@ -361,7 +361,7 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
         namespace: namespace of the name; None means this session's namespace.
 
     Raises:
-        ConfigError: no actor has that name.
+        ConfigError: no actor named `name` exists.
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"get_actor({name!r}): give the name that .options(name=...) has set")
@@ -411,7 +411,7 @@ def placement_group(
 
 
 def get_placement_group(name: str) -> PlacementGroup:
-    """Return the placement group with that name; raise ConfigError if it does not exist."""
+    """Return the placement group named `name`; raise ConfigError if it does not exist."""
     return groups.find(name)
 
 

@@ -34,7 +34,7 @@ def address_info(node_id: str, session_dir: str | None) -> dict[str, Any]:
 
 
 class SessionContext(Mapping[str, Any]):
-    """Return value of `init`, with data about the session. As a context manager, it ends the session.
+    """Return value of `init`, with data about the session. As a context manager, the object ends the session.
 
     Args:
         address_info: data about the session, with Ray's names as keys.

@@ -18,8 +18,8 @@ The table shows which engine keeps which promise. The conformance suite reads PR
 | verdicts: `completed()` of a failed stream fails too | yes | yes | no, it only reports the end |
 | unharmed: cancelling an actor's call does not affect running or later calls | yes | yes | no, see below |
 
-Without the promise "background", a call has finished when its reference exists. Such a call can't time out or
-be cancelled. A streaming call runs while its results are read.
+Without the promise "background", a call has finished when its reference exists, so it can't time out or be
+cancelled. A streaming call runs while its results are read.
 
 Without the promise "concurrent", an `async def` method that waits for the effect of
 another call raises an error.
@@ -89,7 +89,7 @@ class Engine(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Return True if the engine can still run calls. If not, a new engine may be started."""
+        """Return True if the engine can still run calls, False if a new engine may be started."""
 
     def require_usable(self) -> None:
         """Raise ObjectLostError if this process was forked from the process of the engine."""
@@ -118,10 +118,10 @@ class Engine(Protocol):
         """
 
     def find_actor(self, name: str, namespace: str | None) -> tuple[Any, specs.Interface]:
-        """Return the actor with that name, and the interface (name and methods) for its handles.
+        """Return the actor named `name`, and the interface (name and methods) for its handles.
 
         Raises:
-            ConfigError: no actor has that name.
+            ConfigError: no actor named `name` exists.
         """
 
     def call(
@@ -209,7 +209,10 @@ class Engine(Protocol):
         """
 
     def find_group(self, name: str) -> tuple[int, list[Bundle]]:
-        """Return the group with that name and its bundles. Raise ConfigError if the group does not exist."""
+        """Return the id of the placement group named `name`, and its bundles.
+
+        Raise ConfigError if the group does not exist.
+        """
 
     def await_group(self, group: int, timeout_s: float | None) -> bool:
         """Return True once the group's bundles are reserved, False if `timeout_s` passes first."""

@@ -54,8 +54,8 @@ def user_frames(error: BaseException) -> bool:
 def kept(frames: Sequence[traceback.FrameSummary], error: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of a traceback to show, which are the frames outside trainkit and PyTorch's wrappers.
 
-    If trainkit or a wrapper raised the error, the frames after the last such frame are also shown. They are
-    left out for errors of trainkit, whose message is sufficient.
+    If trainkit or a wrapper raised the error, the frames after the last such frame are also shown. Such
+    frames are left out for errors of trainkit, whose message is sufficient.
     """
     foreign = [
         place
@@ -144,8 +144,8 @@ def _installed() -> tuple[str, ...]:
 class RemoteTraceback(Exception):
     """Traceback of another process, which is shown above the local traceback as the cause.
 
-    It is the cause of errors whose own text does not include the remote traceback, such as SyntaxErrors of
-    user code and errors of trainkit.
+    This exception is the cause of errors whose own text does not include the remote traceback, such as
+    SyntaxErrors of user code and errors of trainkit.
     """
 
     def __init__(self, text: str) -> None:

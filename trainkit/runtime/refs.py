@@ -81,7 +81,8 @@ class ObjectRef(Uncopied, Generic[T_co]):
         """Return a future for the value. An error that `get` would raise becomes the future's exception.
 
         Args:
-            into: running future that gets the value instead of a new future. Its callbacks must not block.
+            into: running future that gets the value instead of a new future. The callbacks of
+                this future must not block.
         """
 
     def as_future(self) -> asyncio.Future[T_co]:

@@ -16,7 +16,7 @@ from trainkit.runtime.specs import Placement, PlacementGroupId
 
 
 class PlacementGroupID(int):
-    """Id of a placement group. It is an int, because engines number their groups."""
+    """Id of a placement group. The id is an int, because engines number their groups."""
 
     @classmethod
     def from_hex(cls, digits: str) -> Self:
@@ -103,7 +103,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 def find(name: str) -> PlacementGroup:
-    """Return the group with that name; see `trainkit.get_placement_group`."""
+    """Return the placement group named `name`; see `trainkit.get_placement_group`."""
     return PlacementGroup(*engine().find_group(name), name=name)
 
 

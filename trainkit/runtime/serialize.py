@@ -394,7 +394,7 @@ def _reduce_exception(error: BaseException) -> Any:
     own = any(
         name in vars(base) for base in kind.__mro__ for name in _OWN_WAYS if base.__module__ != "builtins"
     )
-    # Dask installs tblib, which registers a reducer for every exception class. This reducer keeps
+    # Dask installs tblib, which registers a reducer for every exception class. The reducer of tblib keeps
     # the cause but loses slots.
     way = getattr(copyreg.dispatch_table.get(kind, _reduce_exception), "__module__", "")
     has_slots = isinstance(object.__getstate__(error), tuple)

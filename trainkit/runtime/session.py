@@ -220,7 +220,7 @@ def renew() -> None:
         if _current.alive:
             return
         _current.close()
-        _current = start(*_started)  # if this fails, the next call tries again
+        _current = start(*_started)  # if the start fails, the next call tries again
         for folder in _links:
             _link(_current, folder)
 
@@ -607,7 +607,7 @@ def _folder(asked: str | os.PathLike[str] | Literal[False] | None) -> str | Lite
 
 
 def start(name: str, spec: SessionSpec) -> Engine:
-    """Start the engine of that name.
+    """Start the engine named `name`.
 
     The engine's module is imported only now, as some machines can't import it.
 

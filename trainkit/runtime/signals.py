@@ -151,8 +151,8 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     # A child that user code forks has no session. SIGTERM must end the child at once, as
-    # `multiprocessing.Pool` expects of its workers, because a Python handler may never run there. SIGTERM is
-    # blocked until the default handler is set.
+    # `multiprocessing.Pool` expects of its workers, because a Python handler may never run in the child.
+    # SIGTERM is blocked until the default handler is set.
     if _signal.getsignal(_signal.SIGTERM) in (_on_signal, _on_signal_of_worker):
         _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
     _after_fork_in_parent()
@@ -302,10 +302,10 @@ class InterruptGuard:
 class InterruptHandler:
     """Context manager that handles SIGINT, and restores the previous handler at the end of its block.
 
-    The first Ctrl-C is only counted, so that steps of the program's loop are not interrupted. But it ends a
-    wait in `end_wait`, where no data can be lost. The second Ctrl-C raises KeyboardInterrupt anywhere in the
-    program. A further Ctrl-C is deferred until the cleanup is done; see `held`. In a program with a session,
-    SIGTERM counts as a Ctrl-C.
+    The first Ctrl-C is only counted, so that steps of the program's loop are not interrupted. But the first
+    Ctrl-C ends a wait in `end_wait`, where no data can be lost. The second Ctrl-C raises KeyboardInterrupt
+    anywhere in the program. A further Ctrl-C is deferred until the cleanup is done; see `held`. In a program
+    with a session, SIGTERM counts as a Ctrl-C.
     """
 
     def __init__(self) -> None:

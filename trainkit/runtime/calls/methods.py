@@ -38,7 +38,7 @@ object, and end the actor.
 
 
 def method_of(instance: Any, name: str) -> Callable[..., Any]:
-    """Return the method with this name, bound to `instance`.
+    """Return the method named `name`, bound to `instance`.
 
     The method is looked up on the class, as an instance attribute of the same name would hide it.
     """

@@ -84,7 +84,7 @@ class RemoteFunction(Generic[P, R]):
         return refs[0] if len(refs) == 1 else cast("ObjectRef[R]", refs or None)
 
     def bind(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Return a graph node that makes this call; see `trainkit.dag`."""
+        """Return a graph node that calls the function with these arguments; see `trainkit.dag`."""
         return loaded("trainkit.graphs", "function")(self, args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
@@ -150,7 +150,7 @@ class ActorMethod:
         return refs[0] if len(refs) == 1 else refs or None
 
     def bind(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Return a graph node that sends this call; see `trainkit.dag`."""
+        """Return a graph node that calls the method with these arguments; see `trainkit.dag`."""
         return loaded("trainkit.graphs", "method")(
             lambda _: self, args, kwargs, label=self._name, actor=self._actor
         )

@@ -227,7 +227,7 @@ class TypedActorClass(Remote[F_co], Protocol[F_co]):
 class Method(Remote[F_co], Protocol[F_co, Plain_co]):
     """Type of a method marked with `@method`.
 
-    Handles call it by `.remote(...)`; code in the class calls it directly.
+    Handles call the method by `.remote(...)`; code in the class calls it directly.
     """
 
     def __call__(self: Method[Any, Callable[P, R]], *args: P.args, **kwargs: P.kwargs) -> R: ...

@@ -1,4 +1,4 @@
-"""Calls and actors of the inline engine. Both run in the calling process."""
+"""Calls and actors of the inline engine. Both run in the calling process, not in workers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CallFrame:
     def leave(self) -> None:
         """Free the resources and the event loop of a task.
 
-        An actor keeps its resources between calls. Call this only once.
+        A call of an actor's method frees nothing, as the actor keeps its resources. Call this only once.
         """
         if self.life is None:
             self.place.give_back()
@@ -373,7 +373,7 @@ class InlineActor(Uncopied):
     def end(self, reason: str, life: ActorInstance | None = None) -> None:
         """End the actor.
 
-        Do nothing if the actor has ended, or if `life` is given and is not the current instance.
+        Do nothing if the actor has ended, or if `life` is an earlier instance from before a restart.
         """
         present = self.life
         if present.over is not None or life not in (None, present):
@@ -435,7 +435,7 @@ class Actors:
         return (registration.namespace if registration is not None else None) or self._namespace
 
     def named(self, name: str, namespace: str | None) -> InlineActor | None:
-        """Return the living actor with that name, or None."""
+        """Return the living actor named `name`, or None."""
         where = namespace or self._namespace
         for actor in self:
             if (actor.registered, actor.namespace) == (name, where):
@@ -459,7 +459,7 @@ class Actors:
         return found
 
     def find(self, name: str, namespace: str | None) -> InlineActor:
-        """Return the living actor with that name; raise ConfigError if it does not exist."""
+        """Return the living actor named `name`; raise ConfigError if it does not exist."""
         found = self.named(name, namespace)
         if found is None:
             where = namespace or self._namespace

@@ -1,4 +1,7 @@
-"""Resources of the inline engine. Calls reserve them on the declared machine, but never wait for them."""
+"""Resources of the inline engine.
+
+Calls reserve resources on the declared machine, but never wait for them.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +123,7 @@ class Places:
         self._groups[number] = InlinePlacementGroup(list(bundles), strategy, name, places, ledgers)
 
     def find(self, name: str) -> tuple[int, list[Bundle]]:
-        """Return the group with that name; raise ConfigError if it does not exist."""
+        """Return the placement group named `name`; raise ConfigError if it does not exist."""
         for number, group in self._groups.items():
             if group.name == name and name:
                 return number, list(group.bundles)
@@ -140,7 +143,7 @@ class Places:
             place.give_back()
 
     def rows(self) -> list[Row]:
-        """Return the groups as plain data."""
+        """Return the groups' rows for the state listing."""
         return [
             group_row(f"{number:016x}", group.name, group.strategy, True, group.bundles)
             for number, group in self._groups.items()

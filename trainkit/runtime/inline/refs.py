@@ -148,7 +148,7 @@ class InlineStream(ObjectRefGenerator[Any]):
     def cancel(self, error: Exception | None = None) -> None:
         """End the generator at its present `yield`.
 
-        Its last reference raises `error`, or TaskCancelledError if `error` is None.
+        The last reference of the stream raises `error`, or TaskCancelledError if `error` is None.
         """
         self._cancelled = True
         if self._over or self._stepping:  # a running step ends the generator when the step is done

@@ -22,7 +22,9 @@ def available_resources() -> dict[str, float]:
 
 
 def _object_store(node: Mapping[str, Any], *, free: bool = False) -> dict[str, float]:
-    """Return the bytes of a node's memory for large objects, or the free bytes, under the resource's name."""
+    """Return {"object_store_memory": bytes}, with the total or the
+    free memory for large objects on a node.
+    """
     store = node["object_store"]
     if not store:
         return {}
@@ -66,7 +68,9 @@ def list_tasks() -> list[dict[str, Any]]:
 
 
 def list_objects() -> list[dict[str, Any]]:
-    """Return the large objects, with size in bytes, pids of their users, and True for objects on disk."""
+    """Return the large objects, with size in bytes, pids of the
+    processes that use them, and True if on disk.
+    """
     return engine().state("objects")
 
 

@@ -104,7 +104,7 @@ class RayEngine:
     def start(cls, spec: specs.SessionSpec) -> RayEngine:
         """Join the cluster at `spec.address`, or start Ray on this machine.
 
-        If Ray is running already, use it unchanged.
+        If Ray is running already, use the running Ray unchanged.
 
         Raises:
             ConfigError: the cluster does not exist, or Ray rejects an argument.
@@ -176,7 +176,8 @@ class RayEngine:
     ) -> specs.Placement:
         """Return the placement to request from Ray.
 
-        Raise an error if Ray can never provide it. Amounts that Ray can provide are checked only once.
+        Raise an error if Ray can never provide the placement. Amounts that Ray can
+        provide are checked only once.
         """
         if placement.group is not None and groups.is_removed(placement.group.group):
             raise refusal(f"{name} cannot start: its placement group was removed")

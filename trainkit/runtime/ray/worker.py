@@ -1,8 +1,8 @@
 """Code that runs in Ray's workers: wrappers around the user's functions and classes.
 
 Ray receives these wrappers instead of the user's code. The wrappers unpack the arguments, make trainkit's
-functions available in the process, and pack results and failures as other engines do. They have the names of
-the user's functions and classes, so that Ray's dashboard and logs show these names.
+functions available in the process, and pack results and failures as other engines do. The wrappers have the
+names of the user's functions and classes, so that Ray's dashboard and logs show these names.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ Running = Callable[[Call], contextlib.AbstractContextManager[None]]
 
 
 def _hide_gpus() -> None:
-    """Hide all GPUs from a process that requested no GPUs.
-
-    Otherwise, Ray would show the node's GPUs to such a process.
-    """
+    """Hide all GPUs from a process that requested no GPUs, as Ray would show it the node's GPUs."""
     if not ray.get_gpu_ids():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray sets the variable again for a task that requests GPUs
 
@@ -83,7 +80,9 @@ class _Task:
             yield
 
     def _failure(self, call: Call, error: Exception) -> UserFailure:
-        """Return the exception to raise instead of `error`. Its class tells Ray whether to retry the task."""
+        """Return the exception to raise instead of `error`, whose class
+        tells Ray whether to retry the task.
+        """
         return _failure(error, call, _kind(error, self.opened[1] if self.opened else False))
 
 
@@ -145,7 +144,7 @@ def _failure(
 
 
 def _method_failure(call: Call, error: Exception) -> UserFailure:
-    """Return the exception to raise instead of `error`. Its class tells Ray whether to retry the call."""
+    """Return the exception to raise instead of `error`, whose class tells Ray whether to retry the call."""
     return _failure(error, call, _kind(error, False if call.retries is None else unseal(call.retries)))
 
 

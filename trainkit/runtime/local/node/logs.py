@@ -58,7 +58,7 @@ class RepeatedLine:
 
     @property
     def text(self) -> str:
-        """Line followed by the number of its repetitions. The number is left out if it is 1."""
+        """Line followed by the number of its repetitions. A number of 1 is left out."""
         return self.line if self.count == 1 else f"{self.line} [repeated {self.count}x by other workers]"
 
 

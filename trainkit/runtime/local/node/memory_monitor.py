@@ -116,7 +116,7 @@ def _net_bytes(family: Sequence[int]) -> int:
     template = process.parent(family[0])
     shared, forked = process.own_share_bytes(template), process.command_line(template)
     # The kernel counts a page that n processes share as one n-th in each process, including the template. So
-    # the template's sum is also contained in the sum of each fork, where it is subtracted.
+    # the sum of each fork also contains the template's sum, which is subtracted.
     return sum(
         max(0, process.own_share_bytes(pid) - shared * (process.command_line(pid) == forked))
         for pid in family

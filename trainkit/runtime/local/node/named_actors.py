@@ -39,7 +39,7 @@ class NameTable:
         self._names[bearer] = key
 
     def bearer(self, namespace: str, name: str) -> int | None:
-        """Return the id of the actor with this name; None if no actor has the name."""
+        """Return the id of the actor named `name`; None if no actor has this name."""
         return self._bearers.get((namespace, name))
 
     def release(self, bearer: int) -> None:
@@ -93,7 +93,8 @@ class NamedActors:
     def register(self, message: StartActor, answer: records.Answer) -> bool:
         """Register an actor and return True.
 
-        If its name is taken, answer with the actor that has the name, or with an error, and return False.
+        If the requested name is taken, answer with the actor that has the name, or with
+        an error, and return False.
         """
         wanted = message.registration
         if wanted is None or message.interface is None:

@@ -81,7 +81,7 @@ class PlacementGroups:
         return next((gid for gid, group in self._living.items() if group.name == name), None)
 
     def await_group(self, group_id: int, answer: Answer) -> None:
-        """Answer when the group is reserved, or with an error when it is removed."""
+        """Answer when the group is reserved, or with an error when the group is removed."""
         group = self._living.get(group_id)
         if group is None:
             answer(ConfigError("this placement group was removed"))
@@ -123,7 +123,7 @@ class PlacementGroups:
         return None
 
     def ledger_of(self, where: tuple[int, int] | None) -> Ledger | None:
-        """Return the ledger of the bundle with this group id and index, or the machine's
+        """Return the ledger of a bundle, given by group id and index, or the machine's
         ledger if `where` is None.
 
         Return None for a removed group.

@@ -130,8 +130,8 @@ class LeaseReclaimer:
 
         The return does not help in four cases. The lease belongs to a worker, which needs the lease again
         soon. The leased worker waits for another process, and so is busy. The request comes from a worker
-        with CPUs, which it lends as soon as it waits. The process that has the lease requests a further
-        worker with the same placement, and will reuse this lease.
+        that lends its own CPUs as soon as it waits. The process that has the lease requests a further worker
+        with the same placement, and will reuse this lease.
         """
         if worker.lent is not None or self._table.by_serial(worker.owner) is not None:
             return False

@@ -224,7 +224,7 @@ class WorkerTable:
         self._by_id[worker.worker_id] = worker
 
     def remove(self, worker_id: int) -> None:
-        """Remove the worker with that id, if it exists."""
+        """Remove the worker with id `worker_id`, if such a worker exists."""
         self._by_id.pop(worker_id, None)
 
     def remove_process(self, serial: int) -> None:
@@ -244,11 +244,11 @@ class WorkerTable:
             worker.shown_as = name
 
     def get(self, worker_id: int) -> WorkerRecord | None:
-        """Return the living worker with that id, or None."""
+        """Return the living worker with id `worker_id`, or None."""
         return self._by_id.get(worker_id)
 
     def by_serial(self, serial: int) -> WorkerRecord | None:
-        """Return the worker with that process number; None if it is unknown or its end was handled."""
+        """Return the worker with process number `serial`; None if it is unknown or its end was handled."""
         return self._by_serial.get(serial)
 
     def all(self) -> list[WorkerRecord]:

@@ -10,7 +10,7 @@ reconnect, and the actor's owner has reconnected or released the actor.
 The node never unpacks the values of a constructor call. Shared memory in the call can be sent any number of
 times. A handle of a different actor in the call is an open connection, over which the node requests a further
 connection for each restart. The node uses the connection of a pending reference in the same way until the
-value arrives. Then it keeps the value for later requests.
+value arrives. The node keeps an arrived value for later requests.
 """
 
 from __future__ import annotations

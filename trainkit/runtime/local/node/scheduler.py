@@ -149,8 +149,8 @@ class ResourceScheduler:
             self._publish(records.RequestsWaiting())
 
     def _pass_on(self, request: records.Request) -> bool:
-        """Grant the request of a worker that waits, on the CPUs that it lends
-        meanwhile, although no CPU is free.
+        """Grant the request of a waiting worker, with the CPUs that this worker
+        lends, although no CPU is free.
 
         Other processes may keep the lent CPUs without need, and reclaiming CPUs takes time. A waiting worker
         gets one additional worker per wait, so that the task that it waits for need not wait for resources.
@@ -231,8 +231,8 @@ class ResourceScheduler:
     def worker_exited(self, event: records.WorkerExited) -> None:
         """Handle the requests, leases and groups of a process that has ended.
 
-        If it ended cleanly, its heir gets its requests for actors, and also its groups if it was not an
-        actor; its leases are returned. Its other requests are refused.
+        After a clean end, the heir gets the process's requests for actors, and also its groups if the process
+        was not an actor; leases of the process are returned. All other requests of the process are refused.
         """
         worker = event.worker
         self._take_back(worker)
@@ -291,8 +291,8 @@ class ResourceScheduler:
     def _share_lent(self, line: Sequence[records.Request]) -> None:
         """Decide whether the machine or the group may use the CPUs that a waiting worker of the group lends.
 
-        The machine gets the CPUs while the waiting worker needs a request outside its group to be granted.
-        Otherwise the group gets the CPUs.
+        The machine gets the CPUs while the worker, directly or through its own workers, waits for a request
+        outside the group. At all other times, the group gets the CPUs.
         """
         asking: set[int] = set()
         for request in line:

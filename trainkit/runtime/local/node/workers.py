@@ -48,8 +48,8 @@ def choose(wanted: Imports, existing: Collection[Imports], ready: Collection[Imp
     """Choose the template from which to fork a worker that probably needs the imports `wanted`, and return
     the imports of this template.
 
-    A template that has all the slow imports, which take seconds, is chosen even if it lacks others: a new
-    template would save the worker only tenths of a second. But the worker waits for a template that is
+    A template that has all the slow imports, which take seconds, is chosen even if it lacks other imports: a
+    new template would save the worker only tenths of a second. But the worker waits for a template that is
     importing a heavy package, as importing it in the worker would take at least as long.
 
     Args:
@@ -261,8 +261,8 @@ class WorkerProcesses:
             captures = placement.group is not None and placement.group.capture
             group = PlacementGroupId(group=event.where[0], bundle=event.where[1], capture=captures)
         gpus = {index: share / QUANTUM for index, share in sorted(event.allocation.gpus.items())}
-        # The session's variables are added only for workers of the driver, as these workers pass them
-        # on to their own workers.
+        # The session's variables are added only for workers of the driver, as these workers pass the
+        # variables on to their own workers.
         of_session = session if event.request.client == records.DRIVER else None
         spec = messages.WorkerSpec(
             worker_id=message.worker_id,
@@ -361,7 +361,7 @@ class WorkerProcesses:
         # The event is published before the fork, so that waiting connections are sent before the worker
         # reads.
         self._publish(records.WorkerStarted(worker))
-        # The key is the process number, as the worker's id may change with a new lease
+        # Starting workers are stored by process number, as a worker's id may change with a new lease
         # before the template answers.
         self._starting[spec.serial] = StartingWorker(worker, imports, spare)
         try_send(template, NOTICE, 0, messages.packed(messages.ForkWorker(spec), handles))

@@ -128,7 +128,8 @@ class TaskOutput(io.BufferedWriter):
     pipes: ClassVar[dict[int, int]] = {}
     """Inodes of the pipes to the node, by descriptor.
 
-    If the inode of a descriptor differs, user code has redirected the output, which then gets no marks.
+    If a descriptor has a different inode, user code has redirected the output, which then gets no
+    marks with function names.
     """
     texts: ClassVar[list[io.TextIOWrapper]] = []
     """Original standard output and error of this process, kept even if user code replaces the streams."""

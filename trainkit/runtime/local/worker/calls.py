@@ -100,7 +100,7 @@ Answers = Sequence[tuple[int, Packed]]
 
 
 ENDS = (SystemExit, KeyboardInterrupt, ActorExit)
-"""Exceptions of user code that end the process. Other exceptions fail only the call."""
+"""Exceptions of user code that end the process. Other exceptions of user code make only the call fail."""
 
 _FUNCTIONS_KEPT = 256
 _CANCELLED_KEPT = 10_000

@@ -144,7 +144,7 @@ class _Worker:
         self._parted: list[CallerConnection] = []
         self._parting = threading.Lock()
         self._queue: deque[tuple[CallerConnection, ArrivedCall]] = deque()
-        # Calls to a restarted actor may arrive before its constructor call, and then wait here.
+        # Calls to a restarted actor may arrive before its constructor call, and then wait in this list.
         self._early: list[tuple[CallerConnection, ArrivedCall]] | None = [] if spec.is_actor else None
         self._leaving = False
         self._introduced = 0

@@ -180,8 +180,8 @@ class _Template:
             process.set_name(name)
             if serial:
                 process.die_with_writer(self._lifeline)
-                # The child sends this message, not the template. If the template were to send it and died
-                # here, the node would request the same worker from a different template.
+                # The child, not the template, sends the message `Forked`. If the template sent it and died
+                # just before, the node would request the same worker from a different template.
                 self._conn.announce(messages.Forked(serial, os.getpid()))
             else:
                 process.die_with_parent(parent)
