@@ -318,7 +318,8 @@ class ExperimentRun:
         return running.ExperimentStore.open(self.folder)
 
     def results(self) -> running.ResultGrid:
-        """Return the results in the file of the finished, running or interrupted experiment.
+        """Return the results in the experiment's file; the experiment may be finished, running or
+        interrupted.
 
         Raises:
             StoreError: the file is missing, damaged or not from trainkit.

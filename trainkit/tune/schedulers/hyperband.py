@@ -207,7 +207,7 @@ class HyperBandScheduler(TrialScheduler):
         return Decision(Verdict.CONTINUE, reason)
 
     def _late(self, time: float, bracket: Bracket) -> Decision:
-        """Judge a report of a trial that should be paused, but for example failed and ran again."""
+        """Judge a report of a trial that should be paused, but runs again, for example after a failure."""
         if time < bracket.level:
             return CONTINUE
         self.late_reports += 1

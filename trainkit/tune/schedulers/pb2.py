@@ -401,7 +401,7 @@ def _checked(value: Any, at: str) -> Any:
 
 
 def fitting(bounds: Mapping[str, Any], space: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `bounds` with each value's scale in `space`, such as logarithmic or whole numbers.
+    """Return `bounds` with the scale that each value has in `space`, logarithmic or whole numbers.
 
     Args:
         bounds: checked bounds.

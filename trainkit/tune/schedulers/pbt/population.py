@@ -31,9 +31,9 @@ class Member:
         paused: sequence number of the trial's current pause among all trials' pauses; None: not paused.
         inherited: True from a takeover of a donor's state until the next judgement, because the score was
             reached with the weights before the takeover.
-        offered: `Mark` of each donor, by trial id, at the time when the trial was last offered donors.
-        change: `Mark` of the donor whose state the trial has taken over since its last report; None: no
-            takeover.
+        offered: intervals and time of each donor, by trial id, when the trial was last offered donors.
+        change: intervals and time of the donor whose state the trial has taken over since its last report, or
+            None.
     """
 
     trial_id: str
