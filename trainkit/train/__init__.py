@@ -1,7 +1,7 @@
 """Training of PyTorch models: operators, trainers and strategies.
 
-`train.report` and further names for trials and their settings come from `trainkit.tune`. They are also here
-because scripts for Ray 2.x import them from `train`.
+`train.report` and further names for trials and their settings come from `trainkit.tune`. This package also
+has these names, because scripts for Ray 2.x import them from `train`.
 """
 
 from __future__ import annotations

@@ -155,9 +155,8 @@ class TrainingOperator:
             apex_args: must be empty, because torch's own mixed precision replaces Apex.
 
         Returns:
-            (models, optimizers), followed by criterion and schedulers if they were given. Each has the form
-            of
-            the argument: a single object, a list or a tuple.
+            (models, optimizers), followed by criterion and schedulers if they were given. Each returned value
+            has the form of its argument: a single object, a list or a tuple.
 
         Raises:
             ConfigError: an argument is wrong, or `register` was already called.
@@ -301,8 +300,8 @@ class TrainingOperator:
     def optimizer_step(self) -> bool:
         """Step all optimizers and clear the gradients, if all batches of the optimizer step are accumulated.
 
-        Call this method in your own step instead of `optimizer.step()` and `zero_grad()`. It applies the
-        trainer's settings for scaling, clipping and accumulating gradients.
+        Call this method in your own step instead of `optimizer.step()` and `zero_grad()`. `optimizer_step`
+        applies the trainer's settings for scaling, clipping and accumulating gradients.
 
         Returns:
             True if the optimizers made a step.
@@ -489,8 +488,8 @@ class TrainingOperator:
         elif feed is not None:
             batches = feed.label(iterator)
         else:
-            # A user's loop may use batches of a loader that was not registered. Such batches have full
-            # weight.
+            # A user's loop may use batches of a loader that was not registered. Batches without a registered
+            # loader have full weight.
             batches = (Batch(data, FULL_WEIGHT) for data in iterator)
         # A user's step receives batches exactly as the loader gives them.
         is_default = getattr(step, "__func__", None) is default

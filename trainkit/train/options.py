@@ -27,7 +27,7 @@ _CALLS: Mapping[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "state_dict": ((), {}),
     "load_state_dict": (("state_dict",), {}),
 }
-"""Arguments of an operator's methods: positional ones, and those passed only if the method accepts them."""
+"""Positional arguments of an operator's methods, and arguments passed only if a method accepts them."""
 
 
 def wrong_signature(operator_cls: type[Any]) -> str | None:
@@ -148,7 +148,7 @@ _RULES: Mapping[str, _Rule] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """Arguments of `TorchTrainer`, which documents each of them.
+    """Arguments of a `TorchTrainer` that trains an operator; `TorchTrainer` documents each of them.
 
     Raises:
         ConfigError: an argument is wrong; the message lists all mistakes at once.

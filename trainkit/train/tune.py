@@ -148,7 +148,7 @@ def initial_hyperparameters(operator: TrainingOperator) -> Hyperparameters | Non
     """Return the hyperparameters set by `setup`; call it before anything is trained or loaded.
 
     For a Lightning module, return the hyperparameters set by `configure_optimizers`, or None before this
-    method ran. These may be requested at any time.
+    method ran. A Lightning module's hyperparameters may be requested at any time.
     """
     if hasattr(operator, "lightning_trainer"):
         held: Hyperparameters | None = getattr(operator, "lightning_set_up", None)

@@ -166,7 +166,7 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that refuses all classes except those that an index of tensors needs."""
+    """Unpickler that refuses all classes that an index of tensors does not need."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(stream)

@@ -91,9 +91,10 @@ def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
 
     Args:
         loader: loader of the batches.
-        resumed: True if a loaded state came from a loader that had already started its persistent workers.
-            Such a loader draws its workers' seed only once, at their start, so the seed must not be drawn
-            again. The generators inside the workers start again, because they ended with their processes.
+        resumed: True if a loaded state came from a loader that had already started its persistent workers. A
+            loader with persistent workers draws their seed only once, at their start, so a resumed loader
+            must not draw it again. The generators inside the workers start again, because they ended with
+            their processes.
     """
     if not resumed or not _keeps_processes(loader) or loader._iterator is not None:
         return iter(loader)
@@ -135,8 +136,8 @@ def gathering(loader: Any) -> Any:
     if not plain or loader.collate_fn is not default_collate:
         return loader
     clone = copy.copy(loader)
-    # A DataLoader refuses a new data set, because an iterator may already read the old one. This copy has no
-    # iterator, so the change is safe.
+    # A DataLoader refuses a new data set, because an iterator may already read the old one. The copy made
+    # here has no iterator, so its data set can be changed.
     object.__setattr__(clone, "dataset", _Gathered(loader.dataset))
     clone.collate_fn = lambda batch: batch
     return clone

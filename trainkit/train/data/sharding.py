@@ -5,7 +5,7 @@
     rank 0                         7   9     1   0     3   2
     rank 1                           2   4     8   5     6
 
-Over all workers, the samples of a step equal those of a plain loop with the global batch size. Nothing is
+Over all workers, a step uses the same samples as a loop on one process with the global batch size. Nothing is
 padded, and validation counts each sample once. If the last batch is uneven, or too small for all workers,
 `BatchWeight` corrects the averaged gradient to the gradient of the whole batch. So the gradient of a step is
 the mean over all its samples, for any sharing among workers and any number of accumulated batches.
@@ -243,8 +243,8 @@ class ShardedBatchSampler(Sampler[list[int]]):
     def _draw(self) -> tuple[Sequence[int], Iterator[int]]:
         """Return the sample indices in the sampler's order, and the sampler's iterator, which may go on.
 
-        A sampler may make another random draw when its iterator ends. In training without trainkit this
-        happens at the last batch, or never if the loop stops earlier.
+        A sampler may make another random draw when its iterator ends. In a loop without trainkit, the
+        iterator ends at the last batch, or never if the loop stops earlier.
         """
         if type(self.sampler) is SequentialSampler:
             return range(len(self.sampler)), iter(())
@@ -351,9 +351,9 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
 def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
     """Return a copy of a loader with `batches` as batch sampler, and with its sampler if it has one."""
     clone = copy.copy(loader)
-    # A DataLoader refuses a new batch sampler, because an iterator may already use the old one. This copy has
-    # no iterator, so the change is safe. A new loader built from arguments would lose the subclass and
-    # attributes of later torch versions.
+    # A DataLoader refuses a new batch sampler, because an iterator may already use the old one. The copy made
+    # here has no iterator, so its batch sampler can be changed. A new loader built from arguments would lose
+    # the subclass and attributes of later torch versions.
     object.__setattr__(clone, "batch_sampler", batches)
     object.__setattr__(clone, "sampler", getattr(batches, "sampler", loader.sampler))
     clone._iterator = None

@@ -39,7 +39,7 @@ _LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915
 
 _FEW = 4095
-"""Number of integers that fit into the first message, of 32 KiB, which is as fast as a single integer."""
+"""Number of integers in a broadcast's first message; its 32 KiB are sent as fast as one integer."""
 
 _BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Backends in torch's notation; with NCCL, values on the CPU, such as sample orders, still use gloo."""
@@ -117,8 +117,8 @@ class TorchProcessGroup(ProcessGroup):
         self._sending: list[dist.Work | None] = []
 
     def broadcast_integers(self, values: Sequence[int]) -> list[int]:
-        # Each message makes all workers wait. So the first message contains the number of values and, if they
-        # are few, the values themselves.
+        # Workers must wait for each message of a broadcast. So the first message contains the number of
+        # values and, if they are few, the values themselves.
         first, sends = torch.zeros(_FEW + 1, dtype=torch.int64), self.rank == 0
         data = torch.frombuffer(array("q", [len(values), *values]), dtype=torch.int64) if sends else first
         first[: len(data)] = data[: len(first)]
@@ -244,7 +244,7 @@ def _interface_of(address: str) -> str | None:
             try:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
-                continue  # The call fails for interfaces without an IPv4 address.
+                continue  # ioctl fails if an interface has no IPv4 address.
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None

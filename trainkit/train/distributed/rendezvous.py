@@ -104,7 +104,7 @@ def own_address() -> str:
 
 
 def by_machine(nodes: Sequence[str]) -> list[int]:
-    """Sort the workers so that those of one machine are adjacent; return their old numbers in new rank order.
+    """Sort workers so that workers of one machine are adjacent; return their old numbers in the new order.
 
     Worker 0 stays first, followed by the workers of its machine.
 

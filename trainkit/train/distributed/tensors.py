@@ -2,7 +2,7 @@
 
     a worker's ──detached──▶ each DTensor a Spread ──joined, over workers──▶ whole ──local_part──▶ a worker's
 
-These functions need no collective: a process that receives all workers' parts can build the whole state.
+No collective is needed: a process that receives all workers' parts can build the whole state.
 """
 
 from __future__ import annotations

@@ -470,7 +470,7 @@ class LightningFit:
             loop._data_source.instance = dataloaders
         if num_steps is not None:
             trainer.limit_predict_batches = math.ceil(num_steps / self._worker.world_size)
-        # This hook of Lightning would replace the batch samplers to record indices, so it is bypassed.
+        # Lightning's `_prepare_dataloader` would replace batch samplers to record indices, so it is bypassed.
         vars(trainer._data_connector)["_prepare_dataloader"] = lambda loader, **_: loader
         loop._combined_loader, loop.return_predictions = None, True
         try:

@@ -2,9 +2,9 @@
 
 autocast ──▶ loss ──scaled──▶ backward ──(every grad_accumulation_steps batches)──▶ unscale, clip, step
 
-Models' weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. That class copies a whole
-model, which fails for wrapped and sharded models. So here each worker averages its own parameters. Source:
-Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
+Models' weights are averaged by the rule of `torch.optim.swa_utils.AveragedModel`. `AveragedModel` copies a
+whole model, which fails for wrapped and sharded models. So here each worker averages its own parameters.
+Source: Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
 https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
 """
 
@@ -81,7 +81,7 @@ class WeightAverage:
         return {"updates": self._updates, "models": self._averages}
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Load all workers' averages; None, from a run without averages, loads the current parameters."""
+        """Load averages; if `state` is None, from a run without averages, start from the parameters."""
         self._updates = 0 if state is None else state["updates"]
         for number, named in enumerate(self._averages):
             for name, average in named.items():
@@ -237,7 +237,7 @@ class Stepper:
         return weighted if self._scaler is None else self._scaler.scale(weighted)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Scale `loss`, a mean over the batch, and add its gradients to those of the parameters."""
+        """Scale `loss`, a mean over the batch, and add its gradients to the gradients of the parameters."""
         self._strategy.backward(self.scaled(loss))
 
     def step(self) -> bool:

@@ -321,7 +321,7 @@ class Strategy:
         """Return this worker's part of the state of `models` and `optimizers`, under the user's own names.
 
         `models` is a list of {name: tensor}; `optimizers` is a list of {"state": {index: {name: value}},
-        "param_groups": [...]}, in torch's own layout. An index is the parameter's position in the user's
+        "param_groups": [...]}, in torch's own layout. A parameter's `index` is its position in the user's
         optimizer at registration. A tensor that is sharded over workers is a DTensor. Tensors that this
         worker lacks are absent.
         """

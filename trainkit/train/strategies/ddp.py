@@ -38,7 +38,7 @@ def learnt_order(model: DistributedDataParallel) -> list[int]:
 def teach_order(model: DistributedDataParallel, order: Sequence[int]) -> None:
     """Make DDP learn `order` by a backward pass that changes nothing; all workers must call this together.
 
-    This has no effect if DDP has already learned an order, or if its buckets never change.
+    The call has no effect if DDP has already learned an order, or if its buckets never change.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if model.static_graph or sorted(order) != list(range(len(parameters))):
@@ -115,8 +115,8 @@ class DDPStrategy(Strategy):
 
     def leave(self) -> None:
         for model in self._wrapped:
-            # The reducer and its logger are freed here, so that their later end does not free the process
-            # group. That would block: the group waits for its thread, which may need the interpreter, while
+            # The reducer and its logger must not free the process group when they are freed later, because
+            # freeing the group then blocks: it waits for its thread, which may need the interpreter, while
             # the interpreter is locked.
             vars(model).pop("logger", None)
             vars(model).pop("reducer", None)

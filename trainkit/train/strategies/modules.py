@@ -65,8 +65,8 @@ def _compile(module: nn.Module, code: CodeType) -> None:
             else:
                 own["forward"] = before
 
-    # `Module.compile()` sets this attribute too. It is the only one that replaces a module's call without
-    # wrapping the module.
+    # `Module.compile()` sets this attribute too. No other attribute replaces a module's call without wrapping
+    # the module.
     module._compiled_call_impl = called
 
 
@@ -80,7 +80,7 @@ def on_cpu(model: nn.Module) -> nn.Module:
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """Return a copy with parameters on "meta"; buffers keep values, as a state may lack some of them."""
+    """Return a copy with parameters on "meta"; buffers keep values, because a state may lack buffers."""
     return _copied(model, lambda tensor: torch.empty_like(tensor, device="meta"))
 
 

@@ -3,8 +3,9 @@
     x ──▶ first (split by columns) ──▶ a part of the units ──▶ last (split by rows) ──▶ sum
 
 The split layers give the same result as the whole layers if each unit between both layers is computed
-independently of other units. This is true for pairs of `nn.Linear` in an `nn.Sequential` with only
-element-wise functions between them. For other pairs the user must know whether it is true.
+independently of other units. Units are independent between two `nn.Linear` in an `nn.Sequential` with only
+element-wise functions between them. For other pairs of layers the user must know whether units are
+independent.
 
 Source: Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
 Parallelism", arXiv:1909.08053, section 3.

@@ -141,7 +141,7 @@ class LoopOptions:
 
     @property
     def request(self) -> PlacementGroupFactory:
-        """Resources of a trial: `trainer_resources` for the process that waits, and those of each worker."""
+        """Resources of a trial: `trainer_resources` for the process that waits, and `bundle` per worker."""
         scaling = self.scaling_config
         own = normalize(scaling.trainer_resources or {}, what="trainer_resources")
         return PlacementGroupFactory([own, *[self.bundle] * self.num_workers], scaling.placement_strategy)
@@ -174,12 +174,12 @@ class LoopOptions:
         """Return the trainer's arguments for one trial.
 
         Args:
-            config: sample of a search space. Its `train_loop_config` is merged into the trainer's, and takes
-                precedence. Its `scaling_config` replaces the trainer's, or only some settings if it is a
-                dictionary.
+            config: sample of a search space. Its `train_loop_config` is merged into the trainer's
+                `train_loop_config`, and takes precedence. Its `scaling_config` replaces the trainer's
+                `scaling_config`, or only some settings of it if given as a dictionary.
 
         Raises:
-            ConfigError: `config` has a key besides these two.
+            ConfigError: `config` has a key besides `train_loop_config` and `scaling_config`.
         """
         if unknown := sorted(set(config) - {"train_loop_config", "scaling_config"}):
             raise ConfigError(

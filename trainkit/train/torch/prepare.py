@@ -60,7 +60,7 @@ def prepare_model(
         parallel_strategy_kwargs: further arguments of the wrapper or of `fully_shard`.
 
     Raises:
-        ConfigError: `parallel_strategy` has none of these values.
+        ConfigError: `parallel_strategy` has an unknown value.
     """
     if parallel_strategy not in ("ddp", "fsdp", "fsdp2", None):
         raise ConfigError(
@@ -225,7 +225,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             optimizer.step = outer  # type: ignore[method-assign]
         return loss
 
-    # A bound method is needed, because torch's schedulers read its `__func__`.
+    # torch's schedulers read `optimizer.step.__func__`, so the new step must be a bound method.
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer
 

@@ -275,23 +275,19 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
             checkpoint.
         metadata: dictionary that `get_context().get_metadata()` returns in the function.
 
-    Args, of an operator:
-        training_operator_cls: subclass of `TrainingOperator` to train (the class, not an instance).
-        initialization_hook: function without arguments, called in each worker before anything else.
-        config: configuration that is passed to the operator's `setup`. Its key "batch_size" is the batch size
-            of each worker. Its key `BATCH_SIZE` is the batch size over all workers, and is divided among
-            them.
-        num_workers: number of processes that train together; either all of them start or none.
-        num_cpus_per_worker: number of CPUs for each worker, which is also its number of threads.
-        use_gpu: True gives each worker a GPU; "auto" does so if this process sees a GPU.
-        backend: communication backend: "gloo", "nccl", or "auto", which means NCCL for GPUs, otherwise gloo.
-        wrap_ddp: True wraps models in `DistributedDataParallel`; False leaves this to the operator.
-        timeout_s: time limit of each collective operation, in seconds.
-        use_fp16: True means `precision="fp16"`.
-        use_tqdm: True shows a progress bar of worker 0.
-        add_dist_sampler: True shares each loader's samples among workers; False leaves this to the operator.
-        scheduler_step_freq: time when learning rate schedulers step: after each "batch", after each "epoch",
-            or "manual". It is required if schedulers are registered.
+    Args, of an operator: training_operator_cls: subclass of `TrainingOperator` to train (the class, not an
+    instance). initialization_hook: function without arguments, called in each worker before anything else.
+    config: configuration that is passed to the operator's `setup`. Its key "batch_size" is the batch size of
+    each worker. Its key `BATCH_SIZE` is the batch size over all workers, and is divided among them.
+    num_workers: number of processes that train together; either all of them start or none.
+    num_cpus_per_worker: number of CPUs for each worker, which is also its number of threads. use_gpu: True
+    gives each worker a GPU; "auto" does so if this process sees a GPU. backend: communication backend:
+    "gloo", "nccl", or "auto", which means NCCL for GPUs, otherwise gloo. wrap_ddp: True wraps models in
+    `DistributedDataParallel`; False leaves this to the operator. timeout_s: time limit of each collective
+    operation, in seconds. use_fp16: True means `precision="fp16"`. use_tqdm: True shows a progress bar of
+    worker 0. add_dist_sampler: True shares each loader's samples among workers; False leaves this to the
+    operator. scheduler_step_freq: time when learning rate schedulers step: after each "batch", after each
+    "epoch", or "manual". A value is required if schedulers are registered.
         use_local: True runs worker 0 in this process.
         strategy: distribution of the model: "auto" ("single" with one worker, "ddp" with several), a name
             such as "ddp" or "fsdp", or an object such as `trainkit.train.strategies.fsdp.FSDP(...)`.

@@ -178,8 +178,8 @@ def search(
         direction: "minimize" or "maximize", for the objective.
         resources_per_trial: resources of each trial, as in `tune.with_resources`; None means 1 CPU, and 1 GPU
             if the trainer has found a GPU.
-        tune_config: further settings of the search, such as scheduler and searcher. Its metric ("objective"),
-            mode and number of samples are replaced by those of the other arguments.
+        tune_config: further settings of the search, such as scheduler and searcher. Its metric is replaced by
+            "objective", its mode by `direction`, and its number of samples by `n_trials`.
         run_config: settings of the run, such as its folder.
 
     Returns:

@@ -95,8 +95,8 @@ class LoopTrial:
 
     Args:
         options: arguments of the trainer.
-        alone: True for a run by the trainer itself, outside of a search. Such a run uses the trainer's
-            configuration, while the one stored in the experiment is only informative.
+        alone: True for a run by the trainer itself, outside of a search. The trainer's own run uses the
+            trainer's configuration; the experiment's configuration is only a record.
     """
 
     def __init__(self, options: LoopOptions, *, alone: bool = False) -> None:

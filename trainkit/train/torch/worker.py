@@ -36,7 +36,7 @@ def part_dir(trial_dir: str, rank: int) -> str:
 
 
 def set_library_variables(run: str, locality: LocalRank, device: torch.device) -> None:
-    """Set environment variables for libraries in the function, besides those of `set_torchrun_variables`.
+    """Set further environment variables for libraries, in addition to `set_torchrun_variables`.
 
     Args:
         run: identifier of the run, by which Lightning recognizes that a launcher started the workers.
@@ -80,7 +80,7 @@ class LoopWorker(GroupMember):
     def share_gpus(self, all_gpus: Sequence[GPUs]) -> None:
         """Make all workers' GPUs on this machine visible to this process, before any GPU is used.
 
-        This is needed because libraries use the local rank as index of the GPU, and copy between GPUs.
+        Libraries need this, because they use the local rank as index of the GPU, and copy between GPUs.
 
         Args:
             all_gpus: GPUs of all workers, by rank within a machine.

@@ -9,8 +9,8 @@ Ctrl-C ends the group in the middle of a call and frees its resources; the next 
 
 A snapshot is the workers' state between two calls. It is stored in shared memory, so it outlives the workers.
 A snapshot is taken at the end of each training epoch. Later calls may change a small part of the state. Then
-either this part is added to the snapshot, or the call is recorded, to repeat it after a failure. Before the
-first call no snapshot is needed, because a setup with the same seed gives the same state.
+either the changed part is added to the snapshot, or the call is recorded, to repeat it after a failure.
+Before the first call no snapshot is needed, because a setup with the same seed gives the same state.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class ElasticWorkerGroup:
         Raises:
             ObjectStoreFullError: a snapshot of the state does not fit into the object store.
         """
-        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # This starts new workers after Ctrl-C.
+        self._recovering(lambda: None, what, 0, Effect.NOTHING)  # After Ctrl-C, new workers start here.
         if self._snapshot is None or self._keeps_nothing():
             states = self._recovering(
                 lambda: self._group.call("snapshot", in_step=False), what, 0, Effect.NOTHING
@@ -312,7 +312,7 @@ class ElasticWorkerGroup:
     def _through_losses(self, act: Callable[[], R], what: str, *, again: bool = True) -> R:
         """Return the result of `act`; if the session is lost with all workers, form new workers.
 
-        This does not count as a retry, because no worker has failed.
+        Repeating `act` does not count as a retry, because no worker has failed.
 
         Args:
             act: function that runs the call.
@@ -431,7 +431,7 @@ class ElasticWorkerGroup:
             for call in held.repeated:
                 self._call(call)
         except BaseException:
-            # Otherwise the next call would silently continue with untrained workers.
+            # The workers are ended, because the next call would silently continue with untrained workers.
             self._group.close(force=True, why="they could not load the state")
             raise
 

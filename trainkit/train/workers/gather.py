@@ -42,7 +42,7 @@ class GatheredResults:
         what: name of the call, for messages.
         world_size: number of workers.
         at_once: True if the workers communicate in the call. All workers are then ended at the first failure
-            that is not a symptom, or if some workers have answered and the rest do not answer within
+            that is not a symptom, or if some workers have answered and the other workers do not answer within
             `timeout_s`.
         timeout_s: time limit of a collective, in seconds.
         end_workers: function that ends all workers.
@@ -158,7 +158,7 @@ class GatheredResults:
             verdict.__cause__ = error
         else:
             waited = sorted(set(self.failures) - set(self.late))
-            # If no worker has failed, some have answered and the rest never did.
+            # If no worker has failed, some workers have answered and the other workers never did.
             symptom = self.failures[waited[0]] if waited else None
             verdict = GangError(self._missed(waited, symptom))
             verdict.__cause__ = symptom
@@ -232,7 +232,7 @@ class GatheredResults:
         ]
 
     def _end_all(self) -> None:
-        """End all workers; those without an answer count as late, not as failed."""
+        """End all workers; workers without an answer count as late, not as failed."""
         self.late = self.late or sorted(self.pending.values())
         self.end_workers()
 

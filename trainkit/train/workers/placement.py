@@ -44,7 +44,7 @@ def fitting(free: Bundle, bundle: Bundle) -> int:
 
 
 def larger_size(allowed: Sequence[int], current: int, more: int) -> int | None:
-    """Return the largest number in `allowed` from `current` + 1 to `current` + `more`, or None."""
+    """Return the largest allowed number of workers that adding at most `more` workers can reach, or None."""
     return next((size for size in sorted(allowed, reverse=True) if current < size <= current + more), None)
 
 

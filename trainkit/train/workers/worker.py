@@ -120,7 +120,7 @@ class Worker(GroupMember):
         self._metered(spec, name).models.update(self._operator._registered.models)
         if self._strategy.data.rank > 0:
             # With equal seeds all workers would drop the same units and use the same augmentations. The first
-            # worker keeps the seed, so that its random numbers are those of training without trainkit.
+            # worker keeps the seed, so that it has the same random numbers as training without trainkit.
             # Workers that hold one model together need equal seeds.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
         self._started = True
