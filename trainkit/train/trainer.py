@@ -340,7 +340,7 @@ class OperatorTrainer:
         Raises:
             ConfigError: an argument is wrong, or the size in the configuration does not change the batches.
             TrainingError: no size fits.
-            Exception: the operator's exception in a worker, for any reason other than memory.
+            Exception: the operator's exception in a worker, except for lack of memory.
         """
         scale = loaded("trainkit.trainer_methods", "scale_batch_size")
         size: int = scale(self, mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)

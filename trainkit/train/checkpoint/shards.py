@@ -55,7 +55,7 @@ _CLASSES = {
 
 
 class _Writer(FileSystemWriter):
-    """Torch's writer of shards, with the cause added to its errors."""
+    """Torch's writer of shards, but with errors that state their cause."""
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:

@@ -2,7 +2,7 @@
 
 A worker that waits in a collective for a missing worker fails too: gloo raises an error, and NCCL's watchdog
 aborts the whole process. Neither gloo nor NCCL knows which worker is missing. Only the process that called
-the workers can find out.
+the workers can find the missing worker.
 """
 
 from __future__ import annotations

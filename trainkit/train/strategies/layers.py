@@ -203,8 +203,8 @@ class Layers(StrategySpec):
         split: names of the modules where the next device begins, in the model's order, such as `["layer3"]`;
             or a device index for each prefix of names, such as `{"": 0, "layer3": 1, "layer4": 1, "fc": 1}`.
             None cuts between the model's children, and within `nn.Sequential` and `nn.ModuleList`, so that
-            the fullest device holds as few bytes as possible. Only parameters and buffers count, not
-            activations.
+            the fullest device holds as few bytes as possible. The bytes are counted from parameters and
+            buffers, without activations.
         devices: devices of each worker; default: its GPUs. `["cpu", "cpu"]` tests a placement without GPUs.
     """
 

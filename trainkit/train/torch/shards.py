@@ -70,7 +70,7 @@ class DatasetShard:
     `iter` always starts a pass at the first sample. An interrupted pass counts as a complete epoch. Only
     after `load_state_dict` does a pass start in the middle.
 
-    A `DataLoader` reads an indexable shard by index, which is not a pass: the order stays constant until
+    If a `DataLoader` reads an indexable shard by index, no pass starts, so the order stays constant until
     `set_epoch` is called. Loader processes with `persistent_workers=True` do not notice a call of
     `set_epoch`.
 
