@@ -41,9 +41,9 @@ class SessionContext(Mapping[str, Any]):
         shutdown: function that ends the session.
 
     Attributes:
-        address_info: data by Ray's names, such as "node_id", "address" and "session_dir". Values for
-            services that do not exist, such as "gcs_address" on one machine, are None.
-            `context["node_id"]` reads such a value too.
+        address_info: data by Ray's names, such as "node_id", "address" and "session_dir". Values for services
+            that do not exist, such as "gcs_address" on one machine, are None. `context["node_id"]` also reads
+            a value of `address_info`.
         dashboard_url: address of Ray's dashboard; "" without a dashboard.
         python_version: Python version of this process.
         ray_version: version of Ray; None on the other engines.

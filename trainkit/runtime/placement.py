@@ -14,7 +14,7 @@ GPU = "GPU"
 _TASK_S = 60.0
 """Age in seconds up to which a task is expected to end soon.
 
-A request that waits for such a task blocks later requests.
+A request that waits for a task of this age blocks later requests.
 """
 
 _OTHERS_S = 600.0
@@ -263,7 +263,8 @@ def is_in_reach(waiting: Demand, places: Iterable[Place], now: float) -> bool:
             hold.allocation
             for hold in holds
             if now - hold.since < (max(_TASK_S, waited / 2) if hold.is_task else min(_OTHERS_S, waited / 2))
-            and not (hold.waits and waiting.nested)  # the worker may wait for a later request
+            # The worker with the resources may wait for a later request.
+            and not (hold.waits and waiting.nested)
         ]
         for allocation in ending:
             ledger.give_back(allocation)
@@ -386,7 +387,7 @@ class Wait:
 
     Attributes:
         lacking: names of resources that are missing in at least one room that could serve the request.
-        holders: descriptions of the users of these resources.
+        holders: descriptions of the users of the missing resources.
         reasons: sentences that explain the wait completely.
     """
 

@@ -388,7 +388,7 @@ class InlineActor(Uncopied):
         self._let_go(present)
 
     def _let_go(self, life: ActorInstance) -> None:
-        if life.calls == 0:  # otherwise the last running call does this when it ends
+        if life.calls == 0:  # otherwise the last running call releases the instance when it ends
             # The user's cleanup code runs here, so it needs the actor's frame.
             with self._caller.entered(self.frame(self.name, None, life)):
                 life.loop.close()

@@ -34,7 +34,7 @@ def running_frames() -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def standing_in(inside: tuple[Any, ...]) -> Iterator[None]:
-    """Run the `with` block, on this thread, as code of the calls `inside`."""
+    """Run the `with` block, on this thread, as code of the running calls `inside`."""
     outer = _stack.frames
     _stack.frames = inside
     try:

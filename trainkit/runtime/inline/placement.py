@@ -35,7 +35,7 @@ class ResourceShare:
 
     @property
     def gpus(self) -> list[int]:
-        """Indices of the GPUs among these resources."""
+        """Indices of the GPUs among the given resources."""
         return sorted(self.allocation.gpus)
 
     def give_back(self) -> None:

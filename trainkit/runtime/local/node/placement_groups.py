@@ -93,7 +93,7 @@ class PlacementGroups:
     def grant(self, group_id: int) -> list[str] | None:
         """Reserve all bundles of a waiting group.
 
-        Return None if this succeeds, else the names of the lacking resources.
+        Return None if all bundles were reserved, else the names of the lacking resources.
         """
         group = self._living[group_id]
         held = self.machine.take_all(group.bundles)
@@ -138,7 +138,9 @@ class PlacementGroups:
         return self.machine.is_overdrawn("CPU")
 
     def that_hold_up(self, line: Sequence[Request], leases_end: bool = False) -> list[Request]:
-        """Return the requests that block later requests, and all requests for the same resources as these."""
+        """Return the requests that block later requests, and all requests for the same
+        resources as a blocking request.
+        """
         oldest = {request.kind: request for request in reversed(line)}
         kinds = {kind for kind, request in oldest.items() if self.holds_up(request, leases_end)}
         return [request for request in line if request.kind in kinds]

@@ -378,7 +378,8 @@ class _KeptPromise:
             self._loop.end(conn)
 
     def _never_arrives(self) -> None:
-        for conn in self._waiting:  # the receivers turn the closed connection into an error
+        for conn in self._waiting:
+            # Processes that wait for the value turn the closed connection into an error.
             self._loop.end(conn)
         self._waiting.clear()
 

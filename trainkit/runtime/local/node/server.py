@@ -168,6 +168,6 @@ class SessionServer:
         try:
             with conn.reading:
                 conn.read_available()
-        except Exception:  # a program with a different version of trainkit may send such messages
+        except Exception:  # a program with a different version of trainkit may send invalid messages
             sys.stderr.write(f"trainkit: the node refused another program:\n{traceback.format_exc()}")
             self._clients.drop(serial)

@@ -139,7 +139,7 @@ class Templates:
     def learn(self, kind: str, imports: Imports) -> Imports:
         """Record imports that a worker of this kind did itself.
 
-        Return the imports of a template that suits such workers.
+        Return the imports of a template that suits workers of this kind.
         """
         known = self._learned.pop(kind, frozenset())
         self._learned[kind] = wanted = known | imports

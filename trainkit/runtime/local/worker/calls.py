@@ -542,7 +542,8 @@ class RecordedCalls(Calls):
         try:
             super().carry_out(conn, kind, call_id, definition, method, *more)
         finally:
-            if is_call or self.beginning is None:  # otherwise the constructor is still running
+            if is_call or self.beginning is None:
+                # An unfinished `async def __init__` is recorded when it ends.
                 self.recorder.add(shown, begun, f"{call_id:016x}" if is_call else None, self.actor_id)
 
 

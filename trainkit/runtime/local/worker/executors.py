@@ -275,7 +275,7 @@ class AsyncioExecutor:
                 self._construct_in_main_thread(conn, frame)
             else:
                 self._construct(conn, frame)
-                if self._calls.beginning is not None:  # `_begin_next` waits for this task
+                if self._calls.beginning is not None:  # calls of methods begin only when this task has ended
                     self._constructing = self._loop.create_task(self._begin_instance(frame))
             return
         try:

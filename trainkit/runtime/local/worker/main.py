@@ -262,7 +262,8 @@ class _Worker:
             return True
         self._returns_slow = True
         for conn in list(self._conns.values()):
-            self._background.watch(conn, channel.SLOW)  # the owner may still send more tasks
+            # Tasks that the owner still sends must be returned too.
+            self._background.watch(conn, channel.SLOW)
             conn.try_read()
         self._return_unbegun(channel.SLOW)
         return False
@@ -418,7 +419,8 @@ class _Worker:
         """
         begun, before = SYSTEM.monotonic(), self._waited_at
         self._waited_at = begun
-        if begun - before > 4 * channel.SHORT_WAIT_S:  # the last wait or the last call took too long
+        if begun - before > 4 * channel.SHORT_WAIT_S:
+            # After a long wait or call, a busy poll would waste time.
             return []
         end = begun + channel.SHORT_WAIT_S
         while SYSTEM.monotonic() < end:
@@ -429,10 +431,10 @@ class _Worker:
         return []
 
     def _read_caller(self, fd: int) -> None:
-        conn = self._conns.get(fd)  # None if another thread has just read the connection's end
+        conn = self._conns.get(fd)  # `conn` is None if another thread has just read the connection's end
         if conn is not None and conn.try_read() and conn.ended and self._conns.pop(fd, None) is conn:
             self._poll.unregister(fd)
-            # Queued calls keep the connection alive, and `_parted` does while answers are unsent.
+            # The queued calls and, while answers are unsent, `_parted` keep the connection alive.
             with self._parting:
                 self._parted = [other for other in [*self._parted, conn] if other.has_backlog]
 

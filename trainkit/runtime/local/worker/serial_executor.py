@@ -78,7 +78,7 @@ class Interruption:
         self._control.try_read()
         # A method that waits for its arguments has not begun, so it may be interrupted.
         may_raise = self._can_raise or (frame is None and calls.resolving)
-        # The method is looked up on the type, as a user's instance may forward any attribute name.
+        # `__cancelled__` is looked up on the type, as a user's instance may forward any attribute name.
         own = getattr(type(calls.instance), "__cancelled__", None)
         if (may_raise or own) and running in calls.cancelled:
             calls.interrupted = running
