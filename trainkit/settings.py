@@ -52,7 +52,7 @@ SESSION_MARK = "TRAINKIT_SESSION_MARK"
 """Environment variable with the path of a session's folder. The session's processes inherit the variable."""
 
 EXPERIMENT_MARK = "TRAINKIT_EXPERIMENT"
-"""Environment variable of the processes of an experiment. Only these processes run the experiment's tasks."""
+"""Environment variable that marks an experiment's processes. Only these run the experiment's tasks."""
 
 TERMINAL = "TRAINKIT_TERMINAL"
 """Environment variable with the device of the program's standard input, for `breakpoint()` in a worker."""

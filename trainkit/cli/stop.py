@@ -31,7 +31,7 @@ from trainkit.tune.store.schema import FILENAME
 
 _EVERY_S = 0.1
 PATIENCE_S = 120.0
-"""Seconds to wait until a trial or an experiment has ended. A trial gets 5 s to report, 60 s to clean up."""
+"""Seconds to wait until a trial or experiment has ended. A trial has 5 s to report and 60 s to clean up."""
 _GRACE_S = 5.0
 """Seconds within which a node must end its session."""
 _NOTICE_S = 1.0

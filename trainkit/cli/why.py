@@ -188,8 +188,8 @@ def _of_trial(overview: Overview, reader: LogReader, trial: Trial) -> Iterator[s
         told.add(words)
         yield f"  report {decision['iteration']}: {decision['verdict']}{words and f', {words}'}"
     for event in reader.events(trial.trial_id):
-        # An event such as 'paused by PBT: ...' may repeat the text of a decision that is already shown. Then
-        # only the event's part before the colon is shown.
+        # An event such as 'paused by PBT: ...' may repeat the text of a decision that is already shown. In
+        # this case, only the event's text before the colon is shown.
         who, _, words = event.detail.partition(": ")
         yield f"  {_event_line(replace(event, detail=who) if words in told else event)}"
     if trial.failure is not None:

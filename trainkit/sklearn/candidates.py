@@ -174,7 +174,7 @@ def _expression_of(name: str, leaf: Any) -> Any:
 
 
 def domain_of(name: str, given: Any) -> Domain:
-    """Return the domain that has exactly the values and the distribution of a user's parameter.
+    """Return the domain with exactly the same values and distribution as the parameter that a user has given.
 
     Args:
         name: name of the parameter, for error messages.

@@ -125,7 +125,7 @@ def early_stopping_of(
 
     Args:
         early_stopping: None or False: no early stopping. True: ASHA with promotion, which trains one
-            candidate to the end. A scheduler or its name: this scheduler.
+            candidate to the end. `early_stopping` may also be a scheduler or a scheduler's name.
         max_iters: number of portions of a complete training.
         metric: metric that compares candidates; None if the metric is unknown and not needed.
         mode: "max" or "min".

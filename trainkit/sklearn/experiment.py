@@ -214,7 +214,8 @@ def evaluate(
     """Evaluate all candidates as trials, in a new session if no session is running.
 
     Args:
-        trainable: trainable whose reports come from `report_of`, with its resources and its parameter `task`.
+        trainable: trainable that makes its reports by `report_of`; bound to resources and to a parameter
+            `task`.
         space: search space; None if the searcher has its own space.
         tune: settings of the tuner.
         run: settings of the run; an experiment without a name or a path is kept in memory.
@@ -275,7 +276,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _with_own_name(run: RunConfig) -> Iterator[tuple[RunConfig, tuple[Path, str] | None]]:
-    """Yield `run` with an unused name, and the parent folder and the name that repeated searches share."""
+    """Yield `run` with a free name. Also yield the parent folder and name that repeated searches share."""
     if run.name is None:
         yield run, None
         return
@@ -389,8 +390,8 @@ def _with_first_folds(
                     continue
                 first.suffice(int(workers), there=True)
         if first.stop():
-            # The current fold has ended, so `around` can close now. Otherwise the stack closes `around` at
-            # the end of the search, when the fold has usually ended.
+            # The current fold has ended, so its context `around` can close now. A fold that still runs is
+            # waited for at the end of the search, when the stack closes `around`.
             around.close()
         yield replace(task, known={key: list(outcomes) for key, outcomes in first.known.items()})
 
@@ -472,7 +473,7 @@ def _at_once(bound: Bound, tune: TuneConfig) -> int:
 
 def _fit(bound: Bound) -> int:
     """Return the number of candidates that fit into the resources of the current session."""
-    # This process itself knows the session's resources, so this works even if the node has just died.
+    # The resources are known in this process, even if the session's node has just died.
     there = session.engine().cluster_resources()
     asked = {name: amount for name, amount in bound.request({}).required_resources.items() if amount}
     return min(int(there.get(name, 0.0) / amount) for name, amount in (asked or {"CPU": 1.0}).items())

@@ -72,7 +72,6 @@ def _train_at_once(estimator: Any, passes: int, *data: Any, **params: Any) -> No
 
 
 def _with_passes(call: Any, passes: int, *args: Any, max_iter: int, **kwargs: Any) -> Any:
-    """Call `call` with `passes` in place of `max_iter`."""
     del max_iter
     return call(*args, max_iter=passes, **kwargs)
 
@@ -112,7 +111,7 @@ class IncrementalFit:
         require_free(self._way, searched, self._prefix)
         parameters = self._trained.get_params(deep=False)
         self._maximum = self._way.maximum(parameters, portions)
-        # These parameters are changed during a portion and restored afterwards.
+        # `warm_start` and `max_iter` are changed while a portion is trained, and restored afterwards.
         self._usual = {name: parameters[name] for name in ("warm_start", "max_iter") if name in parameters}
         self._prototype = clone(self._trained) if self._way.kind is MethodKind.CATBOOST else None
         self._data: Data | None = None

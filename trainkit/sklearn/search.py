@@ -19,7 +19,7 @@ from trainkit.tune.space.domains import GridSearch
 class TuneGridSearchCV(TuneBaseSearchCV):
     """scikit-learn's `GridSearchCV`, with equal results, but with candidates run as trials of the tuner.
 
-    A search is an estimator. Once fitted, it predicts with the best candidate, fitted on all data.
+    A search is an estimator. A fitted search predicts with the best candidate, fitted on all data.
 
     Args:
         estimator: the estimator to tune; it is not changed, because `fit` works on clones.
@@ -27,10 +27,10 @@ class TuneGridSearchCV(TuneBaseSearchCV):
             Every combination is a candidate. In a list of such dictionaries, each dictionary adds its
             combinations. Values may be any objects, even estimators; {} is one candidate, the unchanged
             estimator.
-        early_stopping: True trains only leading candidates further, by ASHA. Other values are a scheduler of
-            `trainkit.tune.schedulers`, or its name, such as "MedianStoppingRule". The estimator must allow
-            training in portions (see `max_iters`). None: every candidate is fitted completely, like in
-            `GridSearchCV`.
+        early_stopping: True trains only leading candidates further, by ASHA. `early_stopping` may also be a
+            scheduler of `trainkit.tune.schedulers`, or a scheduler's name, such as "MedianStoppingRule". The
+            estimator must allow training in portions (see `max_iters`). None: every candidate is fitted
+            completely, like in `GridSearchCV`.
         scoring: scorer: a name, a function (estimator, X, y) -> number, or a function that returns a
             dictionary of numbers. For several scores, give a list of names, or a dictionary of scorers. None:
             the estimator's own `score`.

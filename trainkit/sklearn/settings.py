@@ -163,7 +163,7 @@ def settings_of(
         folds: number of folds.
         machine_cpus: CPUs of this machine.
         results_dir: default folder for stored experiments.
-        tune_params: `tune_params` of `fit`; they override the constructor's arguments.
+        tune_params: `tune_params` of `fit`, which override the constructor's arguments.
 
     Raises:
         ConfigError: an argument is out of range.

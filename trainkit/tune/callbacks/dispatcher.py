@@ -80,7 +80,7 @@ class CallbackStates:
                     callback.set_state(json.loads(text))
 
     def keep_when_due(self, now: float) -> None:
-        """Store the states if KEEP_S seconds have passed since the last time."""
+        """Store the states every KEEP_S seconds; `now` is the current time."""
         if self._asked and (self._last is None or now - self._last >= KEEP_S):
             self._last = now
             self.keep_now()

@@ -58,7 +58,7 @@ class LoggerCallback(Callback):
         Args:
             iteration: step of the experiment's loop; the trial's own iteration is in the result.
             trial: trial that reported.
-            result: report with the automatic keys.
+            result: report with the automatic keys, such as `training_iteration`.
         """
         kept = self.__kept.get(trial.trial_id)
         if kept is None:

@@ -114,7 +114,7 @@ class ExperimentAnalysis:
     def best_trial(self) -> Result:
         """The trial with the best last report.
 
-        The other properties whose names start with `best_` raise the same errors.
+        All properties whose names start with `best_` raise the errors of `best_trial`.
 
         Raises:
             ConfigError: no metric or mode is known.

@@ -104,7 +104,7 @@ def hyperparameters_of(configs: Sequence[Mapping[str, Any]], space: Any) -> list
 
     Args:
         configs: configurations of the trials.
-        space: search space from the experiment's file; may lack domains.
+        space: search space from the experiment's file, in which a hyperparameter may lack a domain.
     """
     found: dict[str, Hyperparameter] = {}
     for place, config in enumerate(configs):

@@ -98,7 +98,7 @@ class RayFolder:
         return []
 
     def spans(self) -> list[Span]:
-        """Return one span per trial, because Ray does not distinguish attempts."""
+        """Return one span (start and end) per trial, because Ray does not distinguish attempts."""
         trials = {trial.trial_id: trial for trial in self.trials()}
         spans = []
         for trial_id, (started, ended) in self.times().items():

@@ -43,7 +43,7 @@ class MemoryStore:
         self._reader = MemoryReader(self)
 
     def commit(self, records: Sequence[ev.Record]) -> None:
-        """Store `records`; for a report, store only the complete result."""
+        """Store `records`; a report is stored as its complete result, which includes the reported metrics."""
         for changed in [told for told in records if type(told) is ev.SettingsChanged]:
             settings = {**self.facts["tune_config"], **changed.settings}
             self.facts |= {"tune_config": settings, "total_samples": changed.total_samples}

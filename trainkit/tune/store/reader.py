@@ -533,7 +533,7 @@ class ExperimentReader:
             yield LogEntry(kind, trial_id, data)
 
     def _result(self, trial_id: str, attempt: int, metrics: str) -> dict[str, Any]:
-        """Return a report with its automatic keys; {} if the report is damaged."""
+        """Return a report with automatic keys such as `trial_id`; {} if the report is damaged."""
         report = self._report(trial_id, metrics)
         return full_result(report, self._origin(trial_id, attempt), done=False) if report else {}
 

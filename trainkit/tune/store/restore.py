@@ -209,7 +209,7 @@ class Restored:
     """State of an interrupted experiment, ready to continue.
 
     Attributes:
-        trials: trials for the controller.
+        trials: trials with which the experiment continues.
         with_metric: ids of trials that have reported all required metrics.
         records: changes that the restore has made; they must be committed before any trial runs.
         steering: users' commands that still apply.
@@ -243,7 +243,7 @@ def restore_trials(
         reader: reader of the file.
         source: source of trials as at the start of the experiment.
         scheduler: scheduler as at the start of the experiment.
-        rule: rule for the trials.
+        rule: rule that says which trials are resumed, restarted or skipped.
         metrics: metrics that every trial must report.
         time: current time.
         stop: rules of RunConfig(stop=...) that have not received any report yet.

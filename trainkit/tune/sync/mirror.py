@@ -301,7 +301,7 @@ class Mirror(Callback):
                     self._there[short] = path.stat().st_size
 
     def _upload_files(self, name: str) -> None:
-        """Upload the changed files of a trial's folder; with '', of the experiment's folder itself."""
+        """Upload the changed files of the trial's folder `name`; '' is the experiment's folder itself."""
         top = self._folder / name
         for folder, folders, files in os.walk(top):
             inside = [

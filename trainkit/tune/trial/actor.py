@@ -134,7 +134,8 @@ class ClassRunner(Runner):
     def __init__(
         self, spec: TrialSpec, cls: type[Trainable], parameters: Mapping[str, Any], *, keep: bool = False
     ) -> None:
-        # The object is not cleaned up now if another trial may take it over.
+        # The user's object is not cleaned up at the end of its trial if another trial may take the object
+        # over.
         self._keeps = keep and cls.reset_config is not Trainable.reset_config
         self._kept = False
         self._trainable = cls._of_trial(spec, parameters)
@@ -213,7 +214,7 @@ class ClassRunner(Runner):
             raise
 
     def _clean_up(self) -> str:
-        """Run the user's clean-up; return any exception's traceback, as the outcome is decided."""
+        """Run the user's clean-up; return any exception's traceback instead of raising the exception."""
         try:
             self._trainable.stop()
         except (Exception, SystemExit):

@@ -90,7 +90,7 @@ class TrialContext:
         spec: specification of the trial.
         hand_over: function that passes a reply to the driver and returns when the trial may continue.
         context: object that `get_context` returns in a trainer's worker, whose reports get no automatic keys
-            here; None: a `TuneContext`.
+            (such as `training_iteration`) here; None: a `TuneContext`.
     """
 
     def __init__(

@@ -121,8 +121,8 @@ def _working_dir() -> str:
 
 def _move(before: str, moved: Moved) -> None:
     """Keep modules in the former working directory importable, here and in the trial's subprocesses."""
-    # An empty entry on the search path means the working directory. It is made absolute, so that modules
-    # beside the script stay importable.
+    # An empty entry on the search path means the working directory. The entry is made absolute, so that
+    # modules beside the script stay importable.
     for place, entry in enumerate(sys.path):
         # Each report runs this line, which is faster than os.path.isabs.
         if type(entry) is str and entry[:1] != os.sep:

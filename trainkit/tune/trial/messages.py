@@ -28,7 +28,7 @@ class TrialSpec:
         makes_dir: True: the trial's folder is created at the start; False: code that writes into the folder
             must create it.
         durable: True: checkpoints are flushed to the disk.
-        part: index of this parallel task of the step, from 0, and the number of parallel tasks.
+        part: index of this task among the parallel tasks of a step, from 0, and the number of these tasks.
     """
 
     trial_id: str
@@ -114,7 +114,7 @@ class ReportMeter:
         }
 
     def fill(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Count one report; return its metrics with the automatic keys, which reported keys override."""
+        """Count one report; return its metrics with automatic keys such as `training_iteration` added."""
         now = self._clock.monotonic()
         spent, self._last = now - self._last, now
         self._since_restore_s += spent

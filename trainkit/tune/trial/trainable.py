@@ -151,7 +151,7 @@ class Trainable:
         return self.config
 
     def train(self) -> dict[str, Any]:
-        """Run one step; return its metrics with the automatic keys.
+        """Run one step; return its metrics with automatic keys such as `training_iteration` added.
 
         Raises:
             MetricError: `step` did not return a dictionary, or a value can't be stored.
