@@ -105,7 +105,7 @@ class Engine(Protocol):
         """Start a task and return `spec.num_returns` references at once, or one ObjectRefGenerator.
 
         If no process can ever run the task, its references fail with InfeasibleError, and a warning is
-        logged. Ray refuses a task that no process can ever run at once.
+        logged. On Ray, a task that no process can ever run is refused at once.
         """
 
     def start_actor(self, spec: specs.ActorSpec) -> Any:

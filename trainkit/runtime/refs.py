@@ -17,7 +17,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Uncopied:
     """Base class of objects that refer to remote values or actors.
 
-    A copy of such an object is the object itself.
+    A copy of a reference or an actor is the object itself.
     """
 
     __slots__ = ()

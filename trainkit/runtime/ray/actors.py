@@ -111,8 +111,8 @@ def _to_wait_for(refs: list[Any]) -> list[Any]:
     """Return a list with a reference that is done when all of `refs` exist; an empty
     list if all exist already.
 
-    Ray waits for this reference before it starts the actor. If Ray waited for the arguments themselves and an
-    argument failed, callers would get only the text of the argument's error.
+    Ray waits for the returned reference before it starts the actor. If Ray waited for the arguments
+    themselves and an argument failed, callers would get only the text of the argument's error.
     """
     awaited = list(dict.fromkeys(refs))
     late = awaited and ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)[1]

@@ -232,7 +232,7 @@ class ResourceScheduler:
         """Handle the requests, leases and groups of a process that has ended.
 
         After a clean end, the heir gets the process's requests for actors, and also its groups if the process
-        was not an actor; leases of the process are returned. All other requests of the process are refused.
+        was not an actor; leases of the process are returned. The process's other requests are refused.
         """
         worker = event.worker
         self._take_back(worker)
