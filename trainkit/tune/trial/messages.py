@@ -114,7 +114,7 @@ class ReportMeter:
         }
 
     def fill(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Count one report; return its metrics with automatic keys such as `training_iteration` added."""
+        """Count a report; return its metrics, with missing automatic keys such as `date` added."""
         now = self._clock.monotonic()
         spent, self._last = now - self._last, now
         self._since_restore_s += spent
