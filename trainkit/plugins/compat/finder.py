@@ -1,6 +1,6 @@
 """Import of modules under their old paths. A table maps each old path to a current module or name.
 
-The table consists of the rows of `ray.txt` and `moved.txt`. Module paths in it are relative to `trainkit.`:
+The table has the rows of `ray.txt` and `moved.txt`, with module paths relative to `trainkit.`:
 
     old.module new.module                   every name of the new module
     old.module:Name new.module:NewName      one name
@@ -10,7 +10,7 @@ The table consists of the rows of `ray.txt` and `moved.txt`. Module paths in it 
     old.module !Class                       a searcher that is not here: its import says what to use instead
     old.module =module                      a module outside trainkit
 
-If an old module has several rows with a new module, the new modules are searched in the order of the rows.
+Several new modules of one old module are searched in the order of their rows.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from trainkit.runtime.api import init
 
 
 class Pool(_Pool):
-    """processes, initializer, initargs, maxtasksperchild, context: see `trainkit.plugins.pools.Pool`.
+    """Pool of workers that takes the arguments of Ray's pool.
 
     Args:
         processes, initializer, initargs, maxtasksperchild, context: see `trainkit.plugins.pools.Pool`.

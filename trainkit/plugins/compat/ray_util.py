@@ -187,8 +187,7 @@ def inspect_serializability(
         print_file: file for the message; None means standard output.
 
     Returns:
-        `True` and an empty set; or `False` and a set of one `FailureTuple`, which describes the part that
-        can't be sent.
+        `True` and an empty set, or `False` and a set of one `FailureTuple` on the part that can't be sent.
     """
     del depth
     shown = name or getattr(base_obj, "__qualname__", None) or repr(base_obj)

@@ -225,7 +225,7 @@ class DistributeResourcesToTopJob(DistributeResources):
             return own + free
         limited = self.increase_by and self.increase_by_times >= 1
         growing = [one for one in live if not limited or has[one.trial_id] < self.increase_by_times]
-        # If several trials are equally good, `max` returns the first one, so the result is deterministic.
+        # Of equally good trials, `max` always returns the first.
         best = max(growing, key=lambda one: _score(one, metric, mode), default=None)
         return own + free if best is not None and best.trial_id == trial.trial_id else own
 
@@ -400,7 +400,7 @@ class ResourceChangingScheduler(TrialScheduler):
         return self.base_scheduler.decide(trial_id, time, score)
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
-        self._forget(trial_id)  # A trial that reports is running, so it is no longer listed as paused.
+        self._forget(trial_id)  # A trial that reports is no longer paused.
         decision = CheckedScheduler(self.base_scheduler).on_result(trial_id, result)
         if decision.verdict is Verdict.PAUSE:
             self._theirs.add(trial_id)
@@ -421,7 +421,6 @@ class ResourceChangingScheduler(TrialScheduler):
     def _wanted(
         self, view: ExperimentView, trial_id: str, result: Mapping[str, Any]
     ) -> PlacementGroupFactory | None:
-        """Return a trial's new reservation; None keeps the current reservation."""
         trial = view.trial(trial_id)
         if self._base is None:
             self._base = trial.request

@@ -97,7 +97,6 @@ def _run_each(
     raise_on_failed_trial: bool = True,
     **given: Any,
 ) -> ExperimentAnalysis:
-    """Run the experiments one after another; return one `ExperimentAnalysis` of all their trials."""
     given.pop("name", None)  # Each experiment has its own name, so a common name is ignored.
     if not experiments:
         raise ConfigError("tune.run([]) has no experiments: pass at least one")
@@ -227,13 +226,13 @@ def run(
     tuner = _resumed(bound, config, tune_config, run_config, resume, resume_config)
     if tuner is None:
         policy = run_config.checkpoint_config
-        # Unlike Ray's Tuner, Ray's `run` does not save a checkpoint at the end of a trial by default.
+        # Unlike Ray's Tuner, Ray's `run` saves no checkpoint at the end of a trial by default.
         policy.checkpoint_at_end = bool(policy.checkpoint_at_end)
         tuner = _RunTuner(bound, param_space=config, tune_config=tune_config, run_config=run_config)
     grid = tuner.fit()
     if raise_on_failed_trial and grid.num_errors:
         raise _failed(list(grid), grid.experiment_path) from grid.errors[0]
-    # The grid already contains the metric and the mode, so they are not passed.
+    # The grid contains the metric and the mode.
     return ExperimentAnalysis(grid.experiment_path, trials=grid)
 
 
@@ -288,7 +287,6 @@ def _resumed(
     resume: bool | str | None,
     resume_config: Any,
 ) -> Tuner | None:
-    """Return a tuner that resumes the experiment; None if a new experiment must begin."""
     wish = resuming(resume, resume_config)
     if not wish.wanted:
         return None

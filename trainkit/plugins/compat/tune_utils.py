@@ -106,8 +106,8 @@ def wait_for_gpu(
         True, as soon as the GPU is free.
 
     Raises:
-        RuntimeError: the GPU was still in use at the last check, this machine has no GPU, or `gpu_id` is None
-            and this process has requested no GPU.
+        RuntimeError: the GPU was still in use at the last check, no GPU exists, or this process has
+            requested none and `gpu_id` is None.
         ValueError: the GPU `gpu_id` does not exist.
     """
     del gpu_memory_limit

@@ -443,13 +443,11 @@ _JSON_TYPES: dict[Any, str] = {str: "string", int: "integer", float: "number", t
 
 
 def _parameters_of(verb: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a method that steers an experiment, by parameter name."""
     _, *found = inspect.signature(getattr(Experiment, verb), eval_str=True).parameters.values()
     return {each.name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in found}
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema for values of the Python type `kind`."""
     names = [
         _JSON_TYPES.get(each, "object")
         for each in (get_args(kind) if isinstance(kind, UnionType) else [kind])

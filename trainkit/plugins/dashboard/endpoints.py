@@ -215,7 +215,6 @@ class Endpoint:
             return refusal(409, str(error))
 
     async def _made(self, threads: Threads, call: Call) -> Response:
-        """Compute the response in a thread."""
         make = partial(self._answered, call)
         if not self.waits:
             return await threads.read(make, call.path.get("name"))
@@ -244,7 +243,6 @@ class Endpoint:
         return Call(server, request.path_params, query, others, body, request)
 
     def _body(self, data: bytes) -> dict[str, Any]:
-        """Parse and check the body; fields that the client omitted are missing in the result."""
         try:
             body = json.loads(data, parse_constant=_no_number) if data else {}
         except (ValueError, RecursionError) as error:

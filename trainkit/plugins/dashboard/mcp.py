@@ -143,7 +143,6 @@ class _Tools:
         self._root = root
 
     def _folders(self) -> dict[str, Path]:
-        """Return the folders of all experiments, by the experiments' names."""
         return {folder.name: folder for folder in experiments_in(self._root)}
 
     def _experiment(self, name: str) -> Experiment:

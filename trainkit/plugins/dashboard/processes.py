@@ -92,7 +92,6 @@ def _listed(call: Call) -> list[Row]:
 
 
 def _session(call: Call) -> Row:
-    """Return all data about one session."""
     session = _session_of(call)
     state = state_of(session, [*KINDS, "objects", "workers", "logs", "calls"])
     calls = {each["actor_id"]: each["calls"] for each in state.lists.pop("calls")}
@@ -166,7 +165,6 @@ def _reading(read: Callable[[Any], Any], device: Any) -> Any:
 
 
 def _logs(call: Call) -> Row:
-    """Return the output of a session's workers that is kept in files."""
     state = _answered(state_of(_session_of(call), ["logs"]))
     paths = {path.name: path for path in (Path(each["path"]) for each in state.lists["logs"])}
     wanted = call.query["worker"]
@@ -189,7 +187,6 @@ def _answered(state: SessionState) -> SessionState:
 
 
 def _worker_of(call: Call, session: Session) -> int:
-    """Return the pid of the worker that the request's path names."""
     state = _answered(state_of(session, ["workers"]))
     text = call.path["pid"]
     pid = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
@@ -199,7 +196,6 @@ def _worker_of(call: Call, session: Session) -> int:
 
 
 def _stacks(call: Call) -> Row:
-    """Return the Python stacks of a worker's threads."""
     pid = _worker_of(call, _session_of(call))
     found = process.stacks(pid)
     if not found:
@@ -208,7 +204,6 @@ def _stacks(call: Call) -> Row:
 
 
 def _metrics(call: Call) -> Response:
-    """Return the metrics of a session in the format that Prometheus reads."""
     folder = _session_of(call).folder
     try:
         text = metrics.prometheus_text(folder / metrics.FOLDER)

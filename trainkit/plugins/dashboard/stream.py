@@ -26,7 +26,7 @@ QUIET_S = 10.0
 SHARE = 10
 """Pause after a check, as a multiple of the check's CPU time; the pause is at least as long as the check.
 
-The CPU time is used, because on a busy machine, a check takes longer only by waiting for a CPU.
+CPU time is used because on a busy machine, a check mostly waits for a CPU.
 """
 MAX_ROWS = 200
 """Maximum number of changed trials that an event contains. If more trials have changed, the page must request

@@ -111,7 +111,6 @@ class Threads:
         self._looking.shutdown(cancel_futures=True)
 
     def _limit(self, work: str, at_once: int) -> asyncio.Semaphore:
-        """Return a semaphore that lets at most `at_once` requests do the work `work` at the same time."""
         return self._limits.setdefault(work, asyncio.Semaphore(at_once))
 
 

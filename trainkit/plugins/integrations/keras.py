@@ -51,8 +51,7 @@ class KerasCheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             names; None: all metrics.
         filename: name of the model file in the checkpoint; the suffix ".keras", which Keras needs, is added
             if missing.
-        frequency: number n: only each n-th of the `checkpoint_on` events reports a checkpoint; the others
-            report only metrics.
+        frequency: number of `checkpoint_on` events for each checkpoint; the other events report only metrics.
 
     Raises:
         ConfigError: Keras has no such event, or a value is out of range.

@@ -25,7 +25,6 @@ _environments: Any = load(f"{FIRST.__name__}.plugins.environments", "Lightning t
 
 
 def _lightnings(kind: type) -> type:
-    """Return Lightning's class that a strategy class extends."""
     return next(base for base in kind.__mro__ if base.__module__.startswith(PACKAGES))
 
 

@@ -257,14 +257,12 @@ def _experiment_id(
 
 
 def _find_run(client: Any, experiment_id: str, key: str) -> str | None:
-    """Return the id of the run with the tag `key`; None if no run has this tag."""
     quoted = key.replace("'", "''")
     found = client.search_runs([experiment_id], f"tags.`{TRIAL_TAG}` = '{quoted}'", max_results=1)
     return str(found[0].info.run_id) if found else None
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters of `config` under unique names that MLflow accepts."""
     found: dict[str, Any] = {}
     for name, value in flatten(config).items():
         key, count = _safe_key(name), 1
@@ -294,6 +292,5 @@ def _as_float(value: float) -> float:
 
 
 def _date_of(result: Mapping[str, Any]) -> int:
-    """Return the report's time in milliseconds since 1970."""
     seconds = result.get("timestamp")
     return int(seconds * 1000) if seconds is not None and is_finite(seconds) else 0

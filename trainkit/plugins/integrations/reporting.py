@@ -101,7 +101,6 @@ class RoundsCallback:
         self._at_end = checkpoint_at_end
 
     def _is_due(self, round_: int) -> bool:
-        """Return True if the round `round_`, counted from 0, must report a checkpoint."""
         return self._frequency > 0 and (round_ + 1) % self._frequency == 0
 
 
@@ -130,7 +129,7 @@ def missing(what: str, package: str) -> MissingDependencyError:
 
 
 def imported(what: str, package: str) -> Any:
-    """Import `package`, and return it; `what` is the feature that needs it, for the error message.
+    """Import and return `package`; `what` names the feature that needs it.
 
     Raises:
         MissingDependencyError: `package` is not installed.
@@ -140,6 +139,6 @@ def imported(what: str, package: str) -> Any:
 
 
 def require_installed(what: str, package: str) -> None:
-    """Raise MissingDependencyError if `package` is not installed; `what` is the feature that needs it."""
+    """Raise MissingDependencyError if `package` is not installed; `what` names the feature that needs it."""
     if find_spec(package) is None:
         raise missing(what, package)

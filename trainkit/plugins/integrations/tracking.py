@@ -215,7 +215,6 @@ class TrackerCallback(FileLoggerCallback, ABC):
         self._put("ending a run", trial, partial(self._do_close, status=status))
 
     def _rewrite_log(self, trial: Trial, results: Sequence[Mapping[str, Any]]) -> None:
-        """Send the reports of a trial that the service has not received."""
         status = _STATUS.get(trial.status, "")
         # `past` reads a file lazily, which only this thread may do, so the list is made before the job is
         # queued.
@@ -244,7 +243,6 @@ class TrackerCallback(FileLoggerCallback, ABC):
     # --- in the thread ----------------------------------------------------------------------------
 
     def _do_open(self, told: TrackedTrial) -> None:
-        """Open the trial's run, unless it is open already."""
         if told.trial_id in self._open:
             return
         self._sent.setdefault(told.trial_id, 0)

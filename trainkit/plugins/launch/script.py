@@ -330,7 +330,7 @@ class DescriptorChannel:
     def _serve(self) -> None:
         while True:
             asking, _ = self._listening.accept()
-            # A client that was killed, or that sends nothing, must not end this thread.
+            # A killed or silent client must not end this thread.
             with asking, contextlib.suppress(OSError):
                 asking.settimeout(_LAST_WORDS_S)
                 if fds := self.given.get(asking.recv(64).decode(errors="replace")):
@@ -364,12 +364,12 @@ class RankStreams:
     """Destinations of the output of all ranks.
 
     Attributes:
-        log_dir: folder for files of output; None: a temporary folder, if the output of a rank goes to a file.
+        log_dir: folder for files of output; None: a temporary folder, if needed.
         run_id: name of this run's subfolder in `log_dir`.
         redirects: streams that go only to a file, as a text that `every_rank` parses.
         tee: streams that go to a file and to the console, as a text that `every_rank` parses.
         shown: ranks whose output appears on the console; None: all ranks.
-        role: name that precedes the rank at the beginning of each console line, for streams in `tee`.
+        role: name before the rank at the beginning of each console line of `tee`.
     """
 
     log_dir: str | None = None
@@ -571,7 +571,6 @@ class Launcher:
         return None
 
     def _is_end(self, error: BaseException) -> bool:
-        """Return True if a rank has ended cleanly, or if this program has received a signal."""
         return self._signal is not None or is_exit(error)
 
     def _signalled(self, number: int, frame: types.FrameType | None) -> None:

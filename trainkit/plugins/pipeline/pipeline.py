@@ -1,11 +1,11 @@
-"""Pipeline parallelism: each worker holds one stage of the model, and batches are cut into microbatches.
+"""Pipeline parallelism: each worker holds one stage of the model, and batches are divided into microbatches.
 
     microbatches ──▶ stage 0 ──activations──▶ stage 1 ──▶ ... ──▶ last stage, loss
                              ◀──gradients────         ◀──     ◀──
 
-All stages work at the same time, each on a different microbatch. The gradient of a step is the gradient of
-the whole batch. Several workers may hold one stage together and split its matrices. Workers with the same
-part of each stage then form a pipeline:
+All stages work at the same time, each on a different microbatch. The gradient of a step equals the gradient
+over the whole batch. Several workers may hold one stage together; each of them then has a part of the stage's
+matrices. Workers with the same part number in all stages then form a pipeline:
 
     eight workers, two stages      stage 0, parts 0 and 1   stage 1, parts 0 and 1
     data 0                                0     1                  2     3
@@ -56,24 +56,28 @@ from trainkit.train.strategies.tensor_plan import split_model
 _SCHEDULES = ("1f1b", "gpipe")
 
 _MICROBATCHES_A_STAGE = 4
-"""Four microbatches for each stage keep the stages' idle time small (GPipe, section 3)."""
+"""With four microbatches for each stage, the stages are rarely idle (GPipe, section 3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(StrategySpec):
-    """The model in stages, one on each worker. Additional workers form more pipelines, which share the data.
+    """Strategy that divides the model into stages, one on each worker. Additional workers form further
+    pipelines, which divide the data among them.
 
     Args:
-        degree: number of stages; None: the number that `split`'s names give, or else the number of workers.
-        split: names of the modules that begin the second and later stages; or a function from the
-            model to the list of modules that it calls one after another. None: an `nn.Sequential`, or a
-            model whose method `stages()` returns this list, is cut into stages of about equal bytes.
+        degree: number of stages; None: one more than the number of names in `split`; without names, the
+            number of workers.
+        split: names of the modules that begin the second and later stages; or a function that receives the
+            model and returns the list of modules that the model calls one after another. None: the model must
+            be an `nn.Sequential`, or have a method `stages()` that returns this list; it is then divided into
+            stages of about equal bytes.
         schedule: "1f1b" keeps the activations of as many microbatches as there are stages; "gpipe" keeps the
             activations of all microbatches.
-        microbatches: number of microbatches in a batch. If it does not divide the batch evenly, a smaller
-            number that divides it is used. None: four for each stage.
-        tensor: how the matrices of each stage are split over several workers; None: one worker holds each
-            stage. If only one of the two degrees is given, the number of workers determines the other degree.
+        microbatches: number of microbatches into which a batch is divided. If the batch can't be divided
+            evenly, a smaller number is used. None: four times the number of stages.
+        tensor: tensor parallelism that splits the matrices of each stage over several workers; None: one
+            worker holds each stage. If only one of the two degrees is given, the other follows from the
+            number of workers.
 
     Raises:
         ConfigError: an argument has a wrong type or value.
@@ -118,7 +122,6 @@ class Pipeline(StrategySpec):
 
     @property
     def _named(self) -> int | None:
-        """Number of stages that follows from the names in `split`; None if `split` has no names."""
         return len(self.split) + 1 if isinstance(self.split, Sequence) else None
 
     @property
@@ -140,7 +143,7 @@ class Pipeline(StrategySpec):
         return (self.stages - 1) * self.parts
 
     def for_workers(self, num_workers: int) -> Pipeline:
-        """Return a copy with the numbers of stages and of workers per stage filled in."""
+        """Return a copy in which the number of stages and of workers per stage are set."""
         stages = self.degree or self._named or max(num_workers // self.parts, 1)
         tensor = None if self.tensor is None else self.tensor.for_workers(max(num_workers // stages, 1))
         return replace(self, degree=stages, tensor=tensor)
@@ -160,11 +163,11 @@ class Pipeline(StrategySpec):
 
 
 class PipelineStrategy(Strategy):
-    """One stage of a pipeline, in one worker.
+    """The stage of a pipeline that this worker holds.
 
     Args:
-        spec: the strategy; its degree is set.
-        place: this worker's place in the group of workers.
+        spec: the strategy, with a degree.
+        place: devices of this worker, group of all workers, and settings of a step.
     """
 
     def __init__(self, spec: Pipeline, place: Place) -> None:
@@ -197,7 +200,7 @@ class PipelineStrategy(Strategy):
             )
         model, degree, step = models[0], self._spec.stages, self._step
         refuse_unusable(model, "split already: register the plain model, and pass tensor=TensorParallel(...)")
-        # The model is cut before any change, so that an error leaves the user's model intact.
+        # The model is cut before any change, so that a model that can't be cut stays intact.
         parts = cut(model, self._spec.split, degree)
         self._slots = ParameterSlots([model], optimizers)
         self._skeleton = skeleton(model)
@@ -210,8 +213,8 @@ class PipelineStrategy(Strategy):
         self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
         for optimizer in optimizers:
             gradients.step_by_kind(optimizer)
-        # Later, only pairs of stages communicate. NCCL's first call needs all workers of a group, so this
-        # call includes all of them.
+        # NCCL's first operation in a group needs all workers of the group, but later operations are only
+        # between two stages. Therefore, this operation includes all workers of the pipeline.
         dist.all_reduce(torch.zeros(1, device=self.devices[0]), group=self._link.group)
         self._model = placed
         self._relay = MicrobatchSchedule(
@@ -264,8 +267,8 @@ class PipelineStrategy(Strategy):
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        # Each pipeline has its own statistics, such as batch norm's, so all pipelines receive the first
-        # pipeline's statistics.
+        # Each pipeline has computed its own statistics, such as batch norm's, so the first pipeline's
+        # statistics are copied to all.
         if self.data.world_size > 1 and self._model is not None:
             first = dist.get_global_rank(self._copies, 0)
             for buffer in self._model.buffers():
@@ -273,7 +276,7 @@ class PipelineStrategy(Strategy):
         yield
 
     def leave(self) -> None:
-        # The schedule holds process groups, so it is released before the groups are destroyed.
+        # The schedule uses process groups, so it must be released before the groups are destroyed.
         self._relay = None
         self.group.leave()
 
@@ -292,7 +295,7 @@ class PipelineStrategy(Strategy):
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
             held, own = _held_state(self.unwrap(model)), self.unwrap(model).state_dict()
-            # A state that this worker itself returned contains only its own stage.
+            # A state that this worker has returned contains only the entries of its own stage.
             check_fits(f"model {number}", held if set(saved) == set(held) else own, saved)
         if self._slots is not None:
             self._slots.check(state["optimizers"])
@@ -302,7 +305,7 @@ class PipelineStrategy(Strategy):
         for model, saved in zip(models, state["models"], strict=True):
             own = self.unwrap(model)
             held = {name: placed_entry(saved[name], value) for name, value in _held_state(own).items()}
-            # The state may have entries of other stages, which other workers load.
+            # Entries of other stages are ignored, because other workers load them.
             own.load_state_dict(held, strict=False)
         if self._slots is not None:
             self._slots.load(optimizers, state["optimizers"])
@@ -329,13 +332,11 @@ def _is_names(value: Any) -> bool:
 
 
 def _held(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that this worker holds, by name."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter for name, parameter in named if not parameter.is_meta}
 
 
 def _held_state(model: nn.Module) -> dict[str, Any]:
-    """Return the entries of a model's state that this worker holds."""
     state = model.state_dict()
     for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
         del state[name]

@@ -1,11 +1,12 @@
-"""Schedule of a pipeline: torch's schedules send microbatches through the stages.
+"""Runner of batches through a pipeline: torch's schedules decide when each stage processes each microbatch.
 
     stage 0                     stage 1                     last stage
     features ──▶ run ──values──▶ run ──values──▶ ... ──▶ run, criterion ◀── target, from stage 0
              ◀── gradients ──    ◀── gradients ──
 
-The values between two stages have the same shape for every batch of one shape. The first batch of each shape
-determines it: one of its microbatches is sent through in advance, with a description of the values.
+For batches of one shape, the values that pass between two stages always have the same shape. When a batch
+shape first occurs, one microbatch is sent through the stages in advance, together with a description of the
+values.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.pipelining.html
 """
@@ -33,12 +34,12 @@ from trainkit.train.distributed.tensors import is_spread, map_tensors, tensors_i
 from trainkit.train.strategies.base import StepSettings
 
 Sent = tuple[Any, torch.Tensor]
-"""A pending transfer, and the tensor that must stay alive until it is complete."""
+"""Pending transfer of a tensor, and the tensor, which must stay alive until the transfer is complete."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor between two stages."""
+    """Shape and type of a tensor that passes from one stage to the next."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -49,17 +50,17 @@ class Leaf:
         return Leaf(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
     def empty(self, device: torch.device | str) -> torch.Tensor:
-        """Return an uninitialized tensor, into which the value is received."""
+        """Return an uninitialized tensor of this shape and type, as a buffer for receiving."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
     def meta(self) -> torch.Tensor:
-        """Return a tensor without memory; torch's stages read its shape and type."""
+        """Return a tensor of this shape and type without memory; torch's stages only read its description."""
         return self.empty("meta").requires_grad_(self.requires_grad)
 
 
 @dataclass(frozen=True)
 class Passed:
-    """Description of a microbatch's value between two stages: one tensor, or a tuple of several."""
+    """Description of what passes between two stages for one microbatch: one tensor, or a tuple of tensors."""
 
     leaves: tuple[Leaf, ...]
     several: bool
@@ -69,7 +70,7 @@ class Passed:
         return f"({', '.join(kinds)})"
 
     def value(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the argument for the next stage."""
+        """Return the received tensors as the argument of the next stage."""
         return tuple(tensors) if self.several else tensors[0]
 
 
@@ -78,11 +79,11 @@ NOTHING = Passed((), False)
 
 @dataclass(frozen=True)
 class Link:
-    """Connection of one stage to the other stages of its pipeline.
+    """Connection between one stage and the other stages of its pipeline.
 
     Attributes:
         group: workers of the pipeline, in the order of stages.
-        device: device of the values.
+        device: device on which tensors are sent and received.
     """
 
     group: dist.ProcessGroup | None
@@ -103,19 +104,19 @@ class Link:
         return self.index == self.stages - 1
 
     def send(self, tensors: Sequence[torch.Tensor], stage: int) -> list[Sent]:
-        """Start sending `tensors` to `stage`; they must not change until `wait` returns."""
+        """Start sending `tensors` to `stage`; the tensors must not change until `wait` returns."""
         return [(dist.isend(tensor, self._rank(stage), group=self.group), tensor) for tensor in tensors]
 
     def receive(self, tensors: Sequence[torch.Tensor], stage: int) -> list[torch.Tensor]:
-        """Fill `tensors` with values from `stage`."""
+        """Fill `tensors` with the values that `stage` sends."""
         works = [dist.irecv(tensor, self._rank(stage), group=self.group) for tensor in tensors]
         for work in works:
-            if work is not None:  # `work` is None if this worker is not in the group.
+            if work is not None:  # torch returns None if this worker is not in the group.
                 work.wait()
         return list(tensors)
 
     def check_same(self, shapes: str) -> list[Sent]:
-        """Raise ConfigError unless stage 0 has equal `shapes`; otherwise the stages would wait forever."""
+        """Raise ConfigError if stage 0 has other batch shapes; otherwise, the stages would wait forever."""
         own = torch.tensor([zlib.crc32(shapes.encode())])
         if self.first:
             return [sent for stage in range(1, self.stages) for sent in self.send([own], stage)]
@@ -142,7 +143,7 @@ class Link:
 
 
 def described(output: Any, index: int) -> tuple[tuple[torch.Tensor, ...], Passed]:
-    """Return a stage's output as a tuple of tensors to send, and the description of the output."""
+    """Convert a stage's output to a tuple of tensors to send, and a description of the output."""
     several = isinstance(output, (tuple, list))
     tensors = tuple(output) if several else (output,)
     if not tensors or not all(
@@ -167,22 +168,22 @@ def wait(sent: Sequence[Sent]) -> None:
 Criterion = Callable[..., torch.Tensor]
 
 _WRAPPED = re.compile(r"failed to run (?:forward|stage backward)", re.IGNORECASE)
-"""Pattern of the message with which torch's schedules report an error in a stage's own code."""
+"""Pattern of the error message by which torch's schedules report an error in a stage's own code."""
 
-# The loss is already divided by the number of microbatches. torch would also divide the gradients after each
-# batch, and so divide accumulated gradients repeatedly. torch 2.6 never divides.
+# The loss has already been divided by the number of microbatches. After each batch, torch would divide the
+# gradients too, including gradients accumulated from earlier batches. torch 2.6 never divides.
 _UNSCALED: dict[str, Any] = (
     {"scale_grads": False} if "scale_grads" in inspect.signature(ScheduleGPipe).parameters else {}
 )
 
 _SHAPES_KEPT = 4
-"""Number of batch shapes whose buffers are kept: full and last batches, in training and validation."""
+"""Number of batch shapes whose schedules are kept: full and last batches, in training and validation."""
 
 
 class _Runner(nn.Module):
-    """A stage in the form that torch's schedule expects: tensors in, tensors out.
+    """A stage as torch's schedule expects it: a module that receives tensors and returns tensors.
 
-    The last stage computes the loss itself. So the model's output may have any type, and is not kept.
+    The last stage computes the loss itself, so the output of the model may have any type.
     """
 
     def __init__(self, model: StageModel, link: Link, step: StepSettings) -> None:
@@ -191,12 +192,12 @@ class _Runner(nn.Module):
         self._link = link
         self._step = step
         self.incoming = self.outgoing = NOTHING
-        # This function maps the last stage's output to the start value of backward. It is called for the
-        # microbatches in order.
+        # On the last stage, this function computes the value from which the backward pass starts, given the
+        # output of a microbatch. torch calls it for the microbatches in order.
         self.finish: Callable[[Any], torch.Tensor] = torch.mean
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """Run one microbatch of training; return the next stage's input, or the start value of backward."""
+        """Run one microbatch of training; return the next stage's input, or where backward starts."""
         output = self.compute(tensors)
         if not self._link.last:
             tensors, passed = described(output, self._link.index)
@@ -210,7 +211,7 @@ class _Runner(nn.Module):
         return self.finish(output)
 
     def compute(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return the stage's output for one microbatch."""
+        """Return the output of this worker's stage for one microbatch."""
         if self._link.first:
             value: Any = tuple(tensors)
         else:
@@ -226,14 +227,15 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class MicrobatchSchedule:
-    """Runner of batches through a pipeline. All workers make the same calls, with batches of equal shape.
+    """Runner that sends batches through a pipeline. All workers of a pipeline must make the same calls, with
+    batches of equal shapes.
 
     Args:
         model: this worker's stage.
         link: connection to the other stages.
         step: settings for precision and compilation.
         schedule: "1f1b" or "gpipe".
-        microbatches: largest number of microbatches in a batch.
+        microbatches: maximum number of microbatches of a batch.
     """
 
     def __init__(
@@ -244,7 +246,8 @@ class MicrobatchSchedule:
         self._step = step
         self._one_f_one_b = schedule == "1f1b"
         self._most = microbatches
-        # The keys are batch shapes. All stages remove the same least recently used shape first.
+        # `_known` maps batch shapes to schedules. All stages see the same shapes, so they drop the same least
+        # recently used shape.
         self._known: OrderedDict[str, Any] = OrderedDict()
 
     def forward_backward(
@@ -269,15 +272,16 @@ class MicrobatchSchedule:
             return (scaled(loss) / count).reshape(1)
 
         if not link.last:
-            # A GradScaler must scale a loss before it can unscale. The call also marks the start of the
-            # batch's gradients.
+            # A GradScaler must scale a loss before it can unscale gradients, and only the last stage has a
+            # loss. This call also marks the beginning of the gradients of this batch.
             scaled(torch.zeros((), device=link.device))
         runner.finish = finish
         schedule, runner.incoming, runner.outgoing = self._remembered(
             f"training {shapes}", lambda: self._schedule(count, features)
         )
         with _errors_of_the_user():
-            # The runner has the real targets, so torch uses this argument only to count microbatches.
+            # The runner already has the targets; torch only needs an argument from which it counts
+            # microbatches.
             counted = {"target": torch.empty(count)} if link.last else {}
             schedule.step(*(features if link.first else ()), **counted)
         wait(sent)
@@ -286,7 +290,7 @@ class MicrobatchSchedule:
     def forward(
         self, criterion: Criterion, features: Sequence[Any], target: Any
     ) -> tuple[Any, torch.Tensor] | None:
-        """Return (output, loss) of a batch without gradients on the last stage, None on the others."""
+        """Run a batch without gradients; return (output, loss) on the last stage, None on other stages."""
         link, runner = self._link, self._runner
         count, shapes = self._microbatches(features, target), _shapes((features, target))
         with torch.no_grad():
@@ -312,7 +316,7 @@ class MicrobatchSchedule:
     # -- inside --------------------------------------------------------------------------------
 
     def _microbatches(self, features: Sequence[Any], target: Any) -> int:
-        """Return the largest number of microbatches that divides the batch, at most the requested one."""
+        """Return the largest number of microbatches, up to `self._most`, that divides the batch evenly."""
         if not features or not all(isinstance(item, torch.Tensor) and item.dim() for item in features):
             raise ConfigError(
                 "a pipeline cuts batches along their first dimension, so a model's features must be tensors "
@@ -341,7 +345,6 @@ class MicrobatchSchedule:
         return target
 
     def _receive(self) -> list[torch.Tensor]:
-        """Receive the values of one microbatch from the previous stage."""
         link = self._link
         buffers = [leaf.empty(link.device) for leaf in self._runner.incoming.leaves]
         return link.receive(buffers, link.index - 1)
@@ -355,7 +358,6 @@ class MicrobatchSchedule:
         return self._known[key]
 
     def _schedule(self, count: int, features: Sequence[torch.Tensor]) -> tuple[Any, Passed, Passed]:
-        """Return torch's schedule for one batch shape, with descriptions of the stage's input and output."""
         link = self._link
         incoming, outgoing = self._described(count, features, training=True)
         stage = PipelineStage(
@@ -369,14 +371,15 @@ class MicrobatchSchedule:
             output_args=tuple(leaf.meta() for leaf in outgoing.leaves),
             group=link.group,
         )
-        # With fewer microbatches than stages, both orders are equal, and torch's 1F1B refuses such a number.
+        # With fewer microbatches than stages, both schedules run in the same order, and torch's 1F1B refuses
+        # them.
         kind = Schedule1F1B if self._one_f_one_b and count >= link.stages else ScheduleGPipe
         return kind(stage, count, loss_fn=_first_of_both, **_UNSCALED), incoming, outgoing
 
     def _described(
         self, count: int, features: Sequence[torch.Tensor], *, training: bool
     ) -> tuple[Passed, Passed]:
-        """Return descriptions of the stage's input and output for one microbatch, by a test run.
+        """Run one microbatch as a test; return descriptions of this stage's input and output.
 
         The test run has no side effects.
         """
@@ -392,7 +395,7 @@ class MicrobatchSchedule:
         with _no_trace(runner, link.device), torch.set_grad_enabled(training):
             output = runner.compute(part)
             if link.last:
-                # In training, the last stage returns the scaled loss.
+                # In training, the last stage returns a scaled loss as a tensor of one element.
                 dtype = torch.get_default_dtype()
                 return incoming, Passed((Leaf((1,), dtype, True),), several=False)
             tensors, outgoing = described(output, link.index)
@@ -402,7 +405,7 @@ class MicrobatchSchedule:
 
 
 def _like(leaf: torch.Tensor) -> torch.Tensor:
-    """Return an empty contiguous tensor in the shape of `leaf`, which may be channels_last on this worker."""
+    """Return an uninitialized contiguous tensor in the shape of `leaf`; `leaf` may be channels_last here."""
     return torch.empty_like(leaf, memory_format=torch.contiguous_format)
 
 
@@ -415,7 +418,7 @@ def _shapes(value: Any) -> str:
 
 
 def _parts(value: Any, count: int) -> Iterator[Any]:
-    """Yield `count` equal parts of `value`, cut along the first dimension of its tensors."""
+    """Divide the tensors in `value` along their first dimension; yield `count` equal parts."""
     for number in range(count):
 
         def part(tensor: torch.Tensor, number: int = number) -> torch.Tensor:
@@ -427,7 +430,7 @@ def _parts(value: Any, count: int) -> Iterator[Any]:
 
 @contextmanager
 def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Undo changes by the `with` block to buffers, such as batch norm's statistics, and random generators."""
+    """Restore buffers, such as batch norm's statistics, and random generators after the `with` block."""
     before = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
@@ -438,7 +441,7 @@ def _no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _errors_of_the_user() -> Iterator[None]:
-    """Raise the original error of the user's code, not torch's error that wraps it."""
+    """Raise the original error of the user's code, instead of torch's error that wraps it."""
     try:
         yield
     except RuntimeError as error:

@@ -1,14 +1,14 @@
-"""Stages of a pipeline: the model is divided into groups of consecutive blocks, one group for each worker.
+"""Stages of a pipeline: the model is divided into groups of consecutive modules, one group for each worker.
 
 Blocks are modules that the model calls one after another: the children of an `nn.Sequential`, the list from
-the model's method `stages()`, or the list that the user's function returns for the model. A different model
-is cut at named modules. Its blocks are then the parts between these cuts:
+the model's method `stages()`, or the list that the user's function returns for the model. Any other model is
+divided at modules that the user names. The blocks of such a model are the parts between these modules:
 
     value ──▶ conv ──▶ layer1 ──▶ layer2 ──│──▶ layer3 ──▶ flatten ──▶ fc        cut at ["layer3"]
 
-The user's module keeps its structure and names. The stages of other workers are on the "meta" device, which
-uses no memory. Source: Reed et al. 2021, "torch.fx: Practical Program Capture and Transformation for
-Deep Learning in Python", arXiv:2112.08429.
+The user's module keeps its structure and names. The stages of other workers are moved to the "meta" device,
+where they use no memory. Source: Reed et al. 2021, "torch.fx: Practical Program Capture and Transformation
+for Deep Learning in Python", arXiv:2112.08429.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from trainkit.train.strategies.modules import even_starts
 
 
 def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """Cut `model` into parts; the second and each later part begins with a module from `names`.
+    """Divide `model` into parts; the second and each later part begins with a module from `names`.
 
     Args:
-        model: the whole model; its forward calls each module in `names` once, in this order.
-        names: names of modules in the model.
+        model: the whole model; its `forward` must call each module in `names` once, in this order.
+        names: names of the modules, as in `model.named_modules()`.
 
     Returns:
-        One module more than `names` has. Each takes the previous module's result, a tensor or a tuple.
+        Modules that compute the parts, one more than `names` has entries. Each module takes the result of the
+        previous module: a tensor or a tuple.
 
     Raises:
-        ConfigError: the model's forward can't be recorded, or calls the modules differently.
+        ConfigError: the model's `forward` can't be recorded, or calls the modules in a different way.
     """
     graph = _recorded(model, names, training=True)
     if str(graph) != str(_recorded(model, names, training=False)):
@@ -62,7 +63,10 @@ def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
 
 
 class _Tracer(fx.Tracer):
-    """Tracer of module calls. It also traces inside modules that contain a cut."""
+    """Tracer of module calls.
+
+    The tracer also records calls inside modules that contain a module of `names`.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -78,7 +82,8 @@ def _recorded(model: nn.Module, names: Sequence[str], *, training: bool) -> fx.G
             return _Tracer(names).trace(model)
         except (
             Exception
-        ) as error:  # The trace runs the user's forward on stand-ins for tensors, which may raise any error.
+            # The tracer runs the user's `forward` with substitutes for tensors, so any error may occur.
+        ) as error:
             raise ConfigError(
                 f"the forward of {type(model).__name__} can't be split at {list(names)} ({error}): pass "
                 "Pipeline(split=function), where function(module) returns the modules in the order of calls"
@@ -100,7 +105,7 @@ def _start(nodes: Sequence[fx.Node], name: str, model: nn.Module) -> int:
 
 
 def _crossing(before: Sequence[fx.Node], after: Sequence[fx.Node], results: Argument) -> list[fx.Node]:
-    """Return the nodes of `before` that `after` or `results` uses, except the model's own tensors."""
+    """Return the nodes in `before` whose values `after` or `results` uses, but not the model's tensors."""
     used = {node for later in after for node in later.all_input_nodes}
     map_arg(results, used.add)
     return [node for node in before if node in used and node.op != "get_attr"]
@@ -113,13 +118,14 @@ def _part(
     outgoing: Sequence[fx.Node] | None,
     results: Argument,
 ) -> nn.Module:
-    """Return a module that computes `nodes` from `incoming` and returns `outgoing`, or else `results`."""
+    """Return a module that computes `nodes` from `incoming`; it returns `outgoing`, or `results` if None."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in incoming}
 
     def copied(node: fx.Node) -> fx.Node:
         if node not in copies:
-            # Each part reads the model's own tensors itself, even if forward read them in an earlier part.
+            # Each part reads the tensors of the model itself, even if `forward` reads them in an earlier
+            # part.
             copies[node] = graph.node_copy(node, copied)
         return copies[node]
 
@@ -146,7 +152,7 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 Split = Sequence[str] | Callable[[nn.Module], Sequence[nn.Module]] | None
-"""Names of the modules that begin the second and later stages; a function module -> blocks; None: by size."""
+"""Names of modules at which later stages begin; a function from the model to its blocks; None: by size."""
 
 _ADVICE = (
     "pass Pipeline(split=[name, ...]), the modules at which a stage begins, or split=function, where "
@@ -157,10 +163,10 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Block:
-    """A module in the sequence of modules that the model calls.
+    """A block: one of the modules that the model calls one after another.
 
     Attributes:
-        name: name in the model.
+        name: name of the block in the model.
         module: the block itself.
     """
 
@@ -175,12 +181,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Cut:
-    """A model cut into stages.
+    """A model that is divided into stages.
 
     Attributes:
         stages: the blocks of each stage.
-        packed: True if several values between two blocks are passed as one tuple, as in `nn.Sequential`;
-            False if each value is a separate argument.
+        packed: several values between two blocks are passed as one tuple (True), as in `nn.Sequential`, or as
+            separate arguments (False).
     """
 
     stages: tuple[tuple[Block, ...], ...]
@@ -188,15 +194,16 @@ class Cut:
 
 
 def cut(model: nn.Module, split: Split, degree: int) -> Cut:
-    """Cut `model` into `degree` stages.
+    """Divide `model` into `degree` stages.
 
     Args:
         model: the whole model.
-        split: where to cut; None: into stages of about equal parameter bytes.
+        split: places to divide at; None: stages of about equal size in bytes.
         degree: number of stages.
 
     Raises:
-        ConfigError: `split` does not fit the model, or a tensor would belong to several stages or to none.
+        ConfigError: `split` does not fit the model, or a tensor would belong to several stages or to no
+            stage.
     """
     if isinstance(split, Sequence) and not _is_chain(model):
         blocks, packed = [Block("", part) for part in cut_by_forward(model, split)], False
@@ -217,12 +224,10 @@ def cut(model: nn.Module, split: Split, degree: int) -> Cut:
 
 
 def _is_chain(model: nn.Module) -> bool:
-    """Return True if the model itself defines the order of its blocks."""
     return isinstance(model, nn.Sequential) or getattr(model, "stages", None) is not None
 
 
 def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
-    """Return the model's blocks in order, and True if a tuple between two blocks is a single argument."""
     if callable(split):
         return _named(model, split(model), "the split function"), False
     own = getattr(model, "stages", None)
@@ -238,8 +243,8 @@ def _blocks(model: nn.Module, split: Split) -> tuple[list[Block], bool]:
 
 def _flat(model: nn.Sequential, prefix: str) -> Iterator[Block]:
     for name, child in model.named_children():
-        # Only a plain nn.Sequential is opened, because a subclass's forward may do more than call its
-        # children.
+        # Only a plain nn.Sequential is divided further, because the forward of a subclass may do more than
+        # call its children.
         if type(child) is nn.Sequential and len(child):
             yield from _flat(child, f"{prefix}{name}.")
         else:
@@ -252,7 +257,7 @@ def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
     names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
     blocks: list[Block] = []
     for number, item in enumerate(given):
-        # A plain list has no name in the model, so its modules become the blocks.
+        # A plain list is not a module and has no name in the model, so its modules become the blocks.
         for module in item if isinstance(item, (list, tuple)) else [item]:
             if not isinstance(module, nn.Module):
                 raise ConfigError(f"{origin} gave a {type(module).__name__}, not a module: {_ADVICE}")
@@ -262,7 +267,7 @@ def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
 
 def _at_names(blocks: Sequence[Block], names: list[str], degree: int) -> tuple[tuple[Block, ...], ...]:
     known = [block.name for block in blocks]
-    # The name of a nested nn.Sequential stands for its first block.
+    # The name of a nested nn.Sequential means the first block inside it.
     starts = []
     for name in names:
         inside = [i for i, other in enumerate(known) if other == name or other.startswith(f"{name}.")]
@@ -289,7 +294,7 @@ def _cut_before(blocks: Sequence[Block], starts: Sequence[int]) -> tuple[tuple[B
 
 
 def _check_ownership(model: nn.Module, stages: Sequence[Sequence[Block]]) -> None:
-    """Raise ConfigError if a tensor belongs to several stages, or a parameter belongs to none."""
+    """Raise ConfigError if a tensor belongs to several stages, or a parameter belongs to no stage."""
     stage_of: dict[int, tuple[int, str]] = {}
     for number, stage in enumerate(stages):
         for block in stage:
@@ -317,18 +322,18 @@ NOT_ALONE = (
 
 
 class StageModel(nn.Module):
-    """A model whose `stage` is on this worker, and whose other stages are on other workers.
+    """A model of which this worker holds one stage; other workers hold the other stages.
 
     Args:
-        whole: the user's module; it is changed so that only this worker's stage has values.
+        whole: the user's model; its tensors that belong to other stages are replaced by empty ones.
         cut: the model's stages.
         index: index of this worker's stage.
         device: device of the stage.
-        split: function that splits a module's parameters over the workers of one stage; None if each stage
-            has one worker.
+        split: function that splits a module's parameters over the workers of a stage; None if each stage has
+            only one worker.
 
     Raises:
-        ConfigError: `split` adds hooks to a module that the pipeline never calls as a whole.
+        ConfigError: `split` adds hooks to a module that a pipeline does not call as a whole.
     """
 
     def __init__(
@@ -344,7 +349,7 @@ class StageModel(nn.Module):
         self.stage = _Chain(blocks, packed=cut.packed, first=index == 0)
         _replace(whole, _emptied([block.module for stage in cut.stages for block in stage], keep=self.stage))
         if split is not None:
-            # Only this stage has values now, so splitting needs no communication and no memory for other
+            # Only this worker's stage has values now, so splitting needs no communication or memory for other
             # stages.
             before = dict(whole.named_parameters(remove_duplicate=False))
             split(whole)
@@ -352,13 +357,13 @@ class StageModel(nn.Module):
             _replace(self.stage, {id(before[name]): after[name] for name in before})
             _refuse_lost_hooks(whole, cut)
         _replace(whole, _moved(self.stage, device))
-        # The tuple hides the module from torch, which would otherwise add the module's parameters to this
-        # module.
+        # The tuple hides the model from torch, which would otherwise register it as a submodule, with all its
+        # parameters.
         self._whole = (whole,)
 
     @property
     def whole(self) -> nn.Module:
-        """The user's module, with other stages' parameters and buffers on the "meta" device."""
+        """The user's model; parameters and buffers of other stages are on the "meta" device."""
         return self._whole[0]
 
     def train(self, mode: bool = True) -> StageModel:
@@ -370,7 +375,7 @@ class StageModel(nn.Module):
 
 
 class _Chain(nn.Module):
-    """Sequence of blocks; each receives the result of the previous one."""
+    """Sequence of blocks; each block receives the result of the previous block."""
 
     def __init__(self, blocks: Sequence[nn.Module], *, packed: bool, first: bool) -> None:
         super().__init__()
@@ -379,7 +384,7 @@ class _Chain(nn.Module):
         self._first = first
 
     def forward(self, value: Any) -> Any:
-        """Return the output for `value`; a block with several arguments receives them as a tuple."""
+        """Return the output for `value`; several arguments of the first block are passed as a tuple."""
         for number, block in enumerate(self.blocks):
             apart = not self._packed or (self._first and number == 0)
             value = block(*value) if apart and isinstance(value, tuple) else block(value)
@@ -387,7 +392,7 @@ class _Chain(nn.Module):
 
 
 def _emptied(blocks: Sequence[nn.Module], *, keep: nn.Module) -> dict[int, torch.Tensor]:
-    """Return "meta" tensors to replace the tensors of `blocks` that `keep` lacks, by id of the original."""
+    """Return a "meta" tensor for each tensor of `blocks` that is not in `keep`, by id of the original."""
     held = {id(tensor) for tensor in (*keep.parameters(), *keep.buffers())}
     empty: dict[int, torch.Tensor] = {}
     for block in blocks:
@@ -418,7 +423,7 @@ def _moved(stage: nn.Module, device: torch.device) -> dict[int, torch.Tensor]:
 
 
 def _replace(whole: nn.Module, replaced: Mapping[int, torch.Tensor]) -> None:
-    """Replace tensors of `whole`, also tensors of the root module itself, by id of the original."""
+    """Replace tensors in all modules of `whole`; `replaced` maps ids of original tensors to new tensors."""
     for module in whole.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():

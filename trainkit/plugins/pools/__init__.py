@@ -1,4 +1,4 @@
-"""Pools on the runtime: `concurrent.futures.Executor`, `multiprocessing.Pool`, and a joblib backend."""
+"""Pools of workers: `concurrent.futures.Executor`, `multiprocessing.Pool`, and a joblib backend."""
 
 from __future__ import annotations
 

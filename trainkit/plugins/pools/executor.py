@@ -2,8 +2,8 @@
 
     submit ──▶ calls that wait, and can be cancelled ──▶ some on their way to the workers ──▶ futures
 
-Calls are sent to the workers in advance, so that each worker always has some milliseconds of work queued.
-Long calls are not sent in advance, but hundreds of calls that take microseconds are.
+Calls are sent to the workers in advance, so that the next calls are there when a worker becomes free. Some
+milliseconds of work are sent in advance: hundreds of calls that take microseconds, but no long calls.
 """
 
 from __future__ import annotations
@@ -56,25 +56,26 @@ T = TypeVar("T")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 AHEAD_S = 0.02
-"""Seconds of work that are sent to the workers in advance."""
+"""Calls that are sent in advance take about this many seconds of work together."""
 MOST_AHEAD = 2_000
 """Maximum number of calls that are sent in advance."""
 LOOK_EVERY = 32
-"""Number of finished calls after which the number of calls to send in advance is recomputed."""
+"""After this many finished calls, the number of calls to send in advance is computed again."""
 SHARED_BYTES = 1_000_000
-"""Smallest size of an array that is stored once for all calls that use it."""
+"""Minimum size in bytes of an array that is stored once in shared memory for all calls that use it."""
 MOST_FUNCTIONS = 100
-"""Maximum number of functions that are registered, so that later calls send only their arguments."""
+"""Maximum number of functions that are kept registered; calls of a registered function send only
+arguments."""
 LOOK_S = 0.5
-"""Seconds between checks that the session still exists."""
+"""Seconds between two checks whether the session still exists."""
 SESSION_ENDED = "the session of this executor has ended: create a new executor"
 
 
 def share(cpus: float, workers: int) -> float:
-    """Return the CPUs of each call, at most 1, such that `workers` calls fit into `cpus`.
+    """Return the CPUs that each call reserves, at most 1, so that `workers` calls fit into `cpus`.
 
     Raises:
-        ConfigError: the workers are too many for any fraction of a CPU.
+        ConfigError: `workers` is so large that a call's share of the CPUs would be 0.
     """
     part = min(1.0, math.floor(cpus * QUANTUM / workers) / QUANTUM)
     if not part:
@@ -85,22 +86,25 @@ def share(cpus: float, workers: int) -> float:
 
 
 def ahead(ended: int, seconds: float) -> int:
-    """Return the number of calls to send to the workers in addition to the running ones.
+    """Return how many calls to send to the workers in addition to one call for each worker.
 
     Args:
         ended: number of recently finished calls.
-        seconds: time in which all workers together finished these calls.
+        seconds: time in seconds in which all workers together finished these calls.
     """
     return int(ended / seconds * AHEAD_S) if seconds > 0 else 0
 
 
 _PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
 _unseen = threading.RLock()
-"""Lock for state changes of futures that no thread waits for yet."""
+"""Lock for the state of futures that have no condition yet, because no thread has waited for them."""
 
 
 class _LendingEvent(threading.Event):
-    """Event for `futures.wait` and `as_completed` in a worker. During a wait, it lends the worker's CPUs."""
+    """Event with which `futures.wait` and `as_completed` wait in a worker.
+
+    During a wait, the worker's CPUs are lent to other calls.
+    """
 
     def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -114,7 +118,10 @@ class _LendingEvent(threading.Event):
 
 
 class _NestedWaiters(list[Any]):
-    """List of a future's waiters in a worker. Each waiter gets an event that lends the worker's CPUs."""
+    """List of objects that wait for a future in a worker.
+
+    Each object gets an event that lends the worker's CPUs during its wait.
+    """
 
     def __init__(self, lending: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
@@ -127,14 +134,15 @@ class _NestedWaiters(list[Any]):
 
 
 class PoolFuture(futures.Future[T]):
-    """Future of a submitted call. Its callbacks run in a separate thread, and may wait for other calls.
+    """Future of a call that was submitted to an `Executor`. Callbacks run in a separate thread, and may wait
+    for other calls.
 
-    The condition and its locks are made only when a thread waits, adds a callback or cancels. For thousands
-    of futures, they would dominate the garbage collector's time.
+    The condition with its locks is created only when a thread waits for the future, adds a callback or
+    cancels. Thousands of such objects would take much of the garbage collector's time.
 
     Attributes:
-        call: function and arguments, until they are sent.
-        ref: reference to the result, from sending until the result arrives.
+        call: function and arguments; None after the call was sent.
+        ref: reference to the result; None before the call is sent and after the result has arrived.
     """
 
     ref: ObjectRef[T] | None = None
@@ -149,7 +157,6 @@ class PoolFuture(futures.Future[T]):
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """Condition that the base class locks and waits on."""
         if self._seen is None:
             with _unseen:
                 if self._seen is None:
@@ -184,7 +191,7 @@ class PoolFuture(futures.Future[T]):
         return super().exception(self.lend_cpus(timeout) if self._pool.is_nested else timeout)
 
     def lend_cpus(self, timeout: float | None) -> float | None:
-        """Wait for the call, and lend the worker's CPUs meanwhile; return the remaining time."""
+        """Wait for the call and lend the worker's CPUs during the wait; return the rest of `timeout`."""
         ref = self.ref
         if ref is None or self.done() or not self._pool.is_nested:
             return timeout
@@ -193,7 +200,7 @@ class PoolFuture(futures.Future[T]):
         return None if end is None else max(0.0, end - SYSTEM.monotonic())
 
     def is_in_callback(self) -> bool:
-        """Return True if this thread is running a callback of the executor."""
+        """Return True if this thread is running a callback of the future's executor."""
         return self._pool.is_in_callback()
 
     def set_result(self, result: T) -> None:
@@ -217,13 +224,12 @@ class PoolFuture(futures.Future[T]):
         try:
             by(what)
         except futures.InvalidStateError:
-            # Without a session, the end of the session has already failed the future.
+            # If the session has ended, the future has already failed for that reason.
             if self._pool.has_session():
                 raise
 
 
 def _as_raised(error: BaseException | None) -> BaseException | None:
-    """Return the exception that the function raised, with the remote traceback as its cause."""
     if isinstance(error, TaskError) and error.cause is not None:
         from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 
@@ -236,7 +242,6 @@ def _as_raised(error: BaseException | None) -> BaseException | None:
 
 
 def _fail(calls: Iterable[PoolFuture[Any]], error: BaseException) -> None:
-    """Fail waiting calls, except cancelled ones."""
     for each in calls:
         if each.set_running_or_notify_cancel():
             futures.Future.set_exception(each, error)
@@ -252,21 +257,22 @@ def _as_pickled(error: BaseException) -> BaseException:
 
 
 class Executor(futures.Executor):
-    """Executor whose calls are tasks of the runtime, in pre-forked worker processes, on every engine.
+    """Executor that runs calls as tasks of the runtime, in worker processes that are forked in advance.
 
-    It replaces `ProcessPoolExecutor`. A future raises the function's own exception, with the remote traceback
-    as its cause. A call whose worker dies is retried, three times unless `max_retries` says otherwise. After
-    that, only this call fails, with an error that is also a `BrokenExecutor`. As in `ProcessPoolExecutor`, a
-    failing initializer breaks the executor. A function is sent once, with the current values of the global
-    names that it uses. A closure or a bound method is sent with each call, because its contents may change.
+    It replaces `ProcessPoolExecutor`. A future raises the same exception as the function, with the remote
+    traceback as its cause. A call whose worker dies is retried three times, unless `max_retries` is set to
+    another number. After the last retry, only this call fails, with an error that is also a `BrokenExecutor`.
+    If an initializer fails, the executor accepts no more calls, as in `ProcessPoolExecutor`. A function is
+    sent only once, with the values that the global names in its code have at that time. A closure or a bound
+    method is sent with each call, because the objects that it contains may change.
 
     Args:
-        max_workers: number of concurrent calls; None means the number of CPUs. A larger number shares the
-            CPUs.
-        mp_context: accepted as by `ProcessPoolExecutor`, without effect.
-        initializer: function that each worker calls before its first call of this executor.
+        max_workers: maximum number of calls that run at the same time; None means the number of CPUs. If the
+            number is larger than the number of CPUs, calls share CPUs.
+        mp_context: argument of `ProcessPoolExecutor` that has no effect here.
+        initializer: function that each worker calls before its first call for this executor.
         initargs: arguments of the initializer, which are sent to each worker once.
-        max_tasks_per_child: number of calls after which a worker ends; None means never.
+        max_tasks_per_child: number of calls after which a worker process is replaced; None means never.
         **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
 
     Raises:
@@ -318,11 +324,12 @@ class Executor(futures.Executor):
         self._calling: int | None = None
         self._owed_callbacks = 0
         self.is_nested, self.lending = self._engine.is_worker, self._engine.lending
-        # Calls sent in advance must wait for CPUs. With free CPUs, they would run beside the workers' calls.
+        # Calls are sent in advance only if they must wait for CPUs; otherwise, more than `workers` calls
+        # would run at the same time.
         cpus = self._options.num_cpus
         fills = (1 if cpus is None else cpus) * (self.workers + 1) > total
         self._most_ahead = MOST_AHEAD if fills else 0
-        # In a worker, every call is sent at once, because only calls that were sent can run on the CPUs that
+        # In a worker, all calls are sent immediately, because only calls that were sent can use the CPUs that
         # the waiting worker lends.
         self._window = math.inf if self.is_nested else self.workers
         self._refilled_at = self._window - 1
@@ -330,21 +337,23 @@ class Executor(futures.Executor):
         self._since = SYSTEM.monotonic()
         self._is_shut_down = self._is_killed = False
         self._failure: InitializerError | None = None
-        # Engines raise different errors for calls after a session, so the open calls are failed here.
+        # After the end of a session, engines raise various errors, so unfinished calls are failed with one
+        # error here.
         at_end(self._fail_all)
         _open.add(self)
-        # The function is registered again for each executor, after the session's own exit function, so that
-        # it runs before it.
+        # Exit functions run in reverse order, so this function is registered again, in order to run before
+        # the session's own exit function.
         atexit.unregister(_finish_all)
         atexit.register(_finish_all)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> PoolFuture[T]:
-        """Start `fn(*args, **kwargs)` in a worker; references among the arguments are replaced by values.
+        """Start `fn(*args, **kwargs)` in a worker; each reference among the arguments is replaced by its
+        value.
 
         Raises:
-            RuntimeError: the executor is shut down.
+            RuntimeError: the executor was shut down.
             InitializerError: the executor's initializer failed.
-            NotInitializedError: the session in which the executor was made has ended.
+            NotInitializedError: the session in which the executor was created has ended.
         """
         if not self.has_session():
             raise NotInitializedError(SESSION_ENDED)
@@ -370,15 +379,15 @@ class Executor(futures.Executor):
         timeout: float | None = None,
         chunksize: int = 1,
     ) -> Iterator[T]:
-        """Yield the results of `fn` for the items, in order; all calls are submitted at once.
+        """Yield the results of `fn` for all items, in order; all calls are submitted immediately.
 
-        An array of a megabyte or more that several calls take is put into shared memory once.
+        An array of a megabyte or more that several calls use is stored in shared memory only once.
 
         Args:
-            fn: function that takes one item of each iterable.
-            iterables: iterables of arguments; calls end with the shortest one.
-            timeout: seconds from now after which the iterator raises TimeoutError; None means no limit.
-            chunksize: number of items per call; more than 1 is faster for items that take microseconds.
+            fn: function that takes one item from each iterable.
+            iterables: iterables of arguments; the shortest one determines the number of calls.
+            timeout: seconds from now after which the iterator raises TimeoutError; None means never.
+            chunksize: number of items per call; more than 1 is faster if an item takes only microseconds.
         """
         if chunksize < 1:
             raise ConfigError(f"chunksize must be 1 or more, not {chunksize!r}")
@@ -393,13 +402,13 @@ class Executor(futures.Executor):
     def submit_chunks(
         self, fn: Callable[..., T], items: Iterable[tuple[Any, ...]], chunksize: int
     ) -> Iterator[PoolFuture[list[T]]]:
-        """Start `fn(*item)` for each item, with `chunksize` items per call; yield futures of the results."""
+        """Start `fn(*item)` for each item, `chunksize` items in one call; yield a future for each call."""
         left = iter(items)
         while chunk := [*itertools.islice(left, chunksize)]:
             yield self.submit(run_chunk, fn, chunk)
 
     def callback(self, fn: Callable[[futures.Future[Any]], object]) -> Callable[[futures.Future[Any]], None]:
-        """Return a callback that calls `fn` in a separate thread, one at a time; `shutdown` waits for it."""
+        """Return a callback that runs `fn` in a separate thread, one at a time; `shutdown` waits for it."""
         self._callbacks.expect()
         with self._lock:
             self._owed_callbacks += 1
@@ -422,11 +431,11 @@ class Executor(futures.Executor):
         return self._calling == threading.get_ident()
 
     def has_session(self) -> bool:
-        """Return True if the session in which the executor was made is still running."""
+        """Return True if the session in which the executor was created is still running."""
         return running() is self._engine
 
     def blamed(self, error: BaseException | None) -> BaseException | None:
-        """Return `error`, or an InitializerError if the initializer ended the worker."""
+        """Return `error`; an InitializerError if the worker died while it ran the initializer."""
         if self._before is None or not isinstance(error, BrokenWorkerError) or error.pid is None:
             return error
         pool = self._before.pool
@@ -438,7 +447,7 @@ class Executor(futures.Executor):
         return broken_pool(InitializerError, message, {**vars(error), "pool": pool})
 
     def break_by(self, error: InitializerError) -> None:
-        """Fail waiting calls and accept no more, unless `error` comes from another executor's initializer."""
+        """Make waiting calls fail and refuse new calls, unless `error` comes from another executor."""
         if self._before is None or error.pool != self._before.pool:
             return
         with self._lock:
@@ -447,7 +456,7 @@ class Executor(futures.Executor):
         _fail(lost, error)
 
     def on_end(self, future: PoolFuture[Any]) -> None:
-        """Send waiting calls after a call has ended; several at once if many are sent in advance."""
+        """After a call has ended, send waiting calls: one, or several if many calls are sent in advance."""
         with self._lock:
             self._sent.discard(future)
             future.ref = None
@@ -467,27 +476,27 @@ class Executor(futures.Executor):
             self._send(calls)
 
     def _fail_all(self) -> None:
-        """Fail all calls, because an engine may report nothing about them after its session has ended."""
+        """Make all calls fail, because an engine may report nothing after the end of its session."""
         error = NotInitializedError(SESSION_ENDED)
         with self._lock:
             waiting, sent = self._drop_waiting(), list(self._sent)
             self._sent.clear()
         _fail(waiting, error)
         for each in sent:
-            # Another thread is about to send the remaining calls, which fail by themselves.
+            # A call that is not running yet is about to be sent by another thread, and fails then.
             if each.running():
-                with contextlib.suppress(futures.InvalidStateError):  # the call has just ended
+                with contextlib.suppress(futures.InvalidStateError):  # The call may have ended just now.
                     futures.Future.set_exception(each, error)
 
     def _drop_waiting(self) -> list[PoolFuture[Any]]:
-        """Remove and return all waiting calls; the caller holds the lock."""
+        """Remove all waiting calls and return them; the lock must be held."""
         dropped = list(self._waiting)
         self._waiting.clear()
         self._quiet.notify_all()
         return dropped
 
     def _next_calls(self) -> list[PoolFuture[Any]]:
-        """Remove and return the calls that may be sent now; the caller holds the lock."""
+        """Remove the waiting calls that may be sent now, and return them; the lock must be held."""
         room = min(len(self._waiting), self._window - len(self._sent))
         calls = [self._waiting.popleft() for _ in range(int(room))]
         self._sent.update(calls)
@@ -496,8 +505,8 @@ class Executor(futures.Executor):
         return calls
 
     def _send(self, calls: list[PoolFuture[Any]]) -> None:
-        # The loop replaces recursion, because each call that can't be sent makes room for the next call,
-        # maybe thousands of times.
+        # This is a loop and not a recursion, because each call that can't be sent makes room for the next
+        # one, maybe thousands of times.
         while calls:
             left = []
             for number, future in enumerate(calls):
@@ -508,9 +517,10 @@ class Executor(futures.Executor):
                 try:
                     ref = future.ref = self._remote(*call)
                     ref.future(future)
-                    if self._is_killed:  # another thread killed the workers in the meantime
+                    # Another thread has called `terminate_workers` after the call was taken.
+                    if self._is_killed:
                         cancel(ref, force=True)
-                except BaseException as error:  # the error is set on the future, as in `ProcessPoolExecutor`
+                except BaseException as error:  # As in `ProcessPoolExecutor`, the future receives the error.
                     futures.Future.set_exception(future, _as_pickled(error))
                     left.append(future)
                     if not isinstance(error, Exception):
@@ -521,15 +531,15 @@ class Executor(futures.Executor):
                 calls = self._next_calls() if left else []
 
     def _put_back(self, left: list[PoolFuture[Any]], calls: list[PoolFuture[Any]]) -> None:
-        """Undo the sending of `calls`, which Ctrl-C interrupted."""
+        """Put `calls`, which were not sent because Ctrl-C interrupted the sending, back into the queue."""
         with self._lock:
             self._sent.difference_update(left, calls)
             self._waiting.extendleft(reversed(calls))
             self._quiet.notify_all()
 
     def _remote(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any]:
-        # The contents of a closure or a bound method may change between calls, so such functions are sent
-        # with each call.
+        # A closure or a bound method contains objects that may change between calls, so it is sent with each
+        # call.
         if self._before is None and type(fn) is FunctionType and fn.__closure__ is None:
             remote = self._functions.get(fn)
             if remote is None:
@@ -540,11 +550,12 @@ class Executor(futures.Executor):
         return self._runs_any.remote(self._before, fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls; with `wait`, return after submitted calls and their callbacks have ended.
+        """Refuse new calls; if `wait` is True, return when submitted calls and their callbacks have ended.
 
         Args:
-            wait: True: wait for the calls. False: they continue, and the program waits for them when it ends.
-            cancel_futures: True: cancel the calls that wait for a worker.
+            wait: True: wait for submitted calls. False: the calls continue, and the program waits for them
+                before it ends.
+            cancel_futures: True: cancel the calls that have not been sent to a worker.
         """
         with self._lock:
             self._is_shut_down = True
@@ -563,13 +574,13 @@ class Executor(futures.Executor):
         if not wait:
             return
         with self._quiet:
-            # A callback must not wait for itself.
+            # If a callback calls `shutdown`, it must not wait for its own end.
             while self._owed_callbacks and not self.is_in_callback():
                 self._quiet.wait(LOOK_S)
         _open.discard(self)
 
     def terminate_workers(self) -> None:
-        """Accept no more calls, cancel waiting calls, and kill the workers of running calls."""
+        """Refuse new calls, cancel waiting calls, and kill the workers that run calls."""
         self.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._is_killed = True
@@ -580,13 +591,13 @@ class Executor(futures.Executor):
 
 
 class Sharing:
-    """Arrays that several calls use. Each array is put into shared memory once."""
+    """Store for arrays that several calls use. Each array is stored in shared memory only once."""
 
     def __init__(self) -> None:
         self._put: dict[int, tuple[object, ObjectRef[Any]]] = {}
 
     def of(self, value: Any) -> Any:
-        """Return a reference to `value` if it is a large array, else `value` itself."""
+        """Return a reference to `value` if it is a large array; otherwise, return `value` itself."""
         numpy = sys.modules.get("numpy")
         if (
             numpy is None
@@ -595,7 +606,8 @@ class Sharing:
             or value.dtype.hasobject
         ):
             return value
-        # The array is stored with its id, because another object could get the same id later.
+        # The array is kept in the dictionary, because after its deletion, another object could get the same
+        # id.
         _, ref = self._put.get(id(value)) or (None, None)
         if ref is None:
             ref = put(value)
@@ -604,7 +616,7 @@ class Sharing:
 
 
 def shared(items: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return the arguments of several calls, with references in place of large arrays."""
+    """Replace large arrays in the arguments of several calls by references."""
     sharing = Sharing()
     return [tuple(map(sharing.of, item)) for item in items]
 

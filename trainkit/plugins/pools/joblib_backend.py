@@ -1,7 +1,7 @@
 """joblib backend that runs calls as tasks of the runtime, for `joblib.Parallel` and scikit-learn's `n_jobs`.
 
-Large arrays that several calls use are put into shared memory once. joblib's own backend writes them to
-files.
+Large arrays that several calls use are stored in shared memory only once, whereas joblib's own backend writes
+them to files.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ except ImportError as error:
 
 NAME = "trainkit"
 _OF_WORKERS = ("initializer", "initargs")
-"""Settings of a `Parallel` for its workers; other settings concern joblib's files for large arrays."""
+"""Settings of `joblib.Parallel` that concern its workers; others concern joblib's files for large arrays."""
 
 
 class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     """Backend of joblib whose batches of calls run as tasks of the runtime.
 
     Args:
-        nesting_level: nesting level, from joblib.
-        inner_max_num_threads: number of threads of BLAS, OpenMP and similar libraries in a worker; None means
-            the number of the worker's CPUs, unless the program's environment sets it.
-        ray_remote_args: further options, for compatibility with Ray's backend.
+        nesting_level: depth of nested `Parallel` calls, set by joblib.
+        inner_max_num_threads: number of threads that BLAS, OpenMP and similar libraries use in a worker; None
+            means the number of the worker's CPUs, unless the program's environment sets a number.
+        ray_remote_args: further options of `Executor`, under the name that Ray's backend uses.
         **options: options of `Executor` for each batch, such as `num_cpus=2` or `num_gpus=1`.
     """
 
@@ -58,7 +58,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._sharing = Sharing()
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return the number of concurrent calls; it is 1 in a process forked from the session's program."""
+        """Return the number of concurrent calls; 1 in a process forked from the session's program."""
         if n_jobs == 0:
             raise ConfigError("n_jobs == 0 in Parallel has no meaning: give 1 or more, or -1 for all CPUs")
         if n_jobs in (None, 1):
@@ -77,8 +77,8 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self.parallel = parallel
         count = self.effective_n_jobs(n_jobs)
         if count == 1 or engine().is_worker:
-            # joblib's waits lend no CPUs, so calls of a worker might wait forever for the CPUs of that same
-            # worker.
+            # While joblib waits, a worker lends no CPUs, so its calls might wait forever for the worker's own
+            # CPUs.
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         given = {name: settings[name] for name in _OF_WORKERS if settings.get(name) is not None}
         threads = self.inner_max_num_threads
@@ -116,7 +116,7 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
     def abort_everything(self, ensure_ready: bool = True) -> None:
         pool = self._current()
         pool.terminate_workers()
-        pool.shutdown(wait=True)  # a late callback of this call would abort the next call
+        pool.shutdown(wait=True)  # A callback of this run that came later would abort the next run.
         if ensure_ready:
             self._workers = Executor(pool.workers, **self._options)
 
@@ -133,12 +133,11 @@ class TrainkitBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
 
 def register_trainkit(name: str = NAME) -> None:
-    """Register the backend under a name, for `with joblib.parallel_config(backend="trainkit"): ...`."""
+    """Register the backend under `name`, for `with joblib.parallel_config(backend="trainkit"): ...`."""
     joblib.register_parallel_backend(name, TrainkitBackend)
 
 
 def _run_batch(batch: Any) -> Any:
-    """Run a batch of joblib in the worker, with references replaced by their values."""
     batch.items = [
         (call, [*map(_value, args)], {name: _value(value) for name, value in kwargs.items()})
         for call, args, kwargs in batch.items

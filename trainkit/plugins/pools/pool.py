@@ -22,13 +22,13 @@ _CHUNKS_A_WORKER = 4
 
 
 class AsyncResult(Generic[T]):
-    """Future result of one call, or of several calls as a list.
+    """Future result of one call, or of several calls whose results are joined.
 
     Args:
         parts: futures of the calls.
-        joined: function that makes the result from the results of the calls.
-        callback: function that receives the result, in a separate thread.
-        error_callback: function that receives the first error, if a call fails.
+        joined: function that receives the list of the calls' results, and returns the joined result.
+        callback: function that is called with the result, in a separate thread.
+        error_callback: function that is called with the first error, if a call fails.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class AsyncResult(Generic[T]):
         self._parts = parts
         self._joined = joined
         self._has_told = threading.Event()
-        # Nothing is left to report, so the result counts as reported at once, as in multiprocessing.
+        # Without calls or callbacks, no callback must be awaited, as in multiprocessing.
         if not parts or (callback is None and error_callback is None):
             self._has_told.set()
         else:
@@ -78,7 +78,7 @@ class AsyncResult(Generic[T]):
         return self._joined([part.result() for part in self._parts])
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the result and the end of its callback, for at most `timeout` seconds."""
+        """Wait until the result is available and its callback has ended, for at most `timeout` seconds."""
         end = None if timeout is None else SYSTEM.monotonic() + timeout
         with contextlib.suppress(PoolTimeoutError):
             for part in self._parts:
@@ -92,11 +92,11 @@ class AsyncResult(Generic[T]):
         return is_told and all(part.done() for part in self._parts)
 
     def _is_called_back(self) -> bool:
-        """Return True if this thread is running a callback; other callbacks wait until it ends."""
+        """Return True if this thread runs a callback; no other callback can run until it ends."""
         return any(isinstance(part, PoolFuture) and part.is_in_callback() for part in self._parts)
 
     def successful(self) -> bool:
-        """Return True if no call raised an error.
+        """Return True if all calls have ended without an error.
 
         Raises:
             ConfigError: the result is not ready yet.
@@ -111,10 +111,10 @@ def _error(part: futures.Future[Any]) -> BaseException | None:
 
 
 class ResultIterator(Iterator[T]):
-    """Iterator over the results of calls that return lists. Calls can be added during iteration until `end`.
+    """Iterator over the items of calls whose results are lists. Calls can be added until `end` is called.
 
     Args:
-        ordered: True: yield results in the order of the calls; False: in the order of arrival.
+        ordered: True: yield items in the order of the calls; False: in the order in which calls end.
     """
 
     def __init__(self, *, ordered: bool) -> None:
@@ -125,7 +125,7 @@ class ResultIterator(Iterator[T]):
         self._there: list[T] = []
         self._parts: SimpleQueue[futures.Future[list[T]] | None] = SimpleQueue()
         self._next_part: futures.Future[list[T]] | None = None
-        # In a worker, these calls run on the CPUs that the worker lends while it waits for a call.
+        # Calls made in a worker; the worker must lend its CPUs while it waits for them.
         self._nested: deque[PoolFuture[list[T]]] = deque()
 
     def add(self, part: futures.Future[list[T]]) -> None:
@@ -136,8 +136,8 @@ class ResultIterator(Iterator[T]):
             return
         if isinstance(part, PoolFuture):
             self._nested.append(part)
-        # This callback runs outside the executor's callback thread, where a callback that reads these results
-        # would block.
+        # This callback is not run in the executor's callback thread, which may be blocked by a user's
+        # callback that reads these results.
         futures.Future.add_done_callback(part, self._parts.put)
 
     def end(self) -> None:
@@ -148,7 +148,7 @@ class ResultIterator(Iterator[T]):
         return self.next()
 
     def next(self, timeout: float | None = None) -> T:
-        """Return the next result; raise `multiprocessing.TimeoutError` after `timeout` seconds."""
+        """Return the next item; raise `multiprocessing.TimeoutError` after `timeout` seconds."""
         end = None if timeout is None else SYSTEM.monotonic() + timeout
         while not self._there:
             if self._taken == self._total:
@@ -177,7 +177,7 @@ def _left(end: float | None) -> float | None:
 
 
 def _await(part: futures.Future[Any], timeout: float | None) -> None:
-    """Wait for the end of a call; a worker lends its CPUs during the wait."""
+    """Wait until a call has ended; if this process is a worker, it lends its CPUs during the wait."""
     if isinstance(part, PoolFuture):
         timeout = part.lend_cpus(timeout)
     if futures.wait([part], timeout).not_done:
@@ -188,11 +188,11 @@ class Pool:
     """Pool of workers, with the interface of `multiprocessing.Pool`.
 
     Args:
-        processes: number of concurrent calls; None means the number of CPUs.
-        initializer: function that each worker calls before its first call of this pool.
+        processes: maximum number of calls that run at the same time; None means the number of CPUs.
+        initializer: function that each worker calls before its first call for this pool.
         initargs: arguments of the initializer.
-        maxtasksperchild: number of calls after which a worker ends; None means never.
-        context: accepted as by `multiprocessing.Pool`, without effect.
+        maxtasksperchild: number of calls after which a worker process is replaced; None means never.
+        context: argument of `multiprocessing.Pool` that has no effect here.
         **options: further options of `trainkit.remote` for tasks, such as `num_gpus=1`.
 
     Raises:
@@ -228,7 +228,7 @@ class Pool:
         callback: Callable[[T], object] | None = None,
         error_callback: Callable[[BaseException], object] | None = None,
     ) -> AsyncResult[T]:
-        """Start a call; see `apply` and `AsyncResult`."""
+        """Start a call and return an `AsyncResult`; see `apply` for the arguments."""
         self._require_open()
         future = self._executor.submit(func, *args, **(kwds or {}))
         return AsyncResult([future], lambda results: results[0], callback, error_callback)
@@ -245,7 +245,7 @@ class Pool:
         callback: Callable[[list[T]], object] | None = None,
         error_callback: Callable[[BaseException], object] | None = None,
     ) -> AsyncResult[list[T]]:
-        """Start `func` for each item; see `map` and `AsyncResult`."""
+        """Start `func` for each item, and return an `AsyncResult`; see `map`."""
         return self._start(func, [(item,) for item in iterable], chunksize, callback, error_callback)
 
     def starmap(
@@ -262,25 +262,25 @@ class Pool:
         callback: Callable[[list[T]], object] | None = None,
         error_callback: Callable[[BaseException], object] | None = None,
     ) -> AsyncResult[list[T]]:
-        """Start `func(*item)` for each item; see `starmap` and `AsyncResult`."""
+        """Start `func(*item)` for each item, and return an `AsyncResult`; see `starmap`."""
         return self._start(func, [tuple(item) for item in iterable], chunksize, callback, error_callback)
 
     def imap(
         self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int = 1
     ) -> ResultIterator[T]:
-        """Iterate over the results of `func` for the items, in order, each as soon as it arrives."""
+        """Iterate over the results of `func` for all items, in order, each as soon as it is available."""
         return self._fed(func, iterable, chunksize, ResultIterator(ordered=True))
 
     def imap_unordered(
         self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int = 1
     ) -> ResultIterator[T]:
-        """Iterate over the results of `func` for the items, as they arrive."""
+        """Iterate over the results of `func` for all items, in the order in which calls end."""
         return self._fed(func, iterable, chunksize, ResultIterator(ordered=False))
 
     def _fed(
         self, func: Callable[[Any], T], iterable: Iterable[Any], chunksize: int, results: ResultIterator[T]
     ) -> ResultIterator[T]:
-        """Return `results`, and add calls to it: immediately, or in a thread if the number is unknown."""
+        """Return `results` after adding calls to it, in a thread if `iterable` has no length."""
         self._require_open()
         _require_size(chunksize)
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
@@ -330,19 +330,19 @@ class Pool:
             raise ConfigError("Pool not running: it was closed or terminated; create a new pool")
 
     def close(self) -> None:
-        """Accept no more calls; submitted calls continue."""
+        """Refuse new calls; calls that were submitted continue."""
         self._is_closed = True
         if not any(feeder.is_alive() for feeder in self._feeders):
             self._executor.shutdown(wait=False)
 
     def terminate(self) -> None:
-        """Accept no more calls, cancel waiting calls, and kill the workers of running calls."""
+        """Refuse new calls, cancel waiting calls, and kill the workers that run calls."""
         self._is_closed = True
         self._feeders.clear()
         self._executor.terminate_workers()
 
     def join(self) -> None:
-        """Wait for the end of all calls.
+        """Wait until all calls have ended.
 
         Raises:
             ConfigError: the pool was neither closed nor terminated.

@@ -1,4 +1,4 @@
-"""Code of pools that runs in workers, and the errors that it raises."""
+"""Functions of pools that run in workers, and the errors that these functions raise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
-    """The worker of the call died. Other calls continue, and new calls can be submitted.
+    """Error: the worker process that ran the call died. Other calls continue, and new calls can be submitted.
 
     The raised error is also a `concurrent.futures.process.BrokenProcessPool`.
     """
@@ -28,12 +28,12 @@ class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
 
 
 class InitializerError(TrainkitError, futures.BrokenExecutor):
-    """The executor's initializer failed in a worker, so the executor accepts no more calls.
+    """Error: the executor's initializer failed in a worker, so the executor accepts no more calls.
 
     The raised error is also a `concurrent.futures.process.BrokenProcessPool`.
 
     Attributes:
-        pool: id of the executor's `Preparation`.
+        pool: id of the `Preparation` of the executor.
     """
 
     pool: str
@@ -43,10 +43,10 @@ class InitializerError(TrainkitError, futures.BrokenExecutor):
 
 
 class EndedError(Exception):
-    """Carrier of a `SystemExit` or `KeyboardInterrupt` from a function to its future.
+    """Wrapper that carries a `SystemExit` or `KeyboardInterrupt` of the user's function to the call's future.
 
     Args:
-        error: exception that the function raised.
+        error: exception that the user's function raised.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -63,7 +63,7 @@ def broken_pool(kind: Any, message: str, attributes: Mapping[str, Any]) -> BaseE
 
 @functools.cache
 def _broken_class(kind: Any) -> type[BaseException]:
-    # This import loads all of multiprocessing, so it comes late.
+    # This import loads all of multiprocessing, which takes time, so it is made only when needed.
     from concurrent.futures.process import BrokenProcessPool
 
     return type(kind.__name__, (kind, BrokenProcessPool), {"__module__": __name__})
@@ -73,7 +73,7 @@ class Preparation(NamedTuple):
     """Initializer that a worker calls before its first call of a pool.
 
     Attributes:
-        pool: id of this preparation.
+        pool: id of the preparation, unique to the executor.
         ref: reference to the initializer and its arguments, which each worker fetches once.
     """
 
@@ -82,7 +82,7 @@ class Preparation(NamedTuple):
 
 
 def initializing(folder: Path, pool: str, pid: int) -> Path:
-    """Return the path of a file that exists while an initializer runs, and stays if this ends the process.
+    """Return the path of a file that exists while an initializer runs; it remains if the process dies.
 
     Args:
         folder: scratch folder of the session.
@@ -93,18 +93,19 @@ def initializing(folder: Path, pool: str, pid: int) -> Path:
 
 
 _prepared: dict[str, str] = {}
-"""Errors of initializers in this process, by id of the preparation; "" after success."""
+"""Maps the id of each preparation that has run in this process to the initializer's error; "" means
+success."""
 
 
 def run(before: Preparation | None, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call `fn`; first call the pool's initializer, unless this process has done so."""
+    """Call `fn`; before the first call in this process, call the pool's initializer."""
     if before is not None:
         _prepare(before)
     return _survive(fn, args, kwargs)
 
 
 def _prepare(before: Preparation) -> None:
-    """Call the initializer once in this process.
+    """Call the pool's initializer, unless this process has called it already.
 
     Raises:
         InitializerError: the initializer failed, in this call or earlier.
@@ -129,7 +130,7 @@ def _prepare(before: Preparation) -> None:
 
 
 def guarded(fn: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that calls `fn` and turns exceptions that would end the process into errors."""
+    """Return a function that calls `fn`, and replaces SystemExit and KeyboardInterrupt by an EndedError."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -142,17 +143,17 @@ def _survive(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         return fn(*args, **kwargs)
     except (SystemExit, KeyboardInterrupt) as error:
-        # The runtime cancels with a subclass of these errors.
+        # Subclasses of these errors come from the runtime, which cancels calls with them.
         if type(error) not in (SystemExit, KeyboardInterrupt):
             raise
-        # The user pressed Ctrl-C in the calling program.
+        # This process is not a worker, so the user has pressed Ctrl-C in the program.
         if type(error) is KeyboardInterrupt and not engine().is_worker:
             raise
         raise EndedError(error) from error
 
 
 def run_chunk(fn: Callable[..., T], chunk: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Return the results of `fn` for the items of `chunk`."""
+    """Call `fn` with each item of `chunk`; return the results."""
     refs = {each for item in chunk for each in item if isinstance(each, ObjectRef)}
     values = dict(zip(refs, get(list(refs)), strict=True)) if refs else {}
     if not values:

@@ -1,1 +1,1 @@
-"""Timing figures of a trainer's ranks, traces, and searches for learning rates and batch sizes."""
+"""Timing measurements and traces of a trainer's ranks, and searches for learning rates and batch sizes."""

@@ -1,4 +1,4 @@
-"""Traces of a trainer's ranks, requested by any process on the same machine."""
+"""Traces of a trainer's ranks; any process on the same machine can request a trace."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def trace(
 ) -> Path:
     """Record the next steps of a rank of a running trainer with `torch.profiler`.
 
-    A step is the time from one batch to the next. While the rank is recorded, it is slower, and so are the
-    ranks that wait for it.
+    A step is the time from one batch to the next. The rank is slower while it is recorded, and other ranks
+    may have to wait for it.
 
     Args:
-        pid: id of the rank's process, on this machine; `trainkit status` and the dashboard show it.
-        path: path of the trace file, as JSON that Perfetto and Chrome's `about:tracing` show.
+        pid: process id of the rank on this machine, as `trainkit status` and the dashboard show it.
+        path: path of the trace file to write: JSON that Perfetto and Chrome's `about:tracing` can show.
         steps: number of steps to record, 1 to 100.
-        timeout_s: longest wait for these steps, in seconds.
+        timeout_s: seconds to wait until these steps are recorded.
 
     Returns:
-        Absolute path of the file.
+        Absolute path of the trace file.
 
     Raises:
         ConfigError: an argument is out of range, or the process is not a rank of a trainer.
-        TrainkitError: the rank makes no steps, has ended, or another trace of it is being recorded.
+        TrainkitError: the rank makes no steps or has ended, or another trace of the rank is being recorded.
     """
     target = Path(path).expanduser().absolute()
     with ranks.trace(pid, target.parent, steps, timeout_s) as recorded:
@@ -36,7 +36,7 @@ def trace(
         try:
             with aside.open("wb") as file:
                 shutil.copyfileobj(recorded, file)
-            # The file is renamed when it is complete, so that nobody reads a partial file.
+            # The file gets its name only when it is complete, so that no program reads an incomplete file.
             aside.replace(target)
         finally:
             aside.unlink(missing_ok=True)

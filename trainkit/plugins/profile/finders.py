@@ -1,7 +1,7 @@
 """Searches for a learning rate and a batch size, similar to Lightning's `Tuner`.
 
-The learning rate range test trains one step at each of many rates, from small to large, and records the loss.
-The search for a batch size doubles the size until memory runs out.
+The learning rate range test trains with many rates, one step with each, from small to large, and records the
+losses. The search for a batch size doubles the size until memory runs out.
 
 Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.01186, section 3.3;
 Lightning, "Tuner", https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.tuner.tuning.Tuner.html
@@ -32,7 +32,7 @@ from trainkit.train.workers.worker_group import WorkerGroup
 log = logging.getLogger(__name__)
 
 _MEMORY = 0.98
-"""Weight of the previous value in the smoothed loss; Lightning's value."""
+"""Weight of the previous value in the exponential average of losses, as in Lightning."""
 
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "memory limit exceeded"),
@@ -41,7 +41,7 @@ _OUT_OF_MEMORY = (
 
 
 def learning_rates(mode: str, low: float, high: float, count: int) -> list[float]:
-    """Return `count` rates from `low` to `high`, with equal factors ("exponential") or differences."""
+    """Return `count` rates from `low` to `high`, with equal ratios ("exponential") or differences."""
     shares = [index / (count - 1) for index in range(count)]
     if mode == "linear":
         return [low + (high - low) * share for share in shares]
@@ -54,8 +54,8 @@ class LRFinder:
 
     Attributes:
         mode: "exponential" or "linear".
-        results: `"lr"`: tested rates; `"loss"`: smoothed loss after each rate. Both lists are shorter if the
-            test was stopped early.
+        results: `"lr"` contains the tested rates, and `"loss"` the smoothed loss after each rate. Both lists
+            are shorter if the test stopped early.
     """
 
     mode: str
@@ -65,11 +65,11 @@ class LRFinder:
         """Return the rate at which the loss falls most steeply.
 
         Args:
-            skip_begin: number of losses to ignore at the beginning, where they are hardly smoothed yet.
-            skip_end: number of losses to ignore at the end, where the loss grows.
+            skip_begin: number of losses to ignore at the beginning, which are averages of few values.
+            skip_end: number of losses to ignore at the end, where the loss increases.
 
         Returns:
-            The rate; None if fewer than two finite losses are left.
+            The rate; None if fewer than two finite losses remain.
         """
         pairs = zip(self.results["lr"], self.results["loss"], strict=True)
         end = len(self.results["lr"]) - skip_end
@@ -81,12 +81,12 @@ class LRFinder:
         return left[int(slopes.argmin())][0]
 
     def plot(self, suggest: bool = False, show: bool = False, ax: Any = None) -> Any:
-        """Draw the loss over the rates.
+        """Draw the smoothed losses against the rates.
 
         Args:
-            suggest: mark the suggested rate.
+            suggest: True: mark the suggested rate.
             show: show the figure.
-            ax: matplotlib axes to draw on; default: axes of a new figure.
+            ax: matplotlib axes to draw into; default: axes of a new figure.
 
         Returns:
             The figure.
@@ -111,21 +111,21 @@ class LRFinder:
 
 
 class RangeTestOverError(Exception):
-    """Signal that the range test is over, after all rates or because the loss has grown too much."""
+    """Raised when the range test ends, after all rates or because the loss has grown too much."""
 
 
 class RangeTest:
-    """Learning rate range test in one worker. All workers compute the same losses.
+    """Learning rate range test in one worker. All workers record the same losses.
 
     Args:
-        rates: learning rate for each optimizer step.
-        metric: name of the loss among a step's metrics.
-        threshold: the test ends when the loss exceeds its best value by this factor; None: it ends only
-            after all rates.
+        rates: learning rates to test, one for each optimizer step.
+        metric: name of the loss in the metrics of a step.
+        threshold: factor; the test ends when the loss exceeds the best loss so far times this factor. None:
+            the test ends only after all rates.
         group: process group of all workers.
 
     Attributes:
-        losses: smoothed losses, one for each tested rate.
+        losses: smoothed losses so far, one for each tested rate.
         optimizers: optimizers whose learning rates the test sets.
     """
 
@@ -146,7 +146,7 @@ class RangeTest:
         self._sum = self._samples = 0.0
 
     def begin(self) -> None:
-        """Set the learning rate for the next batch."""
+        """Set the learning rate with which the next batch is trained."""
         rate = self._rates[len(self.losses)]
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             if isinstance(group["lr"], torch.Tensor):
@@ -155,11 +155,11 @@ class RangeTest:
                 group["lr"] = rate
 
     def end(self, metrics: Mapping[str, Any], weight: BatchWeight) -> None:
-        """Record the metrics of a batch.
+        """Record the loss of a batch from its metrics.
 
         Raises:
-            RangeTestOverError: no further batch is needed.
-            ConfigError: no worker's step returned `metric`.
+            RangeTestOverError: the range test has ended.
+            ConfigError: `metric` is missing from the metrics on all workers.
         """
         if self._metric in metrics and weight.averaged > 0:
             samples = float(metrics.get(NUM_SAMPLES, 1))
@@ -176,8 +176,8 @@ class RangeTest:
                 f"lr_find(metric={self._metric!r}): train_batch returned {names}, but not this metric"
             )
         self._average = _MEMORY * self._average + (1 - _MEMORY) * (sum(total for total, *_ in told) / samples)
-        # The division corrects the average's start at 0. Source: Kingma and Ba 2015, "Adam", arXiv:1412.6980,
-        # section 3.
+        # The average starts at 0; this division corrects the effect of that start. Source: Kingma and Ba
+        # 2015, "Adam", arXiv:1412.6980, section 3.
         self.losses.append(self._average / (1 - _MEMORY ** (len(self.losses) + 1)))
         best = min(self.losses[:-1], default=math.inf)
         grown = self._threshold is not None and not self.losses[-1] <= self._threshold * best
@@ -194,7 +194,7 @@ def lr_find(
     early_stop_threshold: float | None,
     metric: str,
 ) -> LRFinder:
-    """Run `TorchTrainer.lr_find`, which documents the arguments."""
+    """Implement `TorchTrainer.lr_find`; see there for the arguments."""
     rising = is_positive(min_lr) and is_positive(max_lr) and min_lr < max_lr
     several = is_count(num_training) and num_training > 1
     above = early_stop_threshold is None or (is_positive(early_stop_threshold) and early_stop_threshold > 1)
@@ -222,7 +222,8 @@ def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: f
         _begin_range_test(operator, test)
     with suppress(RangeTestOverError):
         while (before := len(test.losses)) < len(rates):
-            # This limit is high enough, although the last step of a pass may have fewer batches.
+            # This number of batches is large enough for all remaining steps; only the last step of a pass may
+            # need fewer.
             worker.train(len(rates) * worker._accumulation, {})
             if len(test.losses) == before:
                 raise ConfigError(
@@ -249,16 +250,16 @@ def _begin_range_test(operator: TrainingOperator, test: RangeTest) -> None:
 
 @dataclass
 class BatchSizeSearch:
-    """Search for the largest batch size that fits into memory, without any training of its own.
+    """Choice of batch sizes to try, in order to find the largest size that fits into memory.
 
     Attributes:
-        mode: "power" doubles the size until it fails, or halves it until it fits. "binsearch" also searches
-            between these two sizes.
+        mode: "power": double the size until it does not fit, or halve it until it fits. "binsearch": then
+            also try sizes in between.
         size: size to try next.
-        largest: largest size to try.
-        unit: divisor of all sizes.
-        fits: largest size known to fit; 0 until one fits.
-        fails: smallest size known not to fit.
+        largest: maximum size to try.
+        unit: number of which all sizes are multiples.
+        fits: largest size that has fitted so far; 0 if none has.
+        fails: smallest size that has not fitted so far; None if all have.
     """
 
     mode: Literal["power", "binsearch"]
@@ -269,11 +270,11 @@ class BatchSizeSearch:
     fails: int | None = None
 
     def told(self, fitted: bool, *, whole: bool = False) -> bool:
-        """Record the outcome of trying `size`; return True if another size should be tried.
+        """Record whether `size` fits into memory; return True if a further size should be tried.
 
         Args:
-            fitted: True if memory was sufficient.
-            whole: True if one batch contained all data, so that a larger size would change nothing.
+            fitted: True if the memory was large enough.
+            whole: True if a single batch contained all data, so that a larger size would make no difference.
         """
         tried = self.size
         if fitted:
@@ -307,7 +308,7 @@ def scale_batch_size(
     margin: float,
     max_val: int,
 ) -> int:
-    """Run `TorchTrainer.scale_batch_size`, which documents the arguments."""
+    """Implement `TorchTrainer.scale_batch_size`; see there for the arguments."""
     unit = trainer._options.data_ways if batch_arg_name == BATCH_SIZE else 1
     counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
     counts["max_val"] = max_val
@@ -343,7 +344,6 @@ def _try_sizes(
     steps: int,
     workers: Callable[[Mapping[str, Any]], WorkerGroup[Any]],
 ) -> None:
-    """Try sizes until the search ends or `max_trials` is reached."""
     failure: BaseException | None = None
     passes: dict[int, int | None] = {}
     for _ in range(max_trials):
@@ -362,7 +362,7 @@ def _try_sizes(
                 f"scale_batch_size(batch_arg_name={key!r}): a pass has {batches} batches with {size // 2} "
                 f"and with {size}: create the loader in setup with batch_size=config[{key!r}]"
             )
-        # A loader that drops an incomplete last batch may return no batch at this size.
+        # If a loader drops the incomplete last batch, it may return no batch at all at this size.
         if not search.told(fitted and batches != 0, whole=batches == 1):
             break
     if not search.fits:
@@ -373,13 +373,12 @@ def _try_sizes(
 
 
 def try_batches(worker: Worker, num_steps: int) -> int | None:
-    """Train on `num_steps` batches; return the number of batches in a pass over the data, None if unknown."""
+    """Train on `num_steps` batches; return the number of batches in a pass over the data; None if unknown."""
     worker.train(num_steps, {})
     feed = worker.operator._train_feed
     return None if feed is None else feed.steps()
 
 
 def _refuse(method: str, rules: Iterable[tuple[str, bool]]) -> None:
-    """Raise one ConfigError that lists all broken rules."""
     if wrong := [text for text, right in rules if not right]:
         raise ConfigError(f"{method}: " + "; ".join(wrong))

@@ -1,8 +1,8 @@
-"""Timing figures of one rank, in memory that the user's other processes can read, and traces on request.
+"""Timing measurements of one rank, in memory that the user's other processes can read; and recording of
+traces.
 
-The memory page is an anonymous file of the rank's process, which readers find by its name in /proc. The file
-has no path, can be read while the rank is busy in a step, and disappears with the process. `ranks.py` reads
-it.
+The memory is an anonymous file of the rank's process; other processes find it by its name in /proc. This file
+needs no path, can be read while the rank is busy, and disappears when the process ends. `ranks.py` reads it.
 """
 
 from __future__ import annotations
@@ -31,41 +31,44 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 NAME = "tk-rank"
-"""Name of the page's anonymous file."""
+"""Name of the anonymous file that contains a rank's page of memory."""
 PAGE_BYTES = 8192
 TEXT_AT, TEXT_BYTES = 1024, 1024
-"""Offset and size of the rank's identity in the page, as JSON."""
+"""Offset and size of the part of the page that identifies the rank, as JSON."""
 _NAME_BYTES = 400
-"""Largest number of bytes of each of the two names in the identity."""
+"""Maximum number of bytes of each of the two names in this JSON."""
 FOLDER_AT, FOLDER_BYTES = 2048, 4096
-"""Offset and size of the folder name for a requested trace in the page."""
+"""Offset and size of the part of the page for the folder in which a requested trace is written."""
 ERROR_AT, ERROR_BYTES = 6144, 2048
-"""Offset and size of the error message of a failed trace in the page."""
+"""Offset and size of the part of the page for the error message of a trace that failed."""
 TRACE = "trace.json"
 
 _LOOK_S = 1.0
 _MARKS = 6
-"""Number of snapshots kept for the recent figures, which cover some seconds."""
+"""Number of kept snapshots, one per second; recent measurements are differences between snapshots."""
 _SAMPLE_S = 0.01
-"""Seconds between two queries of DDP's waiting time; each query takes microseconds."""
+"""Seconds between two queries of the time that DDP has waited for other ranks; a query takes microseconds."""
 _LIVE = struct.Struct("4d")
 _RECENT = struct.Struct("8d")
 
 
 class Cell(IntEnum):
-    """Indices of the numbers in the page, 8 bytes each: live figures, recent figures and requests.
+    """Indices of the numbers of 8 bytes each at the beginning of the page: measurements and requests for
+    traces.
 
     Attributes:
-        BATCHES, WAIT_S, STEP_S, AT: figures written at each batch; see `Figures`. AT is the batch's time.
-        DUE: time at which the rank next checks the other numbers; a request for a trace sets it to 0.
-        SAMPLES: number of samples in the last checked batch; 0 if unknown.
-        OLDER: start of the figures of the oldest kept snapshot.
-        NEWER: start of the figures of the latest snapshot.
-        ASKED: number of the requested trace; 0 for none.
-        STEPS: number of steps requested for the trace.
-        TAKEN: number of steps recorded so far.
-        ANSWERED: number of the last trace that was finished or failed.
-        NUMBER: number of the last request.
+        BATCHES, WAIT_S, STEP_S, AT: measurements that are updated at each batch; see `Figures`. AT is the
+            time of the last batch.
+        DUE: time of the rank's next periodic check; a request for a trace sets it to 0, so that the check
+            comes at once.
+        SAMPLES: number of samples in the batch at the last check; 0 if unknown.
+        OLDER: index of the first number of the oldest kept snapshot.
+        NEWER: index of the first number of the latest snapshot.
+        ASKED: number of the trace that is requested now; 0 if no trace is requested.
+        STEPS: number of steps that the requested trace must contain.
+        TAKEN: number of steps of the trace that are recorded so far.
+        ANSWERED: number of the last trace that is complete or has failed.
+        NUMBER: number of the last requested trace.
         STEPS_ONLY: 1 if optimizer steps are counted instead of batches.
     """
 
@@ -86,13 +89,13 @@ class Cell(IntEnum):
 
 
 class Figures(NamedTuple):
-    """Cumulative work of a rank.
+    """Sums over all batches of a rank since its start.
 
     Attributes:
-        batches: number of batches taken from its loaders.
-        wait_s: seconds of waiting for batches.
-        step_s: seconds between receiving a batch and requesting the next one.
-        others_s: seconds of `step_s` in which the rank waited only for the gradients of other ranks; nan if
+        batches: number of batches that the rank has taken from its loaders.
+        wait_s: seconds that the rank has waited for batches.
+        step_s: seconds between the arrival of each batch and the request for the next one.
+        others_s: part of `step_s` in which the rank only waited for the gradients of other ranks; nan if
             unknown.
     """
 
@@ -103,19 +106,19 @@ class Figures(NamedTuple):
 
 
 class RankMeter(RankObserver):
-    """Counter of a rank's batches and their times, and recorder of its traces.
+    """Meter of a rank's batches and their times, which also records requested traces.
 
-    Until the rank takes a batch from a known loader, all steps of torch's optimizers are counted instead.
-    This covers libraries and plain loops that have their own loaders.
+    Until the rank takes a batch from a loader that trainkit observes, the meter counts the steps of all torch
+    optimizers instead. Therefore, the meter also works for libraries and loops that use their own loaders.
 
     Args:
-        rank: rank of the worker.
+        rank: rank of this worker.
         world_size: number of workers.
-        trainer: name of the training.
-        group: text that is equal on all ranks of a trainer, and different for each trainer.
+        trainer: name of the training run.
+        group: text that is the same on all ranks of a trainer, and different for other trainers.
 
     Attributes:
-        models: wrapped models; DDP models report how long they wait for other ranks.
+        models: models after wrapping; DDP models report how long they have waited for other ranks.
     """
 
     def __init__(self, rank: int, world_size: int, *, trainer: str, group: str) -> None:
@@ -142,14 +145,14 @@ class RankMeter(RankObserver):
         self._hook: Any = None
 
     def count_steps(self) -> None:
-        """Count optimizer steps in this process until the first batch is taken."""
+        """Count the steps of optimizers in this process until the rank takes its first batch."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._cells[Cell.STEPS_ONLY] = 1.0
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
-        if self._step is None:  # The duration of the first step is unknown.
+        if self._step is None:  # The first step has no known beginning, so only the later steps are measured.
             self._step = self._count(lambda: None, object())
         else:
             self._step()
@@ -160,7 +163,7 @@ class RankMeter(RankObserver):
             self._hook = None
 
     def timed(self, take: Callable[[], T], end: Any) -> Callable[[], T]:
-        """Return a function that takes a batch and counts it, for one pass over a loader; see `Timed`."""
+        """Return a function that takes a batch and measures it, for one pass over a loader; see `Timed`."""
         self._count_no_steps()
         if self._cells[Cell.STEPS_ONLY]:
             self._count = self._counting()
@@ -171,11 +174,14 @@ class RankMeter(RankObserver):
         return self._count(take, end)
 
     def metered(self, batches: Iterator[T]) -> Iterator[T]:
-        """Return `batches` with counting. A process forked from this one gets them without counting."""
+        """Return `batches` with counting.
+
+        A process that was forked from this one gets `batches` unchanged.
+        """
         return _Metered(batches, self.timed) if os.getpid() == self._pid else batches
 
     def close(self) -> None:
-        """Stop reporting this rank; a trace that is still being recorded fails."""
+        """Remove this rank from the measurements; a trace that is being recorded fails."""
         self._count_no_steps()
         if self._recording is not None:
             recording = self._recording
@@ -184,7 +190,7 @@ class RankMeter(RankObserver):
         self._write(TEXT_AT, TEXT_BYTES, "")
 
     def _counting(self) -> Timed:
-        """Return `timed` with counters in local variables, because a step may take only microseconds."""
+        """Return `timed` with counters in fast local variables, because a step may take only microseconds."""
         monotonic, pack, due = SYSTEM.monotonic, _LIVE.pack_into, int(Cell.DUE)
         cells, memory, look = self._cells, self._memory, self._look
         batches, wait_s, step_s, at = 0, 0.0, 0.0, 0.0
@@ -213,7 +219,7 @@ class RankMeter(RankObserver):
         return timed
 
     def _look(self, now: float, batch: Any) -> None:
-        """Do the periodic work; an error ends the measuring, but not the training loop."""
+        """Do the periodic check; an error in it stops the measurements, but not the training."""
         try:
             self._measure(now, batch)
         except Exception as error:
@@ -221,14 +227,14 @@ class RankMeter(RankObserver):
             if not self._is_broken:
                 log.warning("the measurements of this rank have stopped: %s", why)
             self._is_broken = True
-            self._cells[Cell.DUE] = math.inf  # No more checks happen until a trace is requested.
+            # With this value, no more checks are made until a trace is requested.
+            self._cells[Cell.DUE] = math.inf
             self._stop_recording()
             asked = self._cells[Cell.ASKED]
             if asked != self._cells[Cell.ANSWERED]:
                 self._fail(asked, why)
 
     def _measure(self, now: float, batch: Any) -> None:
-        """Store the recent figures, and check for a requested trace."""
         cells = self._cells
         self._trace()
         told = [model for model in list(self.models) if hasattr(model, "_get_ddp_logging_data")]
@@ -238,7 +244,7 @@ class RankMeter(RankObserver):
             known = told or self._world_size == 1
             mark = Figures._make([*cells[Cell.BATCHES : Cell.AT], self._others_s if known else math.nan])
             for model in told:
-                if model.device_type == "cpu":  # On a GPU, DDP's query would wait for the GPU.
+                if model.device_type == "cpu":  # On a GPU, the query would make the CPU wait for the GPU.
                     steps = (mark.batches - self._marks[-1].batches) * _SAMPLE_S / (now - self._marked_at)
                     model._set_ddp_runtime_logging_sample_rate(max(1, round(steps)))
             self._marked_at = now
@@ -248,10 +254,10 @@ class RankMeter(RankObserver):
         cells[Cell.DUE] = 0.0 if self._recording else now + (_SAMPLE_S if told else _LOOK_S)
 
     def _waited_for_others(self, model: Any) -> float:
-        """Return the seconds in which DDP waited for other ranks' gradients since the last query.
+        """Return the seconds that DDP has waited for the gradients of other ranks since the last query.
 
-        DDP measures only sampled iterations. The last sample is used for all iterations since the previous
-        query.
+        DDP measures only some of the iterations. The latest measured iteration stands for all iterations
+        since the previous query.
         """
         data: Mapping[str, Any] = model._get_ddp_logging_data()
         iteration = data.get("iteration", 0)
@@ -260,7 +266,6 @@ class RankMeter(RankObserver):
         return float(new * max(0, waited) / 1e9)
 
     def _trace(self) -> None:
-        """Start, continue or end the requested trace."""
         cells, recording, asked = self._cells, self._recording, self._cells[Cell.ASKED]
         if recording is None:
             if asked in (0, cells[Cell.ANSWERED]):
@@ -277,7 +282,7 @@ class RankMeter(RankObserver):
         elif recording.thread is threading.current_thread():
             recording.taken += 1
             cells[Cell.TAKEN] = recording.taken
-            if asked != recording.number:  # The requester no longer waits.
+            if asked != recording.number:  # The program that requested the trace has stopped waiting.
                 self._stop_recording()
             elif recording.taken < cells[Cell.STEPS]:
                 recording.step()
@@ -286,13 +291,16 @@ class RankMeter(RankObserver):
                 recording.stop()
                 try:
                     recording.save(Path(read_text(self._memory, FOLDER_AT, FOLDER_BYTES), TRACE))
-                except Exception as error:  # For example, the disk is full.
+                except Exception as error:  # An error is possible here if, for example, the disk is full.
                     self._fail(asked, f"{type(error).__name__}: {error}")
                 else:
                     cells[Cell.ANSWERED] = asked
 
     def _stop_recording(self) -> None:
-        """End the recording, if one is running. Its data is discarded, so errors of torch don't matter."""
+        """Stop the recording, if one is running, and discard its data.
+
+        Errors of torch's profiler are ignored, because the data is not used.
+        """
         recording, self._recording = self._recording, None
         if recording is not None:
             try:
@@ -310,14 +318,17 @@ class RankMeter(RankObserver):
 
 
 def observing(rank: int, world_size: int, *, trainer: str, group: str) -> RankMeter:
-    """Return the meter of this process, which counts steps until a batch is taken; see `RankMeter`."""
+    """Return a meter for this process that counts steps until a batch is taken; see `RankMeter`."""
     meter = RankMeter(rank, world_size, trainer=trainer, group=group)
     meter.count_steps()
     return meter
 
 
 class _Metered(Iterator[T]):
-    """Iterator over counted batches. It has the length of `batches`, if any, and continues after an error."""
+    """Iterator over counted batches.
+
+    It has a length if `batches` has one, and can continue after an error.
+    """
 
     def __init__(self, batches: Iterator[T], timed: Timed) -> None:
         self._batches = batches
@@ -338,11 +349,11 @@ class _Metered(Iterator[T]):
 
 
 class _Recording:
-    """Trace of some steps by torch's profiler.
+    """Recording of some steps with torch's profiler.
 
     Attributes:
-        number: number of the request.
-        thread: thread whose steps are recorded.
+        number: number of the requested trace.
+        thread: thread whose training steps are recorded.
         taken: number of steps recorded so far.
     """
 
@@ -350,7 +361,8 @@ class _Recording:
         import torch
         from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-        if torch._C._autograd._profiler_enabled():  # torch would silently end the other profiler.
+        # Starting a second profiler in torch would silently end the first one.
+        if torch._C._autograd._profiler_enabled():
             raise ConfigError("another profiler is already running in the process: wait until it has ended")
         self.number = number
         self.thread = threading.current_thread()
@@ -375,7 +387,7 @@ class _Recording:
 
 
 def _page() -> mmap.mmap:
-    """Return a page of memory; other processes can read it if the system supports files in memory."""
+    """Return a new page of memory; other processes can read it if the system supports anonymous files."""
     if not hasattr(os, "memfd_create"):
         return mmap.mmap(-1, PAGE_BYTES)
     fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
@@ -383,28 +395,28 @@ def _page() -> mmap.mmap:
         os.ftruncate(fd, PAGE_BYTES)
         return mmap.mmap(fd, PAGE_BYTES)
     finally:
-        os.close(fd)  # The mapping keeps the file open.
+        os.close(fd)  # The file stays open as long as the mapping exists.
 
 
 def _within(name: str, shorter: slice) -> str:
-    """Shorten `name` until its JSON fits into `_NAME_BYTES`; `shorter` selects all but one character."""
+    """Shorten `name` until its JSON fits into `_NAME_BYTES`; `name[shorter]` drops one character."""
     while len(json.dumps(name, ensure_ascii=False).encode(errors="replace")) > _NAME_BYTES:
         name = name[shorter]
     return name
 
 
 def write_text(memory: mmap.mmap, at: int, size: int, text: str) -> None:
-    """Write `text` to offset `at` of a page, for `read_text`; text that is too long is cut off."""
+    """Write `text` into `size` bytes of a page from offset `at`; a text that is too long is cut."""
     memory[at : at + size] = text.encode(errors="replace")[: size - 1].ljust(size, b"\0")
 
 
 def read_text(memory: mmap.mmap, at: int, size: int) -> str:
-    """Return the text at offset `at` of a page."""
+    """Return the text that `write_text` has written to offset `at` of a page."""
     return memory[at : at + size].rstrip(b"\0").decode(errors="replace")
 
 
 def samples_of(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a batch; 0 if the batch has no tensor."""
+    """Return the number of samples in a batch: the length of its first tensor; 0 without a tensor."""
     while not hasattr(batch, "shape"):
         if isinstance(batch, Mapping):
             batch = list(batch.values())

@@ -1,4 +1,4 @@
-"""Timing figures of this machine's ranks, read from their memory pages, and traces of their next steps."""
+"""Timing measurements of the ranks on this machine, read from the ranks' memory; and requests for traces."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from trainkit.plugins.profile.rank_meter import (
 from trainkit.runtime.local.system import process
 
 MAX_STEPS = 100
-"""Largest number of steps in a trace; each step may take megabytes."""
+"""Maximum number of steps of a trace; each step may need megabytes."""
 TRACE_S = 60.0
 STRAGGLES = 1.2
-"""A rank is a straggler if its own time exceeds the others' median by this factor."""
+"""A straggler's own time per batch is more than this factor times the median of the other ranks."""
 _POLL_S = 0.02
 
 Row = dict[str, Any]
@@ -46,15 +46,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rank:
-    """State of one rank, read from its memory page.
+    """State of one rank, as read from its memory page.
 
     Attributes:
-        pid: id of the rank's process.
+        pid: process id of the rank.
         rank, world_size, trainer, group: see `RankMeter`.
         now: cumulative work.
-        recent: work in the last seconds in which the rank took batches.
-        idle_s: seconds since the rank's last batch; None before the first one.
-        samples: number of samples in a batch; 0 if unknown.
+        recent: measurements over the last seconds in which the rank took batches.
+        idle_s: seconds since the rank's last batch; None if it has taken no batch.
+        samples: number of samples per batch; 0 if unknown.
         steps_only: True if optimizer steps are counted instead of batches.
     """
 
@@ -71,12 +71,12 @@ class Rank:
 
     @property
     def own_s(self) -> float | None:
-        """Mean seconds per batch without waiting for other ranks; None if unknown."""
+        """Mean seconds per batch, without waiting for other ranks; None if unknown."""
         took = self.recent.wait_s + self.recent.step_s - self.recent.others_s
         return max(0.0, took / self.recent.batches) if self.recent.batches and not math.isnan(took) else None
 
     def row(self, straggles: bool | None) -> Row:
-        """Return the rank's state as a row for JSON."""
+        """Return the state, including `straggles`, as a dictionary for JSON."""
         recent = self.recent
         took = recent.wait_s + recent.step_s
         batches_per_s = recent.batches / took if recent.batches and took else None
@@ -112,10 +112,10 @@ def rows(pids: Iterable[int]) -> list[Row]:
 
 
 def stragglers(ranks: Iterable[Rank]) -> dict[tuple[str, int], bool]:
-    """Return for each rank True if it is a straggler, else False; ranks without known times are left out.
+    """Return for each rank whether it is a straggler; ranks whose times are unknown are left out.
 
-    A trainer's straggler is the rank with the most time of its own, if this time exceeds the median of the
-    other ranks by the factor `STRAGGLES`.
+    The straggler of a trainer is the rank with the largest own time per batch, if this time is more than
+    `STRAGGLES` times the median of the other ranks.
     """
     by_group: dict[str, list[tuple[float, int]]] = {}
     for each in ranks:
@@ -131,7 +131,7 @@ def stragglers(ranks: Iterable[Rank]) -> dict[tuple[str, int], bool]:
 
 
 def ranks_of(pid: int) -> list[Rank]:
-    """Return the ranks with pages in a process; [] if another user owns the process or it has ended."""
+    """Return the ranks in a process; [] if it has none, has ended, or belongs to another user."""
     return [rank for page in _pages(pid) if (rank := _read(pid, page)) is not None]
 
 
@@ -163,7 +163,7 @@ def _read(pid: int, path: str) -> Rank | None:
         with _opened(path) as page:
             facts = json.loads(read_text(page.memory, TEXT_AT, TEXT_BYTES))
             cells = list(page.cells[: len(Cell) + 16])
-    except (OSError, ValueError):  # The process has ended or left its trainer.
+    except (OSError, ValueError):  # The process has ended, or the rank has left its trainer.
         return None
     older = Figures(*cells[Cell.OLDER : Cell.NEWER])
     newer = Figures(*cells[Cell.NEWER : Cell.ASKED])
@@ -194,19 +194,19 @@ def trace(
     A step is the time from one batch to the next. The rank is slower while it is recorded.
 
     Args:
-        pid: id of the rank's process.
-        folder: folder that holds the trace while it is recorded.
+        pid: process id of the rank.
+        folder: folder for temporary files of the trace while it is recorded.
         steps: number of steps to record, 1 to `MAX_STEPS`.
-        timeout_s: longest wait for these steps, in seconds.
-        ended: function that returns True when the trace is no longer wanted; the recording then stops.
+        timeout_s: seconds to wait until these steps are recorded.
+        ended: function that returns True if nobody waits for the trace any more; the recording then stops.
 
     Returns:
-        The trace as an open file without a name, in Chrome's format, which Perfetto shows.
+        Open file with the trace, which has no path; its format is Chrome's, which Perfetto can show.
 
     Raises:
         ConfigError: `steps` or `timeout_s` is out of range, or the process is not a rank of a trainer.
-        TrainkitError: another trace of the rank is being recorded; the rank takes too few batches or none; it
-            has ended; the profiler failed; or `ended` returned True.
+        TrainkitError: another trace of the rank is being recorded; the rank takes no batches or too few
+            within `timeout_s`; the rank has ended; the profiler failed; or `ended` returned True.
     """
     if not 1 <= steps <= MAX_STEPS:
         raise ConfigError(f"steps must be 1 to {MAX_STEPS}, not {steps}")

@@ -1,1 +1,4 @@
-"""Searchers that use other packages, mostly over one encoding: numbers from 0 to 1, and indices in lists."""
+"""Searchers that use other packages.
+
+Most of them encode each parameter as a number from 0 to 1 or as an index.
+"""

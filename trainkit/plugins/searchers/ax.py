@@ -22,25 +22,27 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 MOST_DRAWS = 10_000
-"""Limit on random draws when looking for a configuration that meets the parameter constraints."""
+"""Maximum number of random configurations to try until one meets the parameter constraints."""
 
 ROUNDING = 1e-8
-"""Amount by which a sum may exceed its bound, as in Ax."""
+"""Amount by which a weighted sum may exceed its bound because of rounding, as in Ax."""
 
 
 class AxSearch(UnitSearcher):
     """Search with Ax: M. Olson et al., "Ax: A Platform for Adaptive Experimentation" (AutoML 2025).
 
     The model is a Gaussian process with priors that suit many parameters. The next configuration has the
-    largest noisy expected improvement. The model also takes running trials into account. A suggestion takes
-    about a second. The arguments not listed here are those of `UnitSearcher`.
+    largest noisy expected improvement. The model also considers the configurations of running trials. A
+    suggestion takes about a second. For arguments not listed here, see `UnitSearcher`.
 
     Args:
-        method: "fast", or "quality", which includes the model's uncertainty and is slower.
-        parameter_constraints: constraints on configurations, such as "x1 + x2 <= 2.0" or "x3 >= x4". Each is
-            a linear inequality of `tune.uniform` parameters. Random draws obey the constraints too.
-        outcome_constraints: bounds on reported metrics, such as "l2norm <= 1.25". The model learns these
-            metrics. A trial that lacks one of these metrics is left out of the model.
+        method: "fast"; or "quality", which also models the uncertainty of the model's parameters and is
+            slower.
+        parameter_constraints: constraints on configurations, such as "x1 + x2 <= 2.0" or "x3 >= x4". Each
+            constraint is a linear inequality between `tune.uniform` parameters. Random configurations meet
+            the constraints too.
+        outcome_constraints: constraints on reported metrics, such as "l2norm <= 1.25". The model predicts
+            these metrics. If a trial has not reported all of these metrics, the model ignores the trial.
     """
 
     _module, _extra = "ax", "ax"
@@ -123,7 +125,7 @@ class AxSearch(UnitSearcher):
         from ax.api.client import Client
         from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 
-        # Ax restricts parameter names, so each parameter is named by its index.
+        # Ax does not accept all parameter names, so it receives names made from the parameters' positions.
         names = {name: f"p{place}" for place, name in enumerate(self.form.codes)}
         parameters: dict[str, Any] = self.form.each(
             lambda name: RangeParameterConfig(name=names[name], parameter_type="float", bounds=(0.0, 1.0)),
@@ -136,7 +138,8 @@ class AxSearch(UnitSearcher):
             return {names[name]: value for name, value in self.form.whole(place).items()}
 
         with warnings.catch_warnings(), threadpool_limits(1), _quiet():
-            warnings.simplefilter("ignore")  # Ax warns of failed fits, but retries them itself.
+            # Ax warns if a fit fails, but tries again itself.
+            warnings.simplefilter("ignore")
             client = Client(random_seed=seed)
             client.configure_experiment(
                 name="trainkit",
@@ -169,11 +172,11 @@ class AxSearch(UnitSearcher):
 
 @dataclass(frozen=True)
 class Inequality:
-    """Linear inequality: a weighted sum of named values is at most `most`.
+    """Linear inequality: a weighted sum of parameters or metrics must be at most `most`.
 
     Attributes:
-        text: the inequality as the user wrote it.
-        factors: weight of each name in the sum.
+        text: inequality as the user wrote it.
+        factors: weight of each parameter or metric in the sum.
         most: upper bound of the sum.
     """
 
@@ -204,7 +207,7 @@ class Inequality:
         return cls(text, sums, most)
 
     def over(self, ends: Mapping[str, tuple[float, float]]) -> Inequality:
-        """Return the inequality over positions from 0 to 1, where 0 and 1 stand for the values in `ends`."""
+        """Convert to an inequality over encoded values: 0 and 1 are the values in `ends`."""
         factors = {name: factor * (ends[name][1] - ends[name][0]) for name, factor in self.factors.items()}
         least = sum(factor * ends[name][0] for name, factor in self.factors.items())
         return Inequality(self.text, factors, self.most - least)
@@ -214,13 +217,13 @@ class Inequality:
         return sum(factor * values[name] for name, factor in self.factors.items()) <= self.most + ROUNDING
 
     def written(self, names: Mapping[str, str]) -> str:
-        """Return the inequality in Ax's notation, with each name replaced as in `names`."""
+        """Return the inequality as Ax expects it; `names` maps the names in it to the names that Ax knows."""
         parts = [f"{factor!r} * {names[name]}" for name, factor in self.factors.items()]
         return f"{' + '.join(parts)} <= {self.most!r}"
 
 
 def _sum(tree: ast.expr) -> dict[str, float]:
-    """Return the factor of each name in an expression, and the constant term under the name ""."""
+    """Return the factor of each name in the expression `tree`; the constant term has the name ""."""
     match tree:
         case ast.Constant(value=int() | float() as value):
             return {"": float(value)}
@@ -244,9 +247,8 @@ def _sum(tree: ast.expr) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Ax's log line for each trial."""
-    # Each of Ax's loggers has its own level, but all write through the handlers of the root logger "ax", so
-    # the handlers' levels are raised.
+    # Ax's loggers have levels of their own, but all of them use the handlers of the logger "ax", so the
+    # levels of these handlers are raised.
     before = [(handler, handler.level) for handler in logging.getLogger("ax").handlers]
     for handler, _ in before:
         handler.setLevel(logging.WARNING)

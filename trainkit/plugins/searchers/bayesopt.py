@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 Place = dict[str, float]
-"""Position of a configuration in the model: a number for each coordinate; most parameters have one."""
+"""Coordinates of a configuration in the model, by name; most parameters have a single coordinate."""
 
 
 def space_of(space: Any) -> Space:
-    """Return the search space for bounds by name, or for domains.
+    """Return the search space for `space`, which contains domains, or a pair of bounds for each name.
 
     Raises:
-        ConfigError: `space` has neither form.
+        ConfigError: `space` contains neither bounds nor domains.
     """
     require(
         isinstance(space, Mapping) and bool(space),
@@ -55,20 +55,20 @@ def space_of(space: Any) -> Space:
     return Space.of(nested(tree))
 
 
-# The model receives the position of the value that the trial uses, after any rounding.
+# The model receives the coordinates of the value that the trial really uses, that is, the rounded value.
 # Source: Garrido-Merchán, Hernández-Lobato, "Dealing with categorical and integer-valued variables in
 # Bayesian optimization with Gaussian processes", Neurocomputing 380 (2020), arXiv:1805.03463.
 
 
 class Coordinates:
-    """The coordinates of one parameter in the model.
+    """Coordinates of one parameter in the model.
 
-    A real number has one coordinate: its value, or its logarithm if the domain is logarithmic. The steps of a
-    quantized domain lie between 0 and 1, and positions are rounded to them. A list of values has a coordinate
-    for each value, and the value with the largest coordinate is chosen.
+    A real number has one coordinate: its value, or its logarithm if the domain is logarithmic. The values of
+    a quantized domain are mapped to steps between 0 and 1, and coordinates are rounded to the steps. A list
+    of values has one coordinate for each value; the value with the largest coordinate is used.
 
     Attributes:
-        bounds: search range of each coordinate.
+        bounds: limits of each coordinate.
     """
 
     def __init__(self, name: str, domain: Domain) -> None:
@@ -86,7 +86,7 @@ class Coordinates:
             self.bounds = {name: (math.log(low), math.log(high)) if self.code.log else (low, high)}
 
     def encode(self, value: Any) -> Place:
-        """Return the position of `value`, which belongs to the domain."""
+        """Convert a value of the domain to coordinates."""
         code = self.code
         if isinstance(code, ChoiceCode):
             chosen = code.encode(value)
@@ -99,7 +99,7 @@ class Coordinates:
         return {self._name: min(max(number, low), high)}
 
     def decode(self, place: Place) -> Any:
-        """Return the value of the domain at a position."""
+        """Convert coordinates to a value of the domain."""
         code = self.code
         if isinstance(code, ChoiceCode):
             numbers = [place[each] for each in self.bounds]
@@ -111,7 +111,7 @@ class Coordinates:
 
 
 class Box(Declared[Coordinates]):
-    """A space without conditions, whose parameters are bounded numbers and lists.
+    """Search space in which all parameters are bounded numbers or lists of values, without conditions.
 
     Raises:
         ConfigError: a parameter has no bounds, or is conditional.
@@ -128,14 +128,14 @@ class Box(Declared[Coordinates]):
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
-        """Search ranges of the model, by coordinate."""
+        """Limits of all coordinates of the model."""
         return {name: each for code in self.codes.values() for name, each in code.bounds.items()}
 
     def encoded(self, values: Mapping[str, Any]) -> Place:
         return {name: each for code in super().encoded(values).values() for name, each in code.items()}
 
     def mark(self, place: Place, digits: int) -> list[list[float]]:
-        """Return a key that identifies a position: values for quantized domains, else numbers to `digits`."""
+        """Return a key to compare coordinates: values of quantized domains, other numbers to `digits`."""
         return [
             [code.decode(place)]
             if isinstance(code.code, StepCode)
@@ -145,11 +145,11 @@ class Box(Declared[Coordinates]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        # The value is not encoded, because exp(log(x)) may differ from x.
+        # The given value itself is used, because encoding may change it: exp(log(x)) may differ from x.
         return self.declared.point(point), open_
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
-        """Return the configuration at a position, with `fixed` values; `sample_from` uses `rng`."""
+        """Convert coordinates to a configuration with the values in `fixed`; `sample_from` uses `rng`."""
 
         def ask(name: str, domain: Domain) -> Any:
             return fixed[name] if name in fixed else self.codes[name].decode(place)
@@ -162,7 +162,7 @@ _KINDS = ("ucb", "ei", "poi")
 
 
 class _AllTried(str):
-    """`Searcher.FINISHED`, with the end of a message that says how to continue the search."""
+    """`Searcher.FINISHED`, with text for a message that says how to continue the search."""
 
     __slots__ = ()
     how_to_repeat = " that was not tried; its skip_duplicate=False tries some again"
@@ -171,34 +171,36 @@ class _AllTried(str):
 class BayesOptSearch(RefittedSearcher[Box]):
     """Search with the package bayesian-optimization.
 
-    The model is a Gaussian process with a Matern 5/2 kernel over real numbers. Logarithmic domains enter the
-    model as logarithms. Whole numbers and steps are rounded. A choice has a coordinate for each value, and
-    the value with the largest coordinate is chosen. Suggestion n uses a random generator made from the seed
-    and n, and a model of all results known at that time. Running trials count as the worst result so far.
-    NaN, infinite and failed results are left out. The result of a trial that a scheduler stopped or
-    paused is its last report.
+    The model is a Gaussian process with a Matern 5/2 kernel over real numbers. Parameters with logarithmic
+    domains are represented by their logarithms. Values of integer and quantized domains are rounded. A list
+    of values has one coordinate for each value; the value with the largest coordinate is used. Suggestion
+    number n uses a random generator made from the seed and n, and a model of all results that are known at
+    that time. For the model, a running trial has the worst result so far. Results that are NaN or infinite,
+    and failed trials, are ignored. If a scheduler stops or pauses a trial, its last report is its result.
 
     Args:
-        space: bounds by name, as {"net/width": (0, 20)}, or domains as in `param_space`. None: `param_space`.
-            If given, `param_space` may only contain constants, which every configuration receives.
-        metric: what to optimise; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        points_to_evaluate: full or partial configurations to try first; they count towards `num_samples`.
+        space: bounds for each name, such as {"net/width": (0, 20)}, or domains as in `param_space`. None:
+            `param_space`. If `space` is given, `param_space` may contain only constants, which are added to
+            every configuration.
+        metric: name of the reported value to optimise; None: the metric of the TuneConfig.
+        mode: "min" or "max"; None: the mode of the TuneConfig.
+        points_to_evaluate: complete or partial configurations to try first; they count towards `num_samples`.
         utility_kwargs: settings of the acquisition function. `kind`: "ucb", "ei" or "poi". `kappa`: number of
-            standard deviations for "ucb"; after `kappa_decay_delay` suggestions, each further suggestion
-            multiplies it by `kappa_decay`. `xi`: least improvement for "ei" and "poi".
-        random_state: seed of the random numbers; None: the TuneConfig's.
-        random_search_steps: number of random suggestions before the model's first suggestion.
-        verbose: 0: no output; otherwise the package prints its progress.
-        patience: number of consecutive repeated suggestions after which the search ends.
-        skip_duplicate: False: a configuration that is suggested again is tried again.
-        analysis: results to learn from: a `ResultGrid`, or a list of `Result`s.
-        repeat_float_precision: number of decimals by which two real numbers are compared, or their logarithms
-            in a logarithmic domain.
+            standard deviations for "ucb"; after `kappa_decay_delay` suggestions, it is multiplied by
+            `kappa_decay` at each suggestion. `xi`: minimum improvement for "ei" and "poi".
+        random_state: seed of the random numbers; None: the seed of the TuneConfig.
+        random_search_steps: number of random suggestions before the model makes its first suggestion.
+        verbose: 0: no output; above 0: the package prints its progress.
+        patience: number of repeated suggestions in a row after which the search ends.
+        skip_duplicate: True: a configuration is tried only once. False: it is tried again if it is suggested
+            again.
+        analysis: earlier results from which the model learns: a `ResultGrid`, or a list of `Result`s.
+        repeat_float_precision: number of decimals to which real numbers (in logarithmic domains, their
+            logarithms) are rounded when configurations are compared.
 
     Raises:
         MissingDependencyError: bayesian-optimization is not installed.
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -263,13 +265,14 @@ class BayesOptSearch(RefittedSearcher[Box]):
 
     def _suggested(self, trial_id: str, fixed: dict[str, Any] | None) -> dict[str, Any] | str:
         form, given = self.form, fixed or {}
-        # A model that repeats a suggestion may repeat it forever, because it considers the suggestion the
-        # best. The number of redraws is therefore limited.
+        # The model may suggest the same configuration forever, because it considers this configuration the
+        # best. Therefore, the number of repeated suggestions is limited.
         for again in range(self._patience):
             redraw = self._redraws * self._patience + again
             rng = suggestion_generator(self._base, self._number, redraw)
             config = form.configuration(self._asked(redraw), given, rng)
-            place = form.encoded(form.choices(config))  # a restore computes the same encoding
+            # A restored search computes the encoding from the configuration too.
+            place = form.encoded(form.choices(config))
             if not self.is_drawn(trial_id) or not self._was_tried(place):
                 self._note(trial_id, place)
                 return config
@@ -278,7 +281,6 @@ class BayesOptSearch(RefittedSearcher[Box]):
         return _AllTried(self.FINISHED)
 
     def _untried(self, trial_id: str) -> dict[str, Any] | str:
-        """Return an untried configuration of a finite space."""
         for config in self.alternatives(trial_id):
             place = self.form.known_by(config)
             if place is not None and not self._was_tried(place):
@@ -287,7 +289,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
         return _AllTried(self.FINISHED)
 
     def _asked(self, redraw: int) -> Place:
-        """Return the package's suggestion; the model is rebuilt each time, so it carries no state over."""
+        """Return the package's suggestion, from a new model, so that no state remains between suggestions."""
         if not self.form.bounds:
             return {}
         module, n = self._load(), self._number
@@ -309,14 +311,17 @@ class BayesOptSearch(RefittedSearcher[Box]):
         )
         told = self._losses()
         if n >= self._random_search_steps and told:
-            # The package prints repeated positions even with verbose=0, so its output is discarded.
+            # Even with verbose=0, the package prints a line when coordinates repeat, so its output is
+            # discarded.
             silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
-            # The matrices are small, so more threads would be slower and take CPUs from the trials.
+            # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
             with silence, warnings.catch_warnings(), threadpool_limits(1):
-                warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
+                # scikit-learn warns if a kernel's parameter reaches its bound, which is harmless here.
+                warnings.simplefilter("ignore")
                 worst = max(loss for _, loss in told)
                 for place, loss in self._known.values():
-                    if loss is None:  # a running trial counts as the worst, so that the model looks elsewhere
+                    # With the worst result for a running trial, the model suggests other configurations.
+                    if loss is None:
                         model.register(place, -worst)
                     elif not math.isnan(loss):
                         model.register(place, -loss)

@@ -1,7 +1,9 @@
-"""Searcher that uses hyperopt's tree of Parzen estimators, over tune's domains or hyperopt's own spaces.
+"""Searcher that uses hyperopt's tree of Parzen estimators (TPE), with tune's domains or hyperopt's own
+spaces.
 
-hyperopt's TPE models each label separately, from the trials that had it. So each suggestion has a value for
-every label, and the space then selects the labels that are active. Any condition works without extra cost.
+hyperopt's TPE makes a separate model for each parameter (label), from the trials in which it was active.
+Therefore, each suggestion has a value for every label, and the search space decides which labels are active.
+Conditions of any kind work without extra cost.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 
 
 def _expression(hp: Any, name: str, domain: Domain, code: AnyCode) -> Any:
-    """Return hyperopt's expression for a parameter; `code` decodes the numbers of the expression."""
     if isinstance(domain, Normal):
         return hp.normal(name, domain.mean, domain.sd)
     if isinstance(code, ChoiceCode):
@@ -42,14 +43,15 @@ def _expression(hp: Any, name: str, domain: Domain, code: AnyCode) -> Any:
 
 
 DRAWS = 2000
-"""Number of random draws when suggestions repeat; enough to find each of 200 configurations."""
+"""Number of random configurations to draw when suggestions repeat; enough to find each of 200
+configurations."""
 
 Values = dict[str, Any]
-"""Values of a trial in hyperopt's form: a number for each label."""
+"""Numbers that hyperopt uses for a trial, by label."""
 
 
 class Expression:
-    """A space of dictionaries and lists that contain `hp.choice`, `hp.loguniform` and similar expressions."""
+    """hyperopt's form of search space: dictionaries and lists with `hp.choice` and similar expressions."""
 
     space: Space | None = None
 
@@ -125,12 +127,13 @@ def _leads_to_dictionaries(node: Any) -> bool:
 
 
 def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
-    """Return values of the labels under `node` that produce `value`; None if no such values are found.
+    """Return numbers for the labels below `node` that produce `value`; None if there are none.
 
     Args:
-        node: node of the expression.
-        value: value in the configuration.
-        partial: True: a dictionary may lack keys; False: it may have extra keys, constants of `param_space`.
+        node: node of hyperopt's expression.
+        value: value that the configuration has at this node.
+        partial: True: a dictionary in `value` may lack keys. False: it may have additional keys, the
+            constants of `param_space`.
     """
     match node.name:
         case "hyperopt_param":
@@ -143,7 +146,8 @@ def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
         case "switch" if node.pos_args[0].name == "hyperopt_param":
             label = node.pos_args[0].arg["label"].obj
             options = list(enumerate(node.pos_args[1:]))
-            if not partial:  # the option with the most keys is preferred
+            # The option with the most keys comes first, because it is the most specific match.
+            if not partial:
                 options.sort(key=lambda option: -len(option[1].named_args))
             for place, option in options:
                 found = _found(option, value, partial=partial)
@@ -177,7 +181,7 @@ def _all(find: Callable[[Any], Values | None], keys: Any) -> Values | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with lists for tuples, and Python's numbers for NumPy's, as in configurations."""
+    """Replace tuples in `value` by lists, and NumPy's numbers by Python's, as configurations need."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -189,7 +193,7 @@ __all__ = ["HyperOptForm", "Values", "form_of"]
 
 
 class HyperOptForm(Form, Protocol):
-    """A space for HyperOptSearch: tune's domains or a hyperopt expression.
+    """Search space of HyperOptSearch: tune's domains or a hyperopt expression.
 
     Attributes:
         nodes: hyperopt's expression of each parameter, by label.
@@ -198,11 +202,11 @@ class HyperOptForm(Form, Protocol):
     nodes: dict[str, Any]
 
     def configuration(self, values: Values, rng: Generator) -> tuple[dict[str, Any], Values]:
-        """Return the configuration for these values, and the values of its active labels."""
+        """Return the configuration that these values produce, and the values of its active labels."""
 
 
 class HyperOptDomains(Declared[AnyCode]):
-    """Domains such as `tune.uniform(0, 1)`, with conditions."""
+    """Search space of domains such as `tune.uniform(0, 1)`, which may have conditions."""
 
     def __init__(self, space: Space, hp: Any, *, own: bool = False) -> None:
         name = "HyperOptSearch"
@@ -217,14 +221,15 @@ class HyperOptDomains(Declared[AnyCode]):
 
         def ask(name: str, domain: Domain) -> Any:
             value = self.codes[name].decode(float(values[name]))
-            active[name] = self.codes[name].encode(value)  # a restore computes the same encoding
+            # A restored search computes the encoding from the configuration too.
+            active[name] = self.codes[name].encode(value)
             return value
 
         return self.declared.walk(ask, rng), active
 
 
 def form_of(space: Any, hyperopt: Any, *, own: bool) -> HyperOptForm:
-    """Return the form of a user's `space` that HyperOptSearch uses.
+    """Convert the user's `space` to the form that HyperOptSearch needs.
 
     Raises:
         ConfigError: `space` is neither tune's domains nor a hyperopt space.
@@ -255,25 +260,25 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
     """Search by hyperopt's TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization" (NeurIPS
     2011), section 4.
 
-    Suggestion n uses a random generator made from the seed and n. Running trials count as worse than all
-    others, as do trials whose last report of the metric is NaN or infinite. Failed trials are left out. The
-    result of a trial that a scheduler stopped or paused is its last report.
+    Suggestion number n uses a random generator made from the seed and n. For the model, a running trial is
+    worse than all others, and so is a trial whose last report is NaN or infinite. Failed trials are ignored.
+    If a scheduler stops or pauses a trial, its last report is its result.
 
     Args:
-        space: domains as in `param_space`, or a hyperopt space, with `hp.choice` and similar expressions.
-            None: `param_space`. If given, `param_space` may only contain constants, which every configuration
-            receives.
-        metric: what to optimise; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        points_to_evaluate: full or partial configurations to try first; they count towards `num_samples`.
-        n_initial_points: number of random trials before the model's first suggestion.
-        random_state_seed: seed of the random numbers; None: the TuneConfig's.
-        gamma: factor for the number of good trials: of n trials, the best ceil(gamma * sqrt(n)) count as
-            good, at most 25.
+        space: domains as in `param_space`, or a hyperopt space with `hp.choice` and similar expressions.
+            None: `param_space`. If `space` is given, `param_space` may contain only constants, which are
+            added to every configuration.
+        metric: name of the reported value to optimise; None: the metric of the TuneConfig.
+        mode: "min" or "max"; None: the mode of the TuneConfig.
+        points_to_evaluate: complete or partial configurations to try first; they count towards `num_samples`.
+        n_initial_points: number of random trials before the model makes its first suggestion.
+        random_state_seed: seed of the random numbers; None: the seed of the TuneConfig.
+        gamma: factor for the number of trials that count as good: the best ceil(gamma * sqrt(n)) of n trials,
+            at most 25.
 
     Raises:
         MissingDependencyError: hyperopt is not installed.
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is invalid.
     """
 
     _shared: ClassVar = ("_space", "_form", "_domain")
@@ -295,9 +300,9 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         self._n_initial_points = int(n_initial_points)
         self._gamma = float(gamma)
         self._domain: Any = None
-        """hyperopt's `Domain` of all labels."""
+        """hyperopt's `Domain` object with all labels; None if the space has no parameters."""
         self._documents: dict[str, dict[str, Any]] = {}
-        """hyperopt's document of each trial, in the order in which the trials were suggested."""
+        """hyperopt's record of each trial, by trial id, in the order of suggestion."""
         self._next_document = 0
 
     @staticmethod
@@ -313,7 +318,7 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         return form_of(space, self._load(), own=own)
 
     def _begin_model(self, form: HyperOptForm) -> None:
-        # TPE models each label separately, so a space without its conditions gives the same model.
+        # TPE models each label separately, so conditions can be left out without changing the model.
         self._domain = self._load().Domain(_no_objective, dict(form.nodes)) if form.nodes else None
 
     # --- suggestions ------------------------------------------------------------------------------
@@ -328,7 +333,6 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         return config
 
     def _asked(self, seed: int) -> Values:
-        """Return hyperopt's value for every label."""
         hyperopt = self._load()
         trials = hyperopt.base.trials_from_docs(list(self._documents.values()), validate=False)
         (document,) = hyperopt.tpe.suggest(
@@ -365,7 +369,7 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
         }
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
-        # The same model would repeat its suggestion, so only the seed changes for the next draw.
+        # Without any other change, only the next seed makes hyperopt suggest something else.
         del self._documents[trial_id]
         self._next_document -= 1
 
@@ -374,10 +378,10 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
     def _tell(self, trial_id: str, value: float | None) -> None:
         document = self._documents[trial_id]
         if value is None:
-            # hyperopt ignores trials in this state.
+            # hyperopt ignores trials in the state 3.
             document["state"], document["result"] = 3, {"status": "fail"}
         elif not math.isfinite(value):
-            # hyperopt treats this result as worse than all others.
+            # hyperopt treats a trial with this result as worse than all others.
             document["state"], document["result"] = 2, {"status": "fail"}
         else:
             loss = value if self.mode == "min" else -value
@@ -389,5 +393,5 @@ class HyperOptSearch(LastReportSearcher[HyperOptForm]):
 
 
 def _no_objective(values: Any) -> float:
-    """Return 0. hyperopt requires an objective, but never calls it here."""
+    """Return 0; hyperopt requires an objective function, but never calls it here."""
     return 0.0

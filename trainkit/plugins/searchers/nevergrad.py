@@ -14,29 +14,32 @@ from trainkit.plugins.searchers.unit_space import UnitSearcher, UnitSpace
 from trainkit.tune.core.checks import require, require_whole
 
 WORKERS = 2
-"""Number of workers given to Nevergrad; for 1, Nevergrad picks optimizers that wait for each result."""
+"""Number of workers that Nevergrad is given; with 1, it would choose optimizers that wait for each result."""
 
 OPEN_BUDGET = 100
-"""Budget given to Nevergrad if the number of trials is unlimited; Nevergrad's own default."""
+"""Budget that Nevergrad is given if the number of trials is unlimited; it is Nevergrad's default."""
 
 
 class NevergradSearch(UnitSearcher):
     """Search with an optimizer of Nevergrad: P. Bennet et al., "Nevergrad: Black-Box Optimization Platform"
     (SIGEVOlution 14, 2021).
 
-    One optimizer serves the whole search, so a restore repeats all of its suggestions. A configuration that
-    the optimizer did not suggest, such as one of `points_to_evaluate`, is reported to the optimizer if the
-    optimizer accepts such points. The arguments not listed here are those of `UnitSearcher`.
+    One optimizer object serves the whole search, so a restored search repeats all its suggestions. A
+    configuration that the optimizer did not suggest, such as one of `points_to_evaluate`, is also reported to
+    the optimizer, if the optimizer accepts such configurations. For arguments not listed here, see
+    `UnitSearcher`.
 
     Args:
-        optimizer: name in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or "OnePlusOne". Or a
-            Nevergrad object, such as `nevergrad.optimizers.OnePlusOne` or a configured optimizer family.
+        optimizer: name of an optimizer in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or
+            "OnePlusOne". Or an optimizer object, such as `nevergrad.optimizers.OnePlusOne` or a configured
+            optimizer family.
         optimizer_kwargs: further arguments of the optimizer.
-        budget: number of suggestions that the optimizer plans for. None: `num_samples`, or 100 if unlimited.
+        budget: number of suggestions that the optimizer plans for. None: `num_samples`, or 100 if the number
+            of samples is unlimited.
 
     Raises:
         MissingDependencyError: Nevergrad is not installed.
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is invalid.
     """
 
     _module, _extra = "nevergrad", "nevergrad"
@@ -66,9 +69,9 @@ class NevergradSearch(UnitSearcher):
         self._parametrization: Any = None
         self._optimizer: Any = None
         self._candidate: Any = None
-        """Nevergrad's object for the last suggestion."""
+        """Nevergrad's object for the latest suggestion."""
         self._candidates: dict[str, Any] = {}
-        """Nevergrad's object for the suggestion of each running trial."""
+        """Maps the id of each running trial to Nevergrad's object for the trial's suggestion."""
 
     @classmethod
     def _load(cls) -> Any:
@@ -133,16 +136,16 @@ class NevergradSearch(UnitSearcher):
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True
     ) -> dict[str, Any] | None:
-        # None makes the tuner repeat the suggestion, which gives the same configuration and restores the
-        # optimizer's state.
+        # None makes the tuner request the suggestion again, which gives the same configuration and restores
+        # the optimizer's state.
         return None if same_space else super().replay(trial_id, config, same_space=False)
 
 
 def _maker(nevergrad: Any, optimizer: Any) -> Any:
-    """Return the optimizer class or factory that `optimizer` names or is.
+    """Return the optimizer class or factory for `optimizer`, which is a name or such an object.
 
     Raises:
-        ConfigError: `optimizer` is neither a known name nor a usable object.
+        ConfigError: `optimizer` is not a known name or a usable object.
     """
     registry = nevergrad.optimizers.registry
     found = registry.get(optimizer) if isinstance(optimizer, str) else optimizer
@@ -167,9 +170,9 @@ def _maker(nevergrad: Any, optimizer: Any) -> Any:
 
 @contextlib.contextmanager
 def _with_removed_name() -> Iterator[None]:
-    """Let Nevergrad import a name that bayesian-optimization 2 has removed.
+    """Let Nevergrad import a name that version 2 of bayesian-optimization no longer has.
 
-    Only Nevergrad's "BO" and similar optimizers use that name, and this searcher refuses these optimizers.
+    Only optimizers such as Nevergrad's "BO" use this name, and this searcher refuses these optimizers.
     """
     if "nevergrad" in sys.modules or importlib.util.find_spec("bayes_opt") is None:
         yield
@@ -186,4 +189,5 @@ def _with_removed_name() -> Iterator[None]:
 
 
 if importlib.util.find_spec("nevergrad") is not None:
-    NevergradSearch._load()  # Nevergrad is loaded here, so that a script can import Nevergrad itself later
+    # Nevergrad is loaded here with the missing name, so that a later import in the user's script succeeds.
+    NevergradSearch._load()

@@ -11,10 +11,10 @@ from trainkit.plugins.searchers.unit_space import UnitSearcher
 class RustunaSearch(UnitSearcher):
     """Search with Rustuna's TPE: S. Watanabe, "Tree-Structured Parzen Estimator" (2023), arXiv:2304.11127.
 
-    The model ignores running trials. The arguments not listed here are those of `UnitSearcher`.
+    The model ignores running trials. For arguments not listed here, see `UnitSearcher`.
 
     Args:
-        multivariate: True models all parameters together. False models each parameter separately.
+        multivariate: True: one model for all parameters together. False: a separate model for each parameter.
     """
 
     _module, _extra = "rustuna", "rustuna"

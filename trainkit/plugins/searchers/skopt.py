@@ -18,7 +18,8 @@ ACQUISITIONS = ("gp_hedge", "LCB", "EI", "PI")
 class SkOptSearch(UnitSearcher):
     """Search with scikit-optimize.
 
-    Running trials count as the worst result so far. Other arguments are those of `UnitSearcher`.
+    For the model, a running trial has the worst result so far. For arguments not listed here, see
+    `UnitSearcher`.
 
     Args:
         base_estimator: kind of model: "GP", Gaussian process; "RF", random forest; "ET", extremely random
@@ -60,9 +61,10 @@ class SkOptSearch(UnitSearcher):
             lambda name: skopt.space.Real(0.0, 1.0),
             lambda name, size: skopt.space.Categorical(range(size)),
         )
-        # The matrices are small, so more threads would be slower and take CPUs from the trials.
+        # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
         with warnings.catch_warnings(), threadpool_limits(1):
-            warnings.simplefilter("ignore")  # scikit-learn warns of kernels at the end of their bounds
+            # scikit-learn warns if a kernel's parameter reaches its bound, which is harmless here.
+            warnings.simplefilter("ignore")
             model = skopt.Optimizer(
                 list(dimensions.values()),
                 self._base_estimator,

@@ -11,15 +11,16 @@ from threadpoolctl import threadpool_limits
 from trainkit.plugins.searchers.unit_space import UnitSearcher
 
 CHALLENGERS = 1000
-"""Number of positions that the model compares; SMAC's own default of 10,000 takes seconds."""
+"""Number of configurations that the model compares; SMAC's default of 10,000 takes seconds."""
 
 
 class SMACSearch(UnitSearcher):
     """Search with the model of SMAC3's hyperparameter optimization: M. Lindauer et al., "SMAC3: A Versatile
     Bayesian Optimization Package for Hyperparameter Optimization" (JMLR 23, 2022).
 
-    The random forest learns the logarithms of scaled losses. The next configuration has the largest expected
-    improvement. Running trials count as the worst result so far. The arguments are those of `UnitSearcher`.
+    The random forest predicts the logarithms of scaled losses. The next configuration has the largest
+    expected improvement. For the model, a running trial has the worst result so far. For the arguments, see
+    `UnitSearcher`.
     """
 
     _module, _extra = "smac", "smac"
@@ -37,7 +38,7 @@ class SMACSearch(UnitSearcher):
         )
         space.add(list(columns.values()))
         configs = [Configuration(space, values=place) for place in places]
-        # SMAC would write into this folder only if it ran the trials itself.
+        # SMAC writes into this folder only if it runs trials itself, which it does not do here.
         scenario = smac.Scenario(
             space, deterministic=True, seed=seed, n_trials=2**31, output_directory=Path("unused")
         )

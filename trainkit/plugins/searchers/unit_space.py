@@ -23,23 +23,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Place = dict[str, float | int]
-"""Encoding of a configuration: for each parameter a number from 0 to 1, or an index in its list of values."""
+"""Encoding of a configuration: for each parameter, a number from 0 to 1, or an index in its list of
+values."""
 
 
 class UnitCode:
-    """The encoding of one parameter for a search package.
+    """Encoding of one parameter for another package.
 
     Args:
-        name: name of the parameter, for messages.
+        name: name of the parameter, for error messages.
         domain: domain of the parameter.
-        searcher: name of the searcher, for messages.
+        searcher: name of the searcher, for error messages.
 
     Attributes:
-        categories: number of values in the parameter's list; None if the encoding is a number from 0 to 1.
-        ends: values that 0 and 1 stand for, if the encoding is linear; else None.
+        categories: number of values in the parameter's list; None if the parameter is encoded as a number
+            from 0 to 1.
+        ends: values that are encoded as 0 and 1, if the encoding is linear; otherwise None.
 
     Raises:
-        SpaceError: the domain is unsupported.
+        SpaceError: the domain can't be encoded.
     """
 
     def __init__(self, name: str, domain: Domain, *, searcher: str) -> None:
@@ -50,23 +52,23 @@ class UnitCode:
             self.ends = self._code.ends
 
     def encode(self, value: Any) -> float | int:
-        """Return the encoding of `value`, which belongs to the domain."""
+        """Return the encoding of `value`, a value of the domain."""
         code = self._code
         return code.encode(value) if isinstance(code, ChoiceCode) else min(max(code.to_unit(value), 0.0), 1.0)
 
     def decode(self, place: float) -> Any:
-        """Return the value that an encoding stands for."""
+        """Return the value that is encoded as `place`."""
         code = self._code
         return code.decode(place) if isinstance(code, ChoiceCode) else code.from_unit(float(place))
 
 
 class UnitSpace(Declared[UnitCode]):
-    """A space with conditions, for a package without conditions: the package always sees all parameters.
+    """Search space with conditions, for packages without conditions: they receive values for all parameters.
 
     Args:
         space: space to encode.
-        searcher: name of the searcher, for messages.
-        own: True if configurations may also have constants of `param_space`.
+        searcher: name of the searcher, for error messages.
+        own: True if configurations may also contain constants from `param_space`.
     """
 
     def __init__(self, space: Space, *, searcher: str, own: bool) -> None:
@@ -74,29 +76,30 @@ class UnitSpace(Declared[UnitCode]):
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Length of each parameter's list of values; None for a number from 0 to 1."""
+        """Length of the list of values of each parameter; None if it is encoded as a number from 0 to 1."""
         return {name: code.categories for name, code in self.codes.items()}
 
     def each(self, number: Callable[[str], T], choice: Callable[[str, int], T]) -> dict[str, T]:
-        """Return `number(name)` for each number, and `choice(name, size)` for each list of `size` values."""
+        """Map each number to `number(name)`, and each list of `size` values to `choice(name, size)`."""
         return {
             name: number(name) if size is None else choice(name, size) for name, size in self.sizes.items()
         }
 
     def whole(self, place: Mapping[str, float | int]) -> Place:
-        """Return `place` with all parameters: inactive numbers get 0.5, inactive lists index 0."""
+        """Add the inactive parameters, which `place` lacks: 0.5 for numbers, index 0 for lists."""
         return self.each(lambda name: place.get(name, 0.5), lambda name, size: place.get(name, 0))
 
     def random(self, rng: Generator) -> Place:
-        """Return a uniformly drawn encoding."""
+        """Return a random encoding, with uniform distribution."""
         return self.each(lambda name: float(rng.random()), lambda name, size: int(rng.integers(size)))
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        return self.declared.point(point), open_  # the value is not encoded, because encoding may change it
+        # The given value itself is used, because encoding and decoding may change it.
+        return self.declared.point(point), open_
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
-        """Return the configuration of an encoding, with `fixed` values; `sample_from` uses `rng`."""
+        """Convert an encoding to a configuration with the values in `fixed`; `sample_from` uses `rng`."""
 
         def ask(name: str, domain: Domain) -> Any:
             return fixed[name] if name in fixed else self.codes[name].decode(place[name])
@@ -105,25 +108,27 @@ class UnitSpace(Declared[UnitCode]):
 
 
 class UnitSearcher(RefittedSearcher[UnitSpace]):
-    """Base of searchers that get suggestions from another package; a subclass calls the package.
+    """Base of searchers whose suggestions come from another package; a subclass calls the package.
 
-    The package receives quantized values as rounded encodings. For an inactive parameter it receives 0.5, or
-    index 0 of a list. NaN, infinite and failed results are left out. The result of a trial that a
-    scheduler stopped or paused is its last report. Suggestion n depends on the seed, n and the results known
-    at that time. A suggestion that repeats a configuration is replaced by a random configuration.
+    The package receives values of quantized domains as encodings of the rounded values. It receives an
+    inactive parameter as 0.5, or as index 0 of a list. Results that are NaN or infinite, and failed trials,
+    are ignored. If a scheduler stops or pauses a trial, its last report is its result. Suggestion number n
+    depends on the seed, on n, and on the results that are known at that time. If the package suggests a
+    configuration again, a random configuration is used instead.
 
     Args:
-        space: domains as in `param_space`. None: `param_space`. If given, `param_space` may only contain
-            constants, which every configuration receives.
-        metric: what to optimise; None: the TuneConfig's.
-        mode: "min" or "max"; None: the TuneConfig's.
-        points_to_evaluate: full or partial configurations to try first; they count towards `num_samples`.
-        n_initial_points: number of results before the package's first suggestion; earlier ones are random.
-        seed: seed of the random numbers; None: the TuneConfig's.
+        space: domains as in `param_space`. None: `param_space`. If `space` is given, `param_space` may
+            contain only constants, which are added to every configuration.
+        metric: name of the reported value to optimise; None: the metric of the TuneConfig.
+        mode: "min" or "max"; None: the mode of the TuneConfig.
+        points_to_evaluate: complete or partial configurations to try first; they count towards `num_samples`.
+        n_initial_points: number of results that must exist before the package makes suggestions; until then,
+            suggestions are random.
+        seed: seed of the random numbers; None: the seed of the TuneConfig.
 
     Raises:
         MissingDependencyError: the package is not installed.
-        ConfigError: an argument is wrong.
+        ConfigError: an argument is invalid.
     """
 
     _module: ClassVar[str]
@@ -131,7 +136,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     _extra: ClassVar[str]
     """Name of trainkit's extra that installs the module."""
     _least_initial: ClassVar[int] = 1
-    """Smallest number of results that the package needs."""
+    """Minimum of `n_initial_points`: number of results without which the package can't suggest."""
 
     def __init__(
         self,
@@ -157,7 +162,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
 
     @abstractmethod
     def _asked(self, seed: int) -> Mapping[str, Any]:
-        """Return the package's suggestion, encoded; `seed` seeds the package's random numbers."""
+        """Return the package's suggestion as an encoding; `seed` is for the package's random numbers."""
 
     def _form_of(self, space: Any, *, own: bool) -> UnitSpace:
         name = type(self).__name__
@@ -171,12 +176,12 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         place = self._base, self._number, self._redraws
         asked = self._place(*place) if self._drawn and self.form.sizes else {}
         config = self.form.configuration(asked, fixed or {}, suggestion_generator(*place))
-        # The stored encoding must equal the encoding that a restore computes.
+        # A restored search computes the encoding from the configuration too.
         self._note(trial_id, self.form.encoded(self.form.choices(config)))
         return config
 
     def _place(self, base: int, number: int, redraw: int) -> Place:
-        # The same results would give the same suggestion again, so a redraw is random.
+        # With the same results, the package would repeat its suggestion, so a redraw is random.
         if redraw or len(self._losses()) < self._n_initial_points:
             return self._random(suggestion_generator(base, number, redraw))
         asked = self._asked(suggestion_words(base, number, redraw, 1)[0] % 2**31)
@@ -186,9 +191,9 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         return self.form.random(rng)
 
     def _told(self) -> tuple[list[Place], list[float]]:
-        """Return encodings and losses of all running trials and of all trials with a usable result.
+        """Return the encodings and losses of running trials and of trials with a usable result.
 
-        A running trial gets the largest loss, so that the model looks elsewhere.
+        A running trial has the largest loss so far, so that the model suggests other configurations.
         """
         losses = self._losses()
         worst = max(loss for _, loss in losses)

@@ -1,4 +1,4 @@
-"""Conformance suites for pytest, to test your own engine, strategy, scheduler or searcher."""
+"""Conformance suites (tests for pytest) for your own engine, strategy, scheduler or searcher."""
 
 import pytest
 

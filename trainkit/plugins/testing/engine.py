@@ -20,16 +20,16 @@ from trainkit.runtime.session import ENGINES
 F = TypeVar("F", bound=Callable[..., Any])
 
 api: Any = trainkit
-"""trainkit's public functions without types, because tests call functions and methods of any signature."""
+"""trainkit's public functions as `Any`, because the tests call remote functions of any signature."""
 
 
 def needs(*promises: str) -> Callable[[F], F]:
-    """Mark a test for engines that keep all these promises; it is removed for others."""
+    """Mark a test that is only for engines with all these features; for other engines, it is removed."""
     return _depending("needs", promises)
 
 
 def lacks(*promises: str) -> Callable[[F], F]:
-    """Mark a test for engines that keep none of these promises; it is removed for others."""
+    """Mark a test that is only for engines with none of these features; for other engines, it is removed."""
     return _depending("lacks", promises)
 
 
@@ -46,10 +46,11 @@ def _depending(how: str, promises: tuple[str, ...]) -> Callable[[F], F]:
 
 
 class Suite:
-    """Base class of suites. A subclass names an engine, whose session lasts for the whole class.
+    """Base class of suites. A subclass sets the name of an engine; its session lasts for all tests of the
+    class.
 
     Attributes:
-        engine: name of the engine, whose promises select the tests; "" for an abstract suite.
+        engine: name of the engine, whose features decide which tests run; "" for an abstract suite.
         settings: arguments of `trainkit.init`.
     """
 
@@ -64,7 +65,8 @@ class Suite:
         for name in dir(cls):
             test = getattr(cls, name)
             if getattr(test, "_needs", frozenset()) - made or getattr(test, "_lacks", frozenset()) & made:
-                setattr(cls, name, None)  # setting the name to None removes the test from this class
+                # pytest does not collect a name that is None, so this removes the test.
+                setattr(cls, name, None)
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -121,7 +123,7 @@ def double(value: Any) -> Any:
 
 
 class EngineSuite(Suite):
-    """Tests of tasks, actors, values and resources. They use only public functions."""
+    """Tests of tasks, actors, values and resources. The tests use only public functions."""
 
     def test_a_task_returns_its_value(self) -> None:
         remote = api.remote(double)

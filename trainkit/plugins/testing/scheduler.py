@@ -1,4 +1,4 @@
-"""Conformance suite of schedulers: tests in a simulated experiment that every scheduler must pass."""
+"""Conformance suite of schedulers: tests that every scheduler must pass, in simulated experiments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Make = Callable[[], TrialScheduler]
 
 
 def objective(config: Mapping[str, Any], training_iteration: int, rng: Generator) -> dict[str, Any]:
-    """Return a report on a noisy, falling learning curve that ends with the twelfth report."""
+    """Return a report with a noisy, falling loss; the trial is done with its twelfth report."""
     loss = config["x"] / training_iteration + 0.05 * rng.normal()
     return {"loss": loss, "time_this_iter_s": config["cost"], "done": training_iteration == 12}
 
@@ -48,7 +48,7 @@ def simulated(scheduler: TrialScheduler, *, samples: int = 14, stop: Any = None,
 
 
 class Ticking(tune.Stopper):
-    """Stopper that never stops a trial but requests frequent wake-ups."""
+    """Stopper that never stops a trial, but often requests to be called again after a time."""
 
     def __init__(self) -> None:
         self._next = 0.37
@@ -65,7 +65,7 @@ class Ticking(tune.Stopper):
 
 
 def remade(scheduler: TrialScheduler) -> TrialScheduler:
-    """Return a new scheduler with the arguments of `scheduler`, like a restore."""
+    """Return a new scheduler with the same arguments, as a restored experiment would make it."""
     arguments: dict[str, Any] = {
         name: remade(value) if isinstance(value, TrialScheduler) else value
         for name, value in scheduler.arguments.items()
@@ -74,7 +74,7 @@ def remade(scheduler: TrialScheduler) -> TrialScheduler:
 
 
 class Rebuilt(TrialScheduler):
-    """Scheduler that is replaced before call number `at` by a new one that replays all earlier calls."""
+    """Scheduler that is replaced before call number `at` by a new one that receives all earlier calls."""
 
     needs_metric = False
 
@@ -148,7 +148,7 @@ for _name in ("completed_space", "why_not_chosen", "verdicts", "choose_trial_to_
 
 
 def attempts(results: tune.Simulation) -> Iterator[tuple[Any, Any, Any, list[Mapping[str, Any]]]]:
-    """Yield each attempt with its span and the reports made in it."""
+    """Yield for each attempt its result, its record, its time span, and the reports made in it."""
     made: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
     for record in results._store.records:
         if isinstance(record, ResultAdded):
@@ -161,15 +161,15 @@ def attempts(results: tune.Simulation) -> Iterator[tuple[Any, Any, Any, list[Map
 
 
 class SchedulerSuite:
-    """Tests that every scheduler must pass. A subclass defines how to make the scheduler."""
+    """Tests that every scheduler must pass. A subclass defines a method that creates the scheduler."""
 
     def make_scheduler(self) -> TrialScheduler:
-        """Return a new scheduler that minimizes `loss`, over 12 reports with a `training_iteration`."""
+        """Return a new scheduler that minimizes `loss` over 12 reports, counted by `training_iteration`."""
         raise NotImplementedError(f"{type(self).__name__} must define `make_scheduler`")
 
     @pytest.fixture
     def make(self) -> Make:
-        """Return the function that makes the scheduler; override this to test several schedulers."""
+        """Return the function that creates the scheduler; override this to test several schedulers."""
         return self.make_scheduler
 
     def test_it_is_made_again_from_its_arguments(self, make: Make) -> None:
@@ -209,8 +209,8 @@ class SchedulerSuite:
         idle += sum(results.ended_s - free_since[worker] for worker in range(results.workers))
         assert results.busy_s + idle == pytest.approx(results.workers * results.ended_s)
 
-        # An attempt's iterations fill its time. Only an attempt that failed or was cut off ends with a part
-        # that has no report.
+        # The iterations of an attempt take up its whole time. Only an attempt that failed or was interrupted
+        # may end with an iteration that was not reported.
         reports = 0
         for result, attempt, span, made in attempts(results):
             reports += len(made)

@@ -1,4 +1,4 @@
-"""Conformance suite of searchers: given points first, values in the space, repeatable seeds and replays."""
+"""Conformance suite of searchers: tests of given points, of the space, of seeds and of replays."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainkit.tune.store.restore import with_objects
 
 @dataclass(frozen=True)
 class Row:
-    """A searcher that the suite tests.
+    """Searcher to test, and its properties.
 
     Attributes:
-        name: name of the row.
-        make: function that makes a new searcher; it accepts `points_to_evaluate`.
+        name: name of the searcher in the ids of tests.
+        make: function that creates a searcher; it accepts `points_to_evaluate`.
         takes_points: True if the searcher supports `points_to_evaluate`.
-        repeat: number of trials for each configuration.
+        repeat: number of trials that the searcher runs for each configuration.
         covers: True if the searcher eventually suggests every configuration of a small space.
     """
 
@@ -58,7 +58,7 @@ TREE = {
 
 
 def loss_of(config: dict[str, Any]) -> float:
-    """Return an arbitrary function of all numbers of a configuration."""
+    """Return a loss that depends on all numbers in a configuration."""
     total = 0.0
     for key, value in config.items():
         if isinstance(value, dict):
@@ -70,11 +70,11 @@ def loss_of(config: dict[str, Any]) -> float:
 
 @dataclass
 class Search:
-    """Searcher with a log of its calls.
+    """Search with a searcher, and a log of all calls.
 
     Attributes:
-        log: calls in order, for a replay.
-        configs: configuration of each trial.
+        log: calls in order, so that they can be replayed.
+        configs: configuration of each trial, by trial id.
     """
 
     row: Row
@@ -97,7 +97,7 @@ class Search:
         self.configs: dict[str, dict[str, Any]] = {}
 
     def next(self) -> dict[str, Any] | None:
-        """Suggest a trial; return None if the search is over."""
+        """Return the configuration of a new trial; None if the search is over."""
         if self.source.total == len(self.configs):
             return None
         trial_id = f"t_{len(self.configs):05d}"
@@ -109,7 +109,7 @@ class Search:
         return config
 
     def finish(self, trial_id: str, loss: float | None = None, error: bool = False) -> None:
-        """End a trial with a report of its loss."""
+        """Report a loss for a trial, and end the trial."""
         value = loss_of(self.configs[trial_id]) if loss is None else loss
         result = {"loss": value, "training_iteration": 1, "trial_id": trial_id}
         self.tell("result", trial_id, result)
@@ -133,7 +133,7 @@ class Search:
         return list(self.configs.values())
 
     def restored(self) -> Search:
-        """Return a new search that has replayed this search's log."""
+        """Return a new search to which this search's log was replayed."""
         other = Search(
             self.row, self.space, self.num_samples, self.seed, self.arguments, self.allow_duplicates
         )
@@ -149,11 +149,11 @@ class Search:
 
 
 class SearcherSuite:
-    """Tests that every searcher must pass. A subclass defines how to make the searcher.
+    """Tests that every searcher must pass. A subclass defines a method that creates the searcher.
 
     Attributes:
-        takes_points: False for a searcher without `points_to_evaluate`.
-        covers: False for a searcher that stays near its best result, and never covers a small space.
+        takes_points: False if the searcher does not support `points_to_evaluate`.
+        covers: False if the searcher stays near its best result, so that it never tries all of a small space.
     """
 
     takes_points: ClassVar[bool] = True
@@ -163,13 +163,13 @@ class SearcherSuite:
         """Return a new searcher.
 
         Args:
-            **arguments: `points_to_evaluate`, in the test of that feature.
+            **arguments: `points_to_evaluate`, in the test of this argument.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `make`, which creates its searcher")
 
     @pytest.fixture
     def row(self) -> Row:
-        """Return the searcher to test; override this to test several searchers."""
+        """Return the searcher to test; override this fixture to test several searchers."""
         return Row(type(self).__name__, self.make, self.takes_points, covers=self.covers)
 
     def test_configurations_are_of_the_space(self, row: Row) -> None:
@@ -187,7 +187,7 @@ class SearcherSuite:
 
     @pytest.mark.parametrize("space", [SPACE, TREE])
     def test_a_replay_gives_the_same_next_suggestions(self, row: Row, space: dict[str, Any]) -> None:
-        """Compare at every point of a search with failures, NaN and several concurrent trials."""
+        """Compare with a replay before each step of a search with errors, NaN and several running trials."""
         search = Search(row, space)
         for step in range(12 * row.repeat):
             restored = search.restored()

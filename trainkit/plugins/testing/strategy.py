@@ -1,4 +1,4 @@
-"""Conformance suite of strategies: same results as a plain loop, complete state, compatible checkpoints."""
+"""Conformance suite of strategies: results as in a plain loop, complete states, compatible checkpoints."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 STEPS = 50
 GLOBAL_BATCH = 24
 SAMPLES = 200
-"""Not a multiple of the batch size: the last batch has 8 samples, and the data restarts several times."""
+"""Not a multiple of the batch size, so that the last batch has 8 samples; the data restarts several times."""
 
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """A configuration that the suite tests.
+    """A strategy to test, with its number of workers.
 
     Attributes:
-        strategy: name or spec of the strategy.
+        strategy: name of a strategy, or a strategy object.
         workers: number of workers.
-        options: other arguments of the trainer.
+        options: further arguments of the trainer.
     """
 
     strategy: Any
@@ -40,7 +40,7 @@ class StrategyRow:
 
 
 def make_model(dtype: torch.dtype) -> nn.Module:
-    """Return four linear layers: enough for four stages, or two pairs of column- and row-wise shards."""
+    """Return four linear layers, enough for four stages, or for two pairs of column- and row-wise shards."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for inputs, outputs in ((64, 32), (32, 24), (24, 16), (16, 10)):
@@ -49,12 +49,12 @@ def make_model(dtype: torch.dtype) -> nn.Module:
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer with both kinds of state: tensors like the parameters, and a step count."""
+    """Return an optimizer with both kinds of state: tensors in the parameters' shapes, and step counts."""
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def make_data(dtype: torch.dtype) -> TensorDataset:
-    """Return points with 64 features, and the nearest of ten classes for each."""
+    """Return random points with 64 features, each labelled with the nearest of ten class centres."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(10, 64, generator=generator, dtype=torch.float64)
     features = torch.rand(SAMPLES, 64, generator=generator, dtype=torch.float64)
@@ -62,13 +62,13 @@ def make_data(dtype: torch.dtype) -> TensorDataset:
 
 
 def make_loaders(dtype: torch.dtype, batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Return a training loader, shuffled by the global generator, and a validation loader."""
+    """Return a training loader, which shuffles by torch's global generator, and a validation loader."""
     data = make_data(dtype)
     return DataLoader(data, batch_size, shuffle=True), DataLoader(data, batch_size)
 
 
 class Promised(TrainingOperator):
-    """Operator that records loss and sample count of each step whose loss is known on this worker."""
+    """Operator that records the loss and sample count of each step whose loss this worker knows."""
 
     def setup(self, config: dict[str, Any]) -> None:
         dtype = config["dtype"]
@@ -81,7 +81,7 @@ class Promised(TrainingOperator):
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
         metrics = super().train_batch(batch, batch_info)
         if "train_loss" in metrics:
-            # A dummy sample only lets the worker take part in the step, so it is not counted.
+            # A dummy sample, with which a worker only takes part in a step, does not count.
             counted = metrics["num_samples"] if self._train_feed.weight else 0  # type: ignore[union-attr]
             self.steps.append((float(metrics["train_loss"]), counted))
         return metrics
@@ -89,7 +89,7 @@ class Promised(TrainingOperator):
 
 @dataclass(frozen=True)
 class Plain:
-    """Results of a plain PyTorch loop."""
+    """Results of training with a plain PyTorch loop."""
 
     losses: list[float]
     validation: dict[str, float]
@@ -97,7 +97,7 @@ class Plain:
 
 
 def plain_run(dtype: torch.dtype, steps: int = STEPS) -> Plain:
-    """Run the plain loop with which every strategy is compared."""
+    """Train with a plain loop; the results of every strategy are compared with its results."""
     model = make_model(dtype)
     optimizer, criterion = make_optimizer(model), nn.CrossEntropyLoss()
     train, validation = make_loaders(dtype, GLOBAL_BATCH)
@@ -120,7 +120,7 @@ def plain_run(dtype: torch.dtype, steps: int = STEPS) -> Plain:
 
 
 def make_trainer(row: StrategyRow, dtype: torch.dtype) -> TorchTrainer:
-    """Return a trainer for the row."""
+    """Return a trainer with the strategy and the number of workers of `row`."""
     return TorchTrainer(
         training_operator_cls=Promised,
         config={"dtype": dtype, BATCH_SIZE: GLOBAL_BATCH},
@@ -134,7 +134,7 @@ def make_trainer(row: StrategyRow, dtype: torch.dtype) -> TorchTrainer:
 
 
 def losses_of(trainer: TorchTrainer) -> list[float]:
-    """Return the mean loss of each step over all workers on which it is known."""
+    """Return the mean loss of each step over the workers that know the loss."""
     held = trainer.apply_all_operators(lambda operator: operator.steps)  # type: ignore[attr-defined]
     return [
         math.fsum(loss * count for loss, count in step) / sum(count for _, count in step)
@@ -143,11 +143,11 @@ def losses_of(trainer: TorchTrainer) -> list[float]:
 
 
 class StrategySuite:
-    """Tests that every strategy must pass. A subclass names it, and starts a session with four CPUs.
+    """Tests that every strategy must pass. A subclass sets `strategy`, and starts a session with four CPUs.
 
     Attributes:
-        strategy: name or object of the strategy.
-        workers: number of workers in the tests.
+        strategy: name of the strategy, or a strategy object.
+        workers: number of workers to test with.
     """
 
     strategy: ClassVar[Any] = None
@@ -155,7 +155,7 @@ class StrategySuite:
 
     @pytest.fixture
     def row(self) -> StrategyRow:
-        """Return the strategy to test; override this to test several strategies."""
+        """Return the strategy to test; override this fixture to test several strategies."""
         return StrategyRow(self.strategy, self.workers)
 
     @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-3)], ids=str)
@@ -185,7 +185,7 @@ class StrategySuite:
     def check_that_one_worker_goes_on_with_it(
         self, trainer: TorchTrainer, folder: Path, tolerance: float
     ) -> None:
-        """Check that a single worker can load checkpoints and state, and that its checkpoints load here."""
+        """Check that one worker can load the strategy's checkpoints, and the strategy those of one worker."""
         state = trainer.state_dict()
         trainer.save(folder)
         with make_trainer(StrategyRow("single", 1), torch.float64) as alone:

@@ -52,8 +52,7 @@ class DAGNode(ABC):
     """
 
     def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
-        # A node is created after the nodes in its arguments, so sorting by this number gives a valid order of
-        # the calls.
+        # Nodes are created after the nodes in their arguments, so these numbers give a valid order of calls.
         self._serial = next(_serials)
         self._args = tuple(args)
         self._kwargs = dict(kwargs or {})
@@ -417,7 +416,6 @@ def _nodes_in(value: Any) -> Iterator[DAGNode]:
 
 
 def _replaced(value: Any, done: Mapping[DAGNode, Any]) -> Any:
-    """Return `value` with its nodes replaced by their results."""
     if isinstance(value, DAGNode):
         return done[value]
     if type(value) in (list, tuple):

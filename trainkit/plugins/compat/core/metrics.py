@@ -48,7 +48,7 @@ def _file_class() -> Any:
 
         def _init_value(self, key: str) -> None:
             size = self._capacity
-            # Besides the key, an entry has a length, padding, a value and a time, which take up to 32 bytes.
+            # Besides its key, an entry takes up to 32 bytes: length, padding, value and time.
             while self._used + len(key.encode()) + 32 > size:
                 size *= 2
             if size > self._capacity:
@@ -259,7 +259,6 @@ class Metric:
                 raise TypeError(f"the tag {key} of the metric {self._name} must be a string, not {value!r}")
 
     def _labels(self, tags: Mapping[str, str] | None) -> dict[str, str]:
-        """Return the tags of a value, in the order of `tag_keys`."""
         self._require_tags(tags or {})
         given = {**self._default_tags, **(tags or {})}
         missing = [key for key in self._tag_keys if key not in given]
@@ -268,7 +267,6 @@ class Metric:
         return {key: given[key] for key in self._tag_keys}
 
     def _key(self, suffix: str, labels: Mapping[str, str]) -> str:
-        """Return the key of the file's entry for these labels."""
         known = suffix, *labels.values()
         key = self._keys.get(known)
         if key is None:
@@ -298,7 +296,6 @@ class Metric:
             _values.write(engine, self, value, labels, adds=verb != "set")
 
     def _made_by(self, ray_metrics: Any) -> Any:
-        """Return a metric of Ray with the same name, description and tag keys."""
         return getattr(ray_metrics, type(self).__name__)(self._name, self._description, self._tag_keys)
 
     def _entries(self, value: float, labels: dict[str, str]) -> list[tuple[str, float]]:

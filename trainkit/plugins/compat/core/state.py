@@ -365,7 +365,6 @@ def _rows(kind: str) -> list[State]:
 
 
 def _selected(kind: str, filters: Sequence[Filter] | None, limit: int) -> list[State]:
-    """Return the first `limit` rows of the list `kind` that meet all `filters`."""
     if not 0 < limit <= _MOST:
         raise ConfigError(f"limit must be from 1 to {_MOST}, not {limit}")
     conditions = [_checked(condition, _COLUMNS[kind].names()) for condition in filters or ()]

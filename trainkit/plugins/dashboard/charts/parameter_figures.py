@@ -266,7 +266,6 @@ def _plain(parameter: Parameter, value: Any) -> Any:
 
 
 def _shades(metric: str, mode: str) -> Figure:
-    """Return settings for a colour scale of the metric, on which the best value is the brightest."""
     scale = {"title": {"text": text(metric)}, "thickness": 12}
     return {"colorscale": "Viridis", "reversescale": mode == "min", "colorbar": scale}
 
@@ -356,7 +355,6 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _multiples(low: float, high: float, *, whole: bool) -> list[float]:
-    """Return at most six multiples of 1, 2 or 5 times a power of 10."""
     least = max(1e-300, min(high - low, sys.float_info.max) / 5)
     unit = 10.0 ** math.floor(math.log10(least))
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
@@ -379,7 +377,6 @@ def _words(parameters: Sequence[Parameter], place: int) -> str:
 
 
 def _groups(order: Sequence[int], count: int) -> list[Sequence[int]]:
-    """Split `order` into `count` groups of about equal size; into single items if it has fewer items."""
     count = min(count, len(order))
     edges = [round(len(order) * place / max(1, count)) for place in range(count + 1)]
     return [order[low:high] for low, high in pairwise(edges)]
@@ -389,7 +386,6 @@ _VIRIDIS = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1
 
 
 def _viridis(share: float) -> str:
-    """Return the colour for a rank from 0 (yellow) to 1 (blue-violet)."""
     at = 0.15 + 0.6 * share
     place = min(int(at * (len(_VIRIDIS) - 1)), len(_VIRIDIS) - 2)
     rest = at * (len(_VIRIDIS) - 1) - place

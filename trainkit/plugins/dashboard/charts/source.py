@@ -230,7 +230,7 @@ class Source:
     def objectives(self) -> Sequence[Objective]:
         """Objectives that the options name, else the objectives of the experiment."""
         if names := self.options.metrics:
-            # The mode that the experiment defines for a metric takes precedence over the mode in the options.
+            # The experiment's mode for a metric takes precedence over the mode in the options.
             return [Objective(name, self.modes.get(name) or self.mode_of(name)) for name in names]
         return known_objectives(self.facts)
 

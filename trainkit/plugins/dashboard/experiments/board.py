@@ -107,8 +107,7 @@ class TrialTable:
     # --- reading ----------------------------------------------------------------------------------
 
     def refresh(self, old_s: float = 0.0) -> int:
-        """Read what has changed in the experiment's file; return the table's generation, a number that grows
-        with changes.
+        """Read all changes; return the table's generation, a number that grows with each change.
 
         Args:
             old_s: if the last read was less than this many seconds ago, nothing is read.
@@ -128,7 +127,6 @@ class TrialTable:
 
     @contextlib.contextmanager
     def _reader(self, state: FileState | None = None) -> Iterator[RowReader]:
-        """Open the experiment's file, read all changes into the table, and yield the open reader."""
         state = state or FileState.of(self.folder)
         with RowReader(self.folder, state) as reader:
             reader.stand_still()
@@ -151,7 +149,6 @@ class TrialTable:
             yield reader
 
     def _read_again(self, reader: RowReader, ids: set[str], *, is_owned: bool) -> None:
-        """Read the trials `ids` again: trials that may have changed, and new trials."""
         known = self._known(ids)
         wanted: set[str] | None = ids
         if len(ids) > FEW:
@@ -355,7 +352,6 @@ def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple
 
 
 def _order(sort: str, *, descending: bool) -> tuple[str, list[str]]:
-    """Return the text of an ORDER BY clause, and the values of its parameters."""
     kind, slash, name = sort.partition("/")
     if slash and kind in ("config", "metrics"):
         # SQLite's JSON functions end a name at a null character, so the requested name is cut there too.

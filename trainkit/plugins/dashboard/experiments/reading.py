@@ -203,7 +203,6 @@ class RowReader(LogReader):
             return shared.values
 
     def _first(self, sql: str, *values: Any) -> Any:
-        """Return the value in the first row and column of a query's result; None if the result is empty."""
         return next((row[0] for row in self._rows(sql, *values)), None)
 
     # --- trials as rows of a table ----------------------------------------------------------------
@@ -474,7 +473,7 @@ class RowReader(LogReader):
                         *(*names, trial_id, known.attempt, known.iteration),
                     )
                 )
-            else:  # A new attempt may replace reports of the previous attempt, so all reports are read again.
+            else:  # A new attempt may replace earlier reports, so all are read again.
                 before = 0 if known is None else len(known)
                 known = _Curve(last[0])
                 known.add(

@@ -66,7 +66,6 @@ def _key(name: str) -> str:
 
 
 def _rectangle(across: Sequence[float], up: Sequence[float]) -> tuple[float, float, float, float]:
-    """Convert a plot's shares of the chart's sides to its left, bottom, width and height in the figure."""
     low, high = (0.08 + 0.84 * end for end in across)
     bottom, top = (0.1 + 0.82 * end for end in up)
     return low, bottom, high - low, top - bottom
@@ -77,7 +76,6 @@ def _plain(text: str) -> str:
 
 
 def _fill(axes: Axes, traces: Sequence[Part], layout: Part, x: str, y: str) -> None:
-    """Draw one pair of axes and all traces that belong to the pair."""
     across, up = layout[x], layout[y]
     style.dress(
         axes,
@@ -118,7 +116,6 @@ def _stands_at(axis: Part, other: str) -> bool:
 
 
 def _choices(axis: Part, values: Sequence[Any]) -> list[str]:
-    """Return the categories of an axis in order; [] if the axis shows numbers."""
     if axis.get("type") != "category":
         return []
     return list(axis.get("categoryarray") or dict.fromkeys(values))
@@ -130,7 +127,6 @@ def _numbers(values: Sequence[Any], axis: Part) -> Sequence[Any]:
 
 
 def _mark(axes: Axes, name: Literal["x", "y"], part: Part, values: Sequence[Any], *, whole: bool) -> None:
-    """Set the ticks and the limits of an axis."""
     ticker = load("matplotlib.ticker", "plots", "tune")
     axis: Any = axes.xaxis if name == "x" else axes.yaxis
     if choices := _choices(part, values):
@@ -190,7 +186,6 @@ def _draw_dots(axes: Axes, marker: Part, points: Sequence[Any], label: str, layo
 
 
 def _runs(xs: Sequence[Any], ys: Sequence[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """Yield the runs of points between gaps."""
     for is_gap, run in groupby(zip(xs, ys, strict=True), key=lambda point: point[1] is None):
         if not is_gap:
             yield list(run)
@@ -201,7 +196,6 @@ def _columns(points: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _colours(scale: Part) -> Any:
-    """Convert Plotly's colour scale to a colour map for Matplotlib."""
     found = scale["colorscale"]
     if isinstance(found, str):
         return found.lower() + ("_r" if scale.get("reversescale") else "")
