@@ -42,7 +42,7 @@ class TaskPlacementGroupRemoved(WorkerCrashedError):
 
 
 class AsyncioActorExit(RayError):
-    """Never raised: `exit_actor` ends an actor with `async` methods in the same way as other actors."""
+    """Never raised: `exit_actor` ends actors with `async` methods like all other actors."""
 
 
 class AuthenticationError(RayError):

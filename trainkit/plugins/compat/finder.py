@@ -183,8 +183,7 @@ class Extended(Loader):
         """Run the module's own code, then add the old names."""
         self._loader.exec_module(module)
         if self._row.children and not hasattr(module, "__path__"):
-            # If the old path was a package, it had submodules, and Python looks for submodules only in
-            # packages.
+            # The old path was a package, and Python looks for submodules only in packages.
             module.__path__ = []
         add_names(module, self._row)
 

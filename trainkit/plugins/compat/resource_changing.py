@@ -65,8 +65,7 @@ class DistributeResources:
             CPU; with `add_bundles`, a copy of the last bundle that trials begin with.
         increase_by_times: maximum number of units that a trial receives; below 1: no limit. Needs
             `increase_by`.
-        reserve_resources: resources that remain unused: no trial receives them in addition to its initial
-            reservation.
+        reserve_resources: resources that are never added to a trial's initial reservation.
 
     Raises:
         ConfigError: an amount is invalid, or `increase_by` is empty.
@@ -269,9 +268,9 @@ class ResourceChangingScheduler(TrialScheduler):
     """Scheduler that changes the resources of running trials; a base scheduler makes all other decisions.
 
     After each report, if the trial continues, the allocation function returns the trial's new reservation. If
-    the new reservation differs from the current one, the trial is paused. The trial then resumes from its
-    checkpoint with the new reservation, before other trials start. Inside a trial,
-    `tune.get_context().get_trial_resources()` returns the current reservation.
+    the reservation changes, the trial is paused. The trial then resumes from its checkpoint with the new
+    reservation, before other trials start. Inside a trial, `tune.get_context().get_trial_resources()` returns
+    the current reservation.
 
     Args:
         base_scheduler: scheduler that makes all other decisions; None: a FIFOScheduler.

@@ -353,8 +353,8 @@ def obsolete_words(given: Iterable[str], known: Iterable[str]) -> str:
     """Return a message on the arguments without effect and their alternatives; '' if `given` is empty.
 
     Args:
-        given: names of the arguments that are not arguments of the present `tune.run`.
-        known: names of all arguments of the present `tune.run`.
+        given: argument names that this `tune.run` does not have.
+        known: argument names that this `tune.run` has.
 
     Raises:
         ConfigError: no version of Ray has such an argument; the message suggests a similar name.

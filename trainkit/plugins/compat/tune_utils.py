@@ -36,7 +36,7 @@ def flatten_dict(
         dt: nested dictionary.
         delimiter: text between the parts of a key.
         prevent_delimiter: True: refuse keys that already contain the delimiter.
-        flatten_list: True: also flatten lists, with the indices as parts of the keys.
+        flatten_list: True: also flatten lists, with indices as names.
 
     Raises:
         ValueError: `prevent_delimiter` is True and a key contains the delimiter.
@@ -214,5 +214,5 @@ class MyTrainableClass(Trainable):
         Path(checkpoint_dir, "checkpoint").write_text(json.dumps({"timestep": self.timestep}))
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Read the step that `save_checkpoint` wrote, and resume from it."""
+        """Resume from the saved step."""
         self.timestep = json.loads(Path(checkpoint, "checkpoint").read_text())["timestep"]

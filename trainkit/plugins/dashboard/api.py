@@ -43,7 +43,7 @@ from trainkit.tune.schedulers import load_words
 from trainkit.tune.store.commands import asker
 
 MAX_PAGE = 1000
-"""Maximum number of trials in one page of the list of trials."""
+"""Maximum number of trials in a page."""
 MAX_EVENTS = 10_000
 _PIECE = 64 * 1024
 """Minimum number of characters of an export that are sent at once, except for the last piece."""

@@ -33,7 +33,7 @@ _LONGEST = 10_000
 
 
 class ForbiddenError(Exception):
-    """Error for a request that this server never allows, such as a write to a read-only server."""
+    """Request that this server never allows, such as a write to a read-only server."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def require_writable(call: Call) -> None:
 
 @asynccontextmanager
 async def _watched(call: Call, *, needed: bool) -> AsyncIterator[None]:
-    """Set `call.gone` if the client disconnects during the `with` block."""
+    """Set the event `call.gone` if the client disconnects during the `with` block."""
 
     async def watch() -> None:
         while (await call.request.receive())["type"] != "http.disconnect":

@@ -38,7 +38,7 @@ def inside(folder: Path, *names: str) -> Path:
 
 
 def listed(folder: Path, below: str) -> dict[str, Any]:
-    """Return the files and folders in a subfolder of a trial's folder, without links that lead out of it."""
+    """Return the files and folders in a trial's folder, without links that lead out of it."""
     there = inside(folder, below) if below else inside(folder)
     entries = []
     for name in sorted(os.listdir(there))[:_MAX_ENTRIES]:
@@ -74,7 +74,7 @@ def download(file: BinaryIO, name: str, request: Request) -> Response:
     asked = _RANGE.fullmatch(request.headers.get("range", ""))
     if asked is not None and request.headers.get("if-range", tag) == tag:
         begin, end = int(asked[1]), min(int(asked[2] or last), last)
-        if begin <= end:  # A range outside the file is ignored, so the whole file is sent.
+        if begin <= end:  # For any other range, the whole file is sent.
             first, last, status = begin, end, 206
             head["Content-Range"] = f"bytes {first}-{last}/{found.st_size}"
     head["Content-Length"] = str(last - first + 1)

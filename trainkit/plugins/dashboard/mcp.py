@@ -25,7 +25,7 @@ from trainkit.tune.results.printed import kept_files, last_lines
 from trainkit.tune.store.commands import asker
 
 MAX_ROWS = 200
-"""Maximum number of trials in one answer to an agent."""
+"""Maximum number of trials in one answer."""
 MAX_REPORTS = 200
 MAX_LINES = 1000
 MAX_LINE = 2000

@@ -72,7 +72,7 @@ class OptunaDashboard(ThreadingMixIn, WSGIServer):
 
     @property
     def address(self) -> str:
-        """Address to open in a browser; it contains the token."""
+        """Address to open, with the token."""
         return f"http://{_LOOPBACK}:{self.server_port}/dashboard?token={self.token}"
 
 
@@ -87,7 +87,7 @@ def _page(app: Any) -> bytes:
     """Return Optuna's page with an additional script, which sends the token and runs before Optuna's script.
 
     Raises:
-        DashboardError: the page does not have the form of the supported version.
+        DashboardError: the page does not have the known form.
     """
     path = Path(app.__file__).with_name("index.html")
     page = path.read_bytes() if path.exists() else b""
@@ -131,7 +131,7 @@ def _sent(start: Start, body: bytes, kind: str, *headers: tuple[str, str]) -> It
 
 
 def _refusal(start: Start, status: HTTPStatus, words: str) -> Iterable[bytes]:
-    body = json.dumps({"reason": words}).encode()  # Optuna's pages expect an error message in this form.
+    body = json.dumps({"reason": words}).encode()  # Optuna's pages expect this form.
     start(
         f"{status.value} {status.phrase}",
         [("Content-Type", "application/json"), ("Content-Length", str(len(body)))],

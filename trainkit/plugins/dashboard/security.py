@@ -25,8 +25,7 @@ closes the one that has waited longest for a request."""
 READ_S = 30.0
 """Seconds that a client has to continue reading an answer after the output buffer has become full."""
 
-# Inline styles are allowed, because Plotly sets styles in this way. Scripts are allowed only from files of
-# the server.
+# Inline styles are allowed, because Plotly sets them. Scripts are allowed only from files of the server.
 _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -179,7 +179,7 @@ def _listening(host: str, port: int) -> socket.socket:
             f"port {port} of {host} cannot be used: {why}; choose another --port or --host"
         ) from error
     # This option is set here, because accepted connections inherit it. asyncio sets it only for sockets with
-    # an explicit protocol number, which this socket lacks. Without the option, the body of each answer is
-    # delayed by 40 ms, until the client acknowledges the head.
+    # an explicit protocol number, which this socket lacks. Without the option, each answer's body would wait
+    # 40 ms until the client acknowledges the head.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

@@ -81,7 +81,7 @@ class ExperimentWatch:
         A client that knows nothing yet receives the summary, and must then request the trials.
 
         Raises:
-            StoreError: the experiment does not exist any more, or its file is damaged.
+            StoreError: the experiment is gone, or its file is damaged.
         """
         generation = self._table.refresh(EVERY_S / 2)
         newest = self._table.newest
@@ -158,7 +158,7 @@ class _Found(NamedTuple):
 
     Attributes:
         known: state that the client knows after the check.
-        news: changes as a JSON text; None if nothing has changed.
+        news: changes as JSON; None if nothing changed.
         rest_s: pause before the next check, in seconds.
     """
 
@@ -168,7 +168,7 @@ class _Found(NamedTuple):
 
 
 async def _look(threads: Threads, watch: ExperimentWatch | ListWatch, since: Since) -> _Found:
-    """Check for changes, once for all clients that know the same state."""
+    """Check once for all listeners with the same state."""
 
     def look() -> _Found:
         begun, busy = SYSTEM.monotonic(), busy_s()

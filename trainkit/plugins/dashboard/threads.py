@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class BusyError(Exception):
-    """Error: too many requests of the same kind are running; the client can try again later."""
+    """Too many requests of this kind are running; the client can retry later."""
 
 
 class Threads:
@@ -34,8 +34,7 @@ class Threads:
     kind.
 
     Each session receives only one request at a time. A request that waits for the answer to the previous one
-    does not occupy a thread. Traces and commands may take long, so up to MAX_BESIDE traces and as many
-    commands run concurrently.
+    does not occupy a thread. Traces and commands may take long, so up to MAX_BESIDE of each run concurrently.
     """
 
     def __init__(self) -> None:

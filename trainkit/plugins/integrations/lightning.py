@@ -70,7 +70,7 @@ def class_in(package: Any, name: str) -> type:
 
 
 class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ignore[misc]
-    """A callback that reports the metrics that the Trainer has logged, with a checkpoint.
+    """A callback that reports the Trainer's logged metrics, with a checkpoint.
 
     Use it as `Trainer(callbacks=[...])`. To resume from a checkpoint, call `trainer.fit(model,
     ckpt_path=path)`; `path` is the file `filename` in the folder `tune.get_checkpoint().path`. Lightning's
@@ -116,7 +116,7 @@ class LightningCheckpointCallback(OfEitherPackage, FIRST.Callback):  # type: ign
 
 
 class LightningReportCallback(LightningCheckpointCallback):
-    """A callback that reports the metrics that the Trainer has logged, without checkpoints.
+    """A callback that reports the Trainer's logged metrics, without checkpoints.
 
     Args:
         metrics: see `LightningCheckpointCallback`.

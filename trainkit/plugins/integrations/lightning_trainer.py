@@ -1,7 +1,7 @@
 """Strategies, environment and callback for Lightning's `Trainer` in a training function, under Ray's names.
 
-If this process has imported both Lightning packages, the objects work with trainers of both. A strategy takes
-its behaviour from the package of the trainer that uses it.
+If this process has imported both Lightning packages, instances work with both. A strategy takes its behaviour
+from the package of the trainer that uses it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Extending(ABCMeta):
 
 
 class _OnWorker(OfEitherPackage):
-    """Mixin for a strategy: the strategy uses the device and the share of samples of this worker."""
+    """Mixin for a strategy, which gives the device and the samples of this worker."""
 
     NEEDS_GPUS = False
     world_size: int

@@ -37,15 +37,14 @@ class MLflowLoggerCallback(TrackerCallback):
     Args:
         tracking_uri: URI of the server or store, such as "http://host:5000" or "sqlite:////path/mlflow.db";
             None: MLflow's default.
-        registry_uri: URI of the model registry; None: the same as `tracking_uri`.
+        registry_uri: URI of the model registry; None: `tracking_uri`.
         experiment_name: name of the MLflow experiment, which is created if missing; None: MLflow's default,
             "Default".
         tags: tags that every run receives.
         tracking_token: access token, for a server that requires one.
         save_artifact: True: when a run ends, the files in the trial's folder are stored as the run's
             artifacts.
-        log_params_on_trial_end: True: hyperparameters are stored at the end of a run instead of its
-            beginning.
+        log_params_on_trial_end: True: parameters are written at the end instead of the beginning.
 
     Raises:
         MissingDependencyError: MLflow is not installed.
@@ -158,7 +157,7 @@ def setup_mlflow(
     Args:
         config: dictionary of hyperparameters, stored as the run's parameters.
         tracking_uri: URI of the server or store; None: MLflow's default. In a trial, a relative path is
-            resolved against the folder in which the program was started.
+            relative to the program's folder.
         registry_uri: URI of the model registry; None: MLflow's default.
         experiment_id: id of an existing MLflow experiment; overrides `experiment_name`.
         experiment_name: name of the MLflow experiment. None: in a trial, the name of the tuning experiment,
@@ -190,7 +189,7 @@ def setup_mlflow(
             mlflow.set_tracking_uri(tracking_uri)
         if registry_uri is not None:
             mlflow.set_registry_uri(registry_uri)
-        # If a run is active, an earlier trial in this process has not ended it.
+        # An earlier trial in this process left its run active.
         if mlflow.active_run() is not None:
             mlflow.end_run()
         client = mlflow.MlflowClient()

@@ -15,7 +15,7 @@ from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 
-# The method get_all_studies() must return this type, which Optuna exports only here.
+# The method get_all_studies() must return this type.
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
@@ -64,10 +64,10 @@ class ExperimentStorage(BaseStorage):
         optuna.visualization.plot_optimization_history(study)
 
     A trial's value is the metric in its last report. Trials that a scheduler stopped are PRUNED. Trials that
-    failed, or whose last report lacks the metric, are FAIL. Paused trials are RUNNING. Trials that have not
-    started, or that continue only after `Tuner.restore`, are WAITING. With a single objective, the metric in
-    each report is an intermediate value at the report's iteration. A trial's `user_attrs` contain its id, its
-    status with the reason, and the other values of its last report.
+    failed, or have no value, are FAIL. Paused trials are RUNNING. Trials that wait to start, or for
+    `Tuner.restore`, are WAITING. With a single objective, the metric in each report is an intermediate value
+    at the report's iteration. A trial's `user_attrs` contain its id, its status with the reason, and the
+    other values of its last report.
 
     Args:
         path: folder of one experiment, or folder that contains experiments; the latter is searched again at
@@ -258,7 +258,7 @@ def _stamp(folder: Path) -> tuple[Any, ...] | None:
     for name in (FILENAME, f"{FILENAME}-wal"):
         try:
             status = os.stat(folder / name)
-        except FileNotFoundError:  # The write-ahead log does not exist while no program writes.
+        except FileNotFoundError:  # The write-ahead log exists only during writes.
             continue
         if now - status.st_mtime < _TICK_S:
             return None

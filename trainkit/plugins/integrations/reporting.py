@@ -53,7 +53,7 @@ class Reporter:
     def report(
         self, found: Mapping[str, Any], save: Callable[[str], Any] | None = None, filename: str = ""
     ) -> None:
-        """Report the selected metrics that `found` contains; without any, report nothing.
+        """Report the selected metrics, if `found` has any.
 
         Args:
             found: metrics, under the library's names.
@@ -79,7 +79,7 @@ class RoundsCallback:
             names; None: all metrics.
         filename: name of the model file in the checkpoint; None: the library's usual name.
         frequency: number of rounds between two checkpoints; 0: no checkpoints before the end.
-        checkpoint_at_end: True: the model after the last round is also a checkpoint.
+        checkpoint_at_end: True: the last model is a checkpoint too.
         results_postprocessing_fn: function that receives the selected metrics and returns the metrics to
             report.
     """

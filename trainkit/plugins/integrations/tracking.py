@@ -1,4 +1,4 @@
-"""Base class of callbacks that record trials in a tracking service, such as MLflow."""
+"""Base class of callbacks that record trials in a tracking service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Job = Callable[[], None]
 class Outbox:
     """Queue of jobs that a separate thread runs one after another; the first job starts the thread.
 
-    If a job raises an exception, a warning is logged once for each kind of job, and the next job runs.
+    An exception in a job is logged once for each kind of job, and has no other effect.
 
     Args:
         name: name of the tracking service, for messages.
@@ -49,7 +49,7 @@ class Outbox:
         self._jobs.put((what, job))
 
     def close(self, timeout_s: float, say: Say) -> None:
-        """Wait until all jobs have run; if this takes longer than `timeout_s`, log a warning and return.
+        """Wait until all jobs are done; after `timeout_s`, log a warning instead.
 
         Args:
             timeout_s: longest wait in seconds.
@@ -91,7 +91,7 @@ class Outbox:
 
 
 HASTE_S = 5.0
-"""Seconds to wait for a tracking service after the user has pressed Ctrl-C twice."""
+"""Timeout in seconds for a service, after the user has pressed Ctrl-C twice."""
 _STATUS = {TrialStatus.TERMINATED: "FINISHED", TrialStatus.ERROR: "FAILED"}
 Past = Callable[[], Iterable[tuple[Trial, Sequence[Mapping[str, Any]]]]]
 
@@ -102,7 +102,7 @@ class TrackedTrial:
 
     Attributes:
         trial_id: id of the trial, unique in its experiment.
-        key: key of the trial, unique among all experiments, and unchanged when the experiment resumes.
+        key: key, unique among all experiments, and unchanged when the experiment resumes.
         name: name for display.
         config: hyperparameters.
         folder: folder of the trial.

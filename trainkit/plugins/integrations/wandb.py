@@ -30,7 +30,7 @@ class WandbLoggerCallback(TrackerCallback):
     Args:
         project: name of the project; None: W&B's default, such as $WANDB_PROJECT.
         group: name of the group; None: the name of the experiment's folder.
-        api_key_file: file with the API key in its first line; the file is read when the callback is created.
+        api_key_file: file with the API key in its first line; read when the callback is made.
         api_key: the API key. If neither the key nor a file is given, W&B uses its own key, for example from
             `wandb login`.
         excludes: names of metrics and hyperparameters to leave out, including all nested names below them.
@@ -77,7 +77,7 @@ class WandbLoggerCallback(TrackerCallback):
         self._left_to_user = self._wandb.run is not None
 
     def disconnect(self) -> None:
-        # This ends W&B's service process, which a run of the program itself would still need.
+        # W&B's service process ends here, unless the program has its own run.
         if not self._left_to_user and self._wandb.run is None:
             self._wandb.teardown()
 

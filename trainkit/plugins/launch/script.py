@@ -51,8 +51,7 @@ class ScriptOptions:
     Attributes:
         command: script, module or program, with its arguments.
         kind: type of the command; each rank runs a program in a child process.
-        fresh: True: each rank is a new Python process; False: each rank is a fork of a process that has
-            imported torch.
+        fresh: True: each rank is a new Python process; False: a fork of a process that has imported torch.
         num_workers: number of ranks.
         bundle: resources of each rank.
         variables: environment variables for all ranks; None removes a variable.
@@ -210,7 +209,7 @@ class ScriptWorker(GroupMember):
         if isinstance(end, Exception):
             raise end
         code = process.flush_streams(code)
-        # This process ends by the same signal as the program, so that the launcher can report the signal.
+        # The process ends itself by the program's signal, so that waiting processes see this signal.
         if killed_by:
             faulthandler.disable()
             if killed_by != signal.SIGKILL:
@@ -258,8 +257,7 @@ class ScriptWorker(GroupMember):
         text = _traceback(error)
         if lost_peer(error):
             return LostOthersError(None, text)
-        # The hook of torch.distributed is skipped, because it adds the rank to each line, and the launcher
-        # names the rank.
+        # torch.distributed's hook puts the rank before each line, but the launcher already names the rank.
         own = (None, "sys", "torch.distributed.distributed_c10d")
         if getattr(sys.excepthook, "__module__", None) not in own:
             try:
@@ -313,7 +311,7 @@ class DescriptorChannel:
     """Socket through which the launcher passes open files to the session's workers.
 
     Args:
-        folder: folder for the socket; only this user can open it.
+        folder: folder that only this user can open.
 
     Attributes:
         given: descriptors by key.
@@ -367,7 +365,7 @@ class RankStreams:
         log_dir: folder for files of output; None: a temporary folder, if needed.
         run_id: name of this run's subfolder in `log_dir`.
         redirects: streams that go only to a file, as a text that `every_rank` parses.
-        tee: streams that go to a file and to the console, as a text that `every_rank` parses.
+        tee: streams that go to a file and, line by line, to the console.
         shown: ranks whose output appears on the console; None: all ranks.
         role: name before the rank at the beginning of each console line of `tee`.
     """

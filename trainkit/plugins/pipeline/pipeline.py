@@ -295,7 +295,7 @@ class PipelineStrategy(Strategy):
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
             held, own = _held_state(self.unwrap(model)), self.unwrap(model).state_dict()
-            # A state that this worker has returned contains only the entries of its own stage.
+            # A state that this worker itself returned contains only its own stage.
             check_fits(f"model {number}", held if set(saved) == set(held) else own, saved)
         if self._slots is not None:
             self._slots.check(state["optimizers"])

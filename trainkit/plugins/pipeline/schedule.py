@@ -246,7 +246,7 @@ class MicrobatchSchedule:
         self._step = step
         self._one_f_one_b = schedule == "1f1b"
         self._most = microbatches
-        # `_known` maps batch shapes to schedules. All stages see the same shapes, so they drop the same least
+        # The keys of this cache are batch shapes. All stages see the same shapes, so they drop the same least
         # recently used shape.
         self._known: OrderedDict[str, Any] = OrderedDict()
 

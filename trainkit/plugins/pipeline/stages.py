@@ -39,7 +39,7 @@ def cut_by_forward(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
         previous module: a tensor or a tuple.
 
     Raises:
-        ConfigError: the model's `forward` can't be recorded, or calls the modules in a different way.
+        ConfigError: the model's forward can't be recorded, or calls the modules differently.
     """
     graph = _recorded(model, names, training=True)
     if str(graph) != str(_recorded(model, names, training=False)):
@@ -257,7 +257,7 @@ def _named(model: nn.Module, given: Any, origin: str) -> list[Block]:
     names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
     blocks: list[Block] = []
     for number, item in enumerate(given):
-        # A plain list is not a module and has no name in the model, so its modules become the blocks.
+        # A plain list has no name in the model, so its modules become the blocks.
         for module in item if isinstance(item, (list, tuple)) else [item]:
             if not isinstance(module, nn.Module):
                 raise ConfigError(f"{origin} gave a {type(module).__name__}, not a module: {_ADVICE}")

@@ -62,7 +62,7 @@ MOST_AHEAD = 2_000
 LOOK_EVERY = 32
 """After this many finished calls, the number of calls to send in advance is computed again."""
 SHARED_BYTES = 1_000_000
-"""Minimum size in bytes of an array that is stored once in shared memory for all calls that use it."""
+"""Smallest size of an array that is stored once for all calls that use it."""
 MOST_FUNCTIONS = 100
 """Maximum number of functions that are kept registered; calls of a registered function send only
 arguments."""
@@ -137,8 +137,8 @@ class PoolFuture(futures.Future[T]):
     """Future of a call that was submitted to an `Executor`. Callbacks run in a separate thread, and may wait
     for other calls.
 
-    The condition with its locks is created only when a thread waits for the future, adds a callback or
-    cancels. Thousands of such objects would take much of the garbage collector's time.
+    The condition and its locks are made only when a thread waits, adds a callback or cancels. Thousands of
+    such objects would take much of the garbage collector's time.
 
     Attributes:
         call: function and arguments; None after the call was sent.
@@ -260,11 +260,11 @@ class Executor(futures.Executor):
     """Executor that runs calls as tasks of the runtime, in worker processes that are forked in advance.
 
     It replaces `ProcessPoolExecutor`. A future raises the same exception as the function, with the remote
-    traceback as its cause. A call whose worker dies is retried three times, unless `max_retries` is set to
-    another number. After the last retry, only this call fails, with an error that is also a `BrokenExecutor`.
-    If an initializer fails, the executor accepts no more calls, as in `ProcessPoolExecutor`. A function is
-    sent only once, with the values that the global names in its code have at that time. A closure or a bound
-    method is sent with each call, because the objects that it contains may change.
+    traceback as its cause. A call whose worker dies is retried, three times unless `max_retries` says
+    otherwise. After the last retry, only this call fails, with an error that is also a `BrokenExecutor`. If
+    an initializer fails, the executor accepts no more calls, as in `ProcessPoolExecutor`. A function is sent
+    only once, with the values that the global names in its code have at that time. A closure or a bound
+    method is sent with each call, because its contents may change.
 
     Args:
         max_workers: maximum number of calls that run at the same time; None means the number of CPUs. If the

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class BrokenWorkerError(WorkerDiedError, futures.BrokenExecutor):
-    """Error: the worker process that ran the call died. Other calls continue, and new calls can be submitted.
+    """The worker of the call died. Other calls continue, and new calls can be submitted.
 
     The raised error is also a `concurrent.futures.process.BrokenProcessPool`.
     """

@@ -36,7 +36,7 @@ def trace(
         try:
             with aside.open("wb") as file:
                 shutil.copyfileobj(recorded, file)
-            # The file gets its name only when it is complete, so that no program reads an incomplete file.
+            # The file is renamed when it is complete, so that nobody reads a partial file.
             aside.replace(target)
         finally:
             aside.unlink(missing_ok=True)

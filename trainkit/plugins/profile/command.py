@@ -1,4 +1,4 @@
-"""Command `trainkit trace`, which records a trace of the next steps of a trainer's rank."""
+"""Command `trainkit trace`, which records the next steps of a trainer's rank."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from trainkit.train.workers.worker_group import WorkerGroup
 log = logging.getLogger(__name__)
 
 _MEMORY = 0.98
-"""Weight of the previous value in the exponential average of losses, as in Lightning."""
+"""Weight of the previous value in the smoothed loss; Lightning's value."""
 
 _OUT_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "not enough memory", "memory limit exceeded"),
@@ -118,7 +118,7 @@ class RangeTest:
     """Learning rate range test in one worker. All workers record the same losses.
 
     Args:
-        rates: learning rates to test, one for each optimizer step.
+        rates: learning rate for each optimizer step.
         metric: name of the loss in the metrics of a step.
         threshold: factor; the test ends when the loss exceeds the best loss so far times this factor. None:
             the test ends only after all rates.
@@ -146,7 +146,7 @@ class RangeTest:
         self._sum = self._samples = 0.0
 
     def begin(self) -> None:
-        """Set the learning rate with which the next batch is trained."""
+        """Set the learning rate for the next batch."""
         rate = self._rates[len(self.losses)]
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             if isinstance(group["lr"], torch.Tensor):
@@ -222,8 +222,7 @@ def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: f
         _begin_range_test(operator, test)
     with suppress(RangeTestOverError):
         while (before := len(test.losses)) < len(rates):
-            # This number of batches is large enough for all remaining steps; only the last step of a pass may
-            # need fewer.
+            # This limit is high enough, although the last step of a pass may have fewer batches.
             worker.train(len(rates) * worker._accumulation, {})
             if len(test.losses) == before:
                 raise ConfigError(
@@ -362,7 +361,7 @@ def _try_sizes(
                 f"scale_batch_size(batch_arg_name={key!r}): a pass has {batches} batches with {size // 2} "
                 f"and with {size}: create the loader in setup with batch_size=config[{key!r}]"
             )
-        # If a loader drops the incomplete last batch, it may return no batch at all at this size.
+        # A loader that drops an incomplete last batch may return no batch at this size.
         if not search.told(fitted and batches != 0, whole=batches == 1):
             break
     if not search.fits:

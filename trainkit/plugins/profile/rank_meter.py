@@ -145,7 +145,7 @@ class RankMeter(RankObserver):
         self._hook: Any = None
 
     def count_steps(self) -> None:
-        """Count the steps of optimizers in this process until the rank takes its first batch."""
+        """Count optimizer steps in this process until the first batch is taken."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._cells[Cell.STEPS_ONLY] = 1.0
@@ -244,7 +244,7 @@ class RankMeter(RankObserver):
             known = told or self._world_size == 1
             mark = Figures._make([*cells[Cell.BATCHES : Cell.AT], self._others_s if known else math.nan])
             for model in told:
-                if model.device_type == "cpu":  # On a GPU, the query would make the CPU wait for the GPU.
+                if model.device_type == "cpu":  # On a GPU, DDP's query would wait for the GPU.
                     steps = (mark.batches - self._marks[-1].batches) * _SAMPLE_S / (now - self._marked_at)
                     model._set_ddp_runtime_logging_sample_rate(max(1, round(steps)))
             self._marked_at = now

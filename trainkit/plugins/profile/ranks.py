@@ -163,7 +163,7 @@ def _read(pid: int, path: str) -> Rank | None:
         with _opened(path) as page:
             facts = json.loads(read_text(page.memory, TEXT_AT, TEXT_BYTES))
             cells = list(page.cells[: len(Cell) + 16])
-    except (OSError, ValueError):  # The process has ended, or the rank has left its trainer.
+    except (OSError, ValueError):  # The process has ended or left its trainer.
         return None
     older = Figures(*cells[Cell.OLDER : Cell.NEWER])
     newer = Figures(*cells[Cell.NEWER : Cell.ASKED])

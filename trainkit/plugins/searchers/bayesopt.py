@@ -55,9 +55,9 @@ def space_of(space: Any) -> Space:
     return Space.of(nested(tree))
 
 
-# The model receives the coordinates of the value that the trial really uses, that is, the rounded value.
-# Source: Garrido-Merchán, Hernández-Lobato, "Dealing with categorical and integer-valued variables in
-# Bayesian optimization with Gaussian processes", Neurocomputing 380 (2020), arXiv:1805.03463.
+# The model receives the position of the value that the trial uses, after any rounding. Source:
+# Garrido-Merchán, Hernández-Lobato, "Dealing with categorical and integer-valued variables in Bayesian
+# optimization with Gaussian processes", Neurocomputing 380 (2020), arXiv:1805.03463.
 
 
 class Coordinates:
@@ -173,10 +173,10 @@ class BayesOptSearch(RefittedSearcher[Box]):
 
     The model is a Gaussian process with a Matern 5/2 kernel over real numbers. Parameters with logarithmic
     domains are represented by their logarithms. Values of integer and quantized domains are rounded. A list
-    of values has one coordinate for each value; the value with the largest coordinate is used. Suggestion
-    number n uses a random generator made from the seed and n, and a model of all results that are known at
-    that time. For the model, a running trial has the worst result so far. Results that are NaN or infinite,
-    and failed trials, are ignored. If a scheduler stops or pauses a trial, its last report is its result.
+    of values has one coordinate for each value; the value with the largest coordinate is used. Suggestion n
+    uses a random generator made from the seed and n, and a model of all results known at that time. Running
+    trials count as the worst result so far. NaN, infinite and failed results are left out. If a scheduler
+    stops or pauses a trial, its last report is its result.
 
     Args:
         space: bounds for each name, such as {"net/width": (0, 20)}, or domains as in `param_space`. None:
@@ -194,7 +194,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
         patience: number of repeated suggestions in a row after which the search ends.
         skip_duplicate: True: a configuration is tried only once. False: it is tried again if it is suggested
             again.
-        analysis: earlier results from which the model learns: a `ResultGrid`, or a list of `Result`s.
+        analysis: results to learn from: a `ResultGrid`, or a list of `Result`s.
         repeat_float_precision: number of decimals to which real numbers (in logarithmic domains, their
             logarithms) are rounded when configurations are compared.
 
@@ -316,7 +316,7 @@ class BayesOptSearch(RefittedSearcher[Box]):
             silence = contextlib.nullcontext() if self._verbose else contextlib.redirect_stdout(io.StringIO())
             # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
             with silence, warnings.catch_warnings(), threadpool_limits(1):
-                # scikit-learn warns if a kernel's parameter reaches its bound, which is harmless here.
+                # Scikit-learn warns of kernels at the end of their bounds.
                 warnings.simplefilter("ignore")
                 worst = max(loss for _, loss in told)
                 for place, loss in self._known.values():

@@ -30,9 +30,8 @@ class NevergradSearch(UnitSearcher):
     `UnitSearcher`.
 
     Args:
-        optimizer: name of an optimizer in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or
-            "OnePlusOne". Or an optimizer object, such as `nevergrad.optimizers.OnePlusOne` or a configured
-            optimizer family.
+        optimizer: name in Nevergrad's registry, such as "TwoPointsDE", "CMA", "PSO" or "OnePlusOne". Or an
+            optimizer object, such as `nevergrad.optimizers.OnePlusOne` or a configured optimizer family.
         optimizer_kwargs: further arguments of the optimizer.
         budget: number of suggestions that the optimizer plans for. None: `num_samples`, or 100 if the number
             of samples is unlimited.

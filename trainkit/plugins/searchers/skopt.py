@@ -18,8 +18,7 @@ ACQUISITIONS = ("gp_hedge", "LCB", "EI", "PI")
 class SkOptSearch(UnitSearcher):
     """Search with scikit-optimize.
 
-    For the model, a running trial has the worst result so far. For arguments not listed here, see
-    `UnitSearcher`.
+    Running trials count as the worst result so far. For arguments not listed here, see `UnitSearcher`.
 
     Args:
         base_estimator: kind of model: "GP", Gaussian process; "RF", random forest; "ET", extremely random
@@ -63,7 +62,7 @@ class SkOptSearch(UnitSearcher):
         )
         # The matrices are small, so more threads would be slower, and would take CPUs from the trials.
         with warnings.catch_warnings(), threadpool_limits(1):
-            # scikit-learn warns if a kernel's parameter reaches its bound, which is harmless here.
+            # Scikit-learn warns of kernels at the end of their bounds.
             warnings.simplefilter("ignore")
             model = skopt.Optimizer(
                 list(dimensions.values()),

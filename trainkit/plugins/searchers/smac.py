@@ -19,7 +19,7 @@ class SMACSearch(UnitSearcher):
     Bayesian Optimization Package for Hyperparameter Optimization" (JMLR 23, 2022).
 
     The random forest predicts the logarithms of scaled losses. The next configuration has the largest
-    expected improvement. For the model, a running trial has the worst result so far. For the arguments, see
+    expected improvement. Running trials count as the worst result so far. For the arguments, see
     `UnitSearcher`.
     """
 

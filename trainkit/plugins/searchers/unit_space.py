@@ -95,7 +95,7 @@ class UnitSpace(Declared[UnitCode]):
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         _, open_ = super().fixed(point)
-        # The given value itself is used, because encoding and decoding may change it.
+        # The value is not encoded, because encoding may change it.
         return self.declared.point(point), open_
 
     def configuration(self, place: Place, fixed: Mapping[str, Any], rng: Generator) -> dict[str, Any]:
@@ -110,11 +110,10 @@ class UnitSpace(Declared[UnitCode]):
 class UnitSearcher(RefittedSearcher[UnitSpace]):
     """Base of searchers whose suggestions come from another package; a subclass calls the package.
 
-    The package receives values of quantized domains as encodings of the rounded values. It receives an
-    inactive parameter as 0.5, or as index 0 of a list. Results that are NaN or infinite, and failed trials,
-    are ignored. If a scheduler stops or pauses a trial, its last report is its result. Suggestion number n
-    depends on the seed, on n, and on the results that are known at that time. If the package suggests a
-    configuration again, a random configuration is used instead.
+    The package receives quantized values as rounded encodings. It receives an inactive parameter as 0.5, or
+    as index 0 of a list. NaN, infinite and failed results are left out. If a scheduler stops or pauses a
+    trial, its last report is its result. Suggestion n depends on the seed, n and the results known at that
+    time. If the package suggests a configuration again, a random configuration is used instead.
 
     Args:
         space: domains as in `param_space`. None: `param_space`. If `space` is given, `param_space` may
@@ -181,7 +180,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
         return config
 
     def _place(self, base: int, number: int, redraw: int) -> Place:
-        # With the same results, the package would repeat its suggestion, so a redraw is random.
+        # With the same results, the package would repeat its suggestion, so the replacement is random.
         if redraw or len(self._losses()) < self._n_initial_points:
             return self._random(suggestion_generator(base, number, redraw))
         asked = self._asked(suggestion_words(base, number, redraw, 1)[0] % 2**31)
@@ -193,7 +192,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     def _told(self) -> tuple[list[Place], list[float]]:
         """Return the encodings and losses of running trials and of trials with a usable result.
 
-        A running trial has the largest loss so far, so that the model suggests other configurations.
+        A running trial gets the largest loss, so that the model looks elsewhere.
         """
         losses = self._losses()
         worst = max(loss for _, loss in losses)

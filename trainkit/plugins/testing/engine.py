@@ -65,7 +65,7 @@ class Suite:
         for name in dir(cls):
             test = getattr(cls, name)
             if getattr(test, "_needs", frozenset()) - made or getattr(test, "_lacks", frozenset()) & made:
-                # pytest does not collect a name that is None, so this removes the test.
+                # Setting the name to None removes the test from this class.
                 setattr(cls, name, None)
 
     @pytest.fixture(autouse=True, scope="class")

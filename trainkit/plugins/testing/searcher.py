@@ -74,7 +74,7 @@ class Search:
 
     Attributes:
         log: calls in order, so that they can be replayed.
-        configs: configuration of each trial, by trial id.
+        configs: configuration of each trial.
     """
 
     row: Row
@@ -97,7 +97,7 @@ class Search:
         self.configs: dict[str, dict[str, Any]] = {}
 
     def next(self) -> dict[str, Any] | None:
-        """Return the configuration of a new trial; None if the search is over."""
+        """Suggest a trial; return None if the search is over."""
         if self.source.total == len(self.configs):
             return None
         trial_id = f"t_{len(self.configs):05d}"

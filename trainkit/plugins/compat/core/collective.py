@@ -152,7 +152,7 @@ def _joined(size: int, rank: int, name: str, timeout: timedelta) -> _Group:
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     group = gloo(store, rank, size, options)
-    # After this barrier, every member holds a handle of the actor, so the actor stays alive.
+    # After this barrier, all members hold a handle of the actor.
     group.barrier().wait()
     return _Group(rank, size, group, [*held, store])
 

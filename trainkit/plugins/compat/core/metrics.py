@@ -59,7 +59,7 @@ def _file_class() -> Any:
 
 
 def _allocate(file: int, begin: int, end: int) -> None:
-    """Extend a file to `end` bytes, and reserve disk space for the bytes from `begin`.
+    """Extend a file to `end`, and reserve disk space from `begin`.
 
     Raises:
         OSError: the disk is full.
@@ -114,7 +114,7 @@ class _Values:
                     self._files[metric._kind] = file
                 for key, number in metric._entries(value, labels):
                     file.write_value(key, number + file.read_value(key)[0] if adds else number, SYSTEM.now())
-        except OSError as error:  # An error of a recording must not stop the program that records.
+        except OSError as error:  # A failed recording must not fail the caller.
             self._is_full = True
             sys.stderr.write(f"trainkit: metrics of this process are no longer recorded: {error}\n")
         finally:

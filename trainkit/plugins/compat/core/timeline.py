@@ -1,4 +1,4 @@
-"""Record of when the calls of a session ran, under the name of `ray.timeline`."""
+"""Times at which the calls of a session ran, under the name of `ray.timeline`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ UNJUDGED = ("slice", "timeline", "edf", "compare")
 """Kinds of charts that do not depend on the mode of the metric."""
 
 MOST_CURVES = 200
-"""Maximum number of curves in a chart; if there are more, the best trials are shown."""
+"""Maximum number of curves in a chart; the best trials are shown."""
 MOST_TRIALS = 5_000
 """Maximum number of trials in a chart of points; if there are more, the latest trials are shown."""
 MOST_LINES = 1_000
@@ -67,7 +67,7 @@ MAX_PAIRED = 12
 """Maximum number of hyperparameters and metrics in the matrix, because each pair of them is a plot."""
 
 FEWEST = 4
-"""Minimum number of trials from which importances of hyperparameters are computed."""
+"""Minimum number of trials for importances."""
 LOOKED_AT = 200
 """Number of trials that are read to find out which hyperparameters vary."""
 

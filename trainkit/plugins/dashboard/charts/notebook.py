@@ -82,8 +82,8 @@ class LiveChart(Callback):
 
     Raises:
         ConfigError: the kind does not exist, or the program does not run in a notebook.
-        MissingDependencyError: anywidget, plotly or matplotlib is not installed, or the kind is "importances"
-            and neither scikit-learn nor optuna is installed.
+        MissingDependencyError: anywidget, plotly or matplotlib is not installed, or, for importances, neither
+            scikit-learn nor optuna.
     """
 
     def __init__(self, kind: str = "curves", *, every_s: float = 1.0) -> None:
@@ -118,7 +118,7 @@ class LiveChart(Callback):
         if info["time"] >= self._next:
             begun = SYSTEM.monotonic()
             self._widget.figure = self._figure()
-            # The tuner waits while the chart is drawn, so drawing may take at most about a tenth of the time.
+            # The tuner waits for a drawing, so drawings take at most a tenth of its time.
             self._next = info["time"] + max(self._every_s, 11 * (SYSTEM.monotonic() - begun))
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:

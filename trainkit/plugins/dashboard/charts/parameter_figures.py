@@ -360,7 +360,7 @@ def _multiples(low: float, high: float, *, whole: bool) -> list[float]:
     step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
     if whole:
         step = max(1, step)
-    # Rounding is needed, because a tick such as 3 * 0.1 would lie beyond an axis that ends at 0.3.
+    # Rounded, because a tick such as 3 * 0.1 would lie beyond an end at 0.3.
     return [
         float(f"{step * place:.12g}")
         for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)

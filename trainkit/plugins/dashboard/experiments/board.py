@@ -76,7 +76,7 @@ class TrialTable:
     """Table of one experiment's trials in memory, which returns pages of trials.
 
     A trial is read when it is first requested, and again whenever it has changed. All trials are read for a
-    search and for most orders; a page in the order of suggestion or of last values needs only its own trials.
+    search, and for any order except the order of suggestion and the order of the last values.
 
     Args:
         folder: folder of the experiment.
@@ -113,7 +113,7 @@ class TrialTable:
             old_s: if the last read was less than this many seconds ago, nothing is read.
 
         Raises:
-            StoreError: the experiment does not exist any more, or its file is damaged.
+            StoreError: the experiment is gone, or its file is damaged.
         """
         with self._lock:
             if self._state is not None and SYSTEM.monotonic() - self._looked < old_s:
@@ -402,8 +402,7 @@ class Board:
         self._seen: dict[Path, Seen] = {}
 
     def folder_of(self, name: str) -> Path:
-        """Return the folder of the experiment with this name; names outside the list of experiments are
-        refused.
+        """Return the folder of the experiment with this name; only listed experiments are opened.
 
         Raises:
             NotFoundError: the experiment does not exist.

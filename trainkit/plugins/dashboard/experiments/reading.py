@@ -134,7 +134,7 @@ class _Curve:
         return len(self._xs)
 
     def add(self, reports: Iterable[tuple[int, Any, Any]]) -> None:
-        """Add the points of further reports (iteration, x, metric), if x and metric are finite numbers."""
+        """Add further reports (iteration, x, metric) whose x and metric are finite numbers."""
         # All reports are read before the first is added, so that an error adds none of them.
         for self.iteration, at, value in list(reports):
             if is_finite(at) and is_finite(value):
@@ -231,7 +231,7 @@ class RowReader(LogReader):
         }
 
     def ends(self, after: int = -1, ids: Collection[str] | None = None) -> dict[str, float | None]:
-        """Return the time at which each trial ended; None for a trial that was resumed after its end.
+        """Return the end time of each trial; None for a trial that was resumed later.
 
         Args:
             after: sequence number; only later log entries are read.
@@ -288,7 +288,7 @@ class RowReader(LogReader):
                 json.dumps(list(places)),
             )
         )
-        # SQLite's json_each() ends a name at a null character, so the names are read in Python.
+        # json_each() is avoided, because it ends a name at a null character.
         configs = (json.loads(flat_config(config)) for config, _ in found)
         metrics = (json.loads(flat_metrics(metrics)) for _, metrics in found)
         return list(dict.fromkeys(chain.from_iterable(configs))), list(
@@ -311,8 +311,8 @@ class RowReader(LogReader):
             metric: metric of the columns `last` and `best`; None if the experiment has no metric.
             mode: "min" or "max".
             ids: ids of the trials; None means all.
-            so_far: for each trial, the summary of its reports that were read before. If the trial's attempt
-                is still the same, only later reports are read.
+            so_far: for each trial, the summary of its reports that were read before. If the attempt
+                continues, only later reports are read.
         """
         names = paths(metric) if metric is not None else ("$.x", "$.x")
         best = f"{'min' if mode == 'min' else 'max'}({FINITE})" if mode is not None else "max(NULL)"
@@ -441,7 +441,7 @@ class RowReader(LogReader):
     def curve(self, trial_id: str, metric: str, x: str) -> list[tuple[float, float]]:
         """Return the pair (x, metric) of each report of a trial; reports without finite numbers are left out.
 
-        The points are kept in memory, so that only new reports of a running trial are read.
+        Points are kept, so that a running trial's curve only needs its new reports.
         """
         across = "iteration" if x == "training_iteration" else VALUE
         names = (*(() if x == "training_iteration" else paths(x)), *paths(metric))

@@ -91,7 +91,7 @@ def rungs_of(
     Args:
         decisions: decisions of one bracket, made at its rungs.
         values: values of the metric, by trial id and iteration.
-        log_y: True: leave out values of 0 and below, which have no logarithm.
+        log_y: True: leave out values that have no logarithm.
     """
     rungs: dict[float, dict[str, Entry]] = {}
     came: set[str] = set()

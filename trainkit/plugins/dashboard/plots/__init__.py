@@ -1,4 +1,4 @@
-"""Plots of an experiment with matplotlib, which is not imported before the first plot is made.
+"""Plots of an experiment with matplotlib, which is imported for the first plot.
 
 Figures are made without pyplot, so that no global state changes, no window opens, and no display is needed.
 The package `charts` computes the same charts as for the dashboard, and this package draws them.

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Part = Mapping[str, Any]
-"""Trace, axis, layout or other part of a Plotly figure."""
+"""Trace, axis or layout of a chart."""
 
 _STEPS = {"hv": "steps-post", "hvh": "steps-mid"}
 _MOST_EDGES = 2000
-"""Maximum number of bars that are drawn with an edge; among more bars, edges would hide the bars."""
+"""Maximum number of bars that get an edge; more bars would be indistinguishable."""
 
 
 def draw(chart: Part, ax: Axes | None) -> Figure:
@@ -223,7 +223,7 @@ _KINDS = {"scatter": _draw_scatter, "bar": _draw_bars, "contour": _draw_contour}
 
 
 def _add_scale(figure: Figure, places: Sequence[Axes], traces: Sequence[Part], layout: Part) -> None:
-    """Add a colour scale if colours represent values; all axes of the figure share this scale."""
+    """Add a colour scale if colours represent values; all axes share one scale."""
     parts = [layout.get("coloraxis", {}), *traces, *(trace.get("marker", {}) for trace in traces)]
     bars = [each.get("colorbar", {}) for each in parts if "colorbar" in each or "showscale" in each]
     if not bars:
