@@ -239,7 +239,7 @@ class ReadingTools(_Tools):
 
         Args:
             experiment: its name.
-            trial: its id, name or number, or the beginning of one.
+            trial: id, name or number of the trial, or the beginning of one.
             reports: number of last reports to show, up to 200.
         """
         one = self._experiment(experiment)

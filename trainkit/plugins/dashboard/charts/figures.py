@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scored:
-    """Trials and their values of a metric, as lists: ids, numbers in the order of suggestion, and values."""
+    """Trials with their values of a metric; `numbers` are their indices in the order of suggestion."""
 
     trial_ids: Sequence[str]
     numbers: Sequence[int]
