@@ -65,43 +65,23 @@ def lineage(
         last: iteration of the report.
     """
     found: list[tuple[str, Mapping[str, Any], int, int]] = []
-    earlier = len(exchanges)
-    while True:
-        place = _last_of(exchanges, trial_id, last, earlier)
-        if place is None:
-            found.append((trial_id, suggested[trial_id], 0, last))
-            break
-        exchange = exchanges[place]
-        found.append((trial_id, exchange.config, exchange.iteration, last))
-        earlier = place
-        last = exchange.iteration
-        if exchange.donor is not None and exchange.donor_iteration is not None:
-            trial_id, last = exchange.donor, exchange.donor_iteration
+    for exchange in reversed(exchanges):
+        if exchange.trial_id == trial_id and exchange.iteration <= last:
+            found.append((trial_id, exchange.config, exchange.iteration, last))
+            last = exchange.iteration
+            if exchange.donor is not None and exchange.donor_iteration is not None:
+                trial_id, last = exchange.donor, exchange.donor_iteration
+    found.append((trial_id, suggested[trial_id], 0, last))
     stretches: list[Stretch] = []
     before = 0
-    for whose, config, first, end in reversed(found):
-        if end > first:
+    for part in reversed(found):
+        whose, config, first, end = part
+        # If the trial has not reported since its last exchange, the last part stays although it is empty,
+        # because callers read the configuration of the next training from it.
+        if end > first or part is found[0]:
             stretches.append(Stretch(whose, config, first, end, before))
             before += end - first
-    # If the trial has not reported since its last exchange, an empty part is added, because callers read the
-    # configuration of the next training from the last part.
-    whose, config, first, end = found[0]
-    if end == first:
-        stretches.append(Stretch(whose, config, first, end, before))
     return stretches
-
-
-def _last_of(exchanges: Sequence[Exchange], trial_id: str, last: int, earlier: int) -> int | None:
-    """Return the index of the trial's last exchange below `earlier` and up to iteration `last`; or None."""
-    places = range(earlier - 1, -1, -1)
-    return next(
-        (
-            place
-            for place in places
-            if exchanges[place].trial_id == trial_id and exchanges[place].iteration <= last
-        ),
-        None,
-    )
 
 
 def ages(exchanges: Sequence[Exchange]) -> Callable[[str, int], int]:

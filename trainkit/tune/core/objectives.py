@@ -212,15 +212,10 @@ def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> 
 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:
     """Return the earliest report with the best finite `metric`; None if no report has a finite value."""
-    best: Mapping[str, Any] | None = None
-    best_score = -math.inf
-    for report in reports:
-        value = lookup(report, metric)
-        if is_number(value) and math.isfinite(value):
-            score = -value if mode == "min" else value
-            if best is None or score > best_score:
-                best, best_score = report, score
-    return best  # type: ignore[return-value]  # reports are dictionaries; Mapping lets callers pass any
+    sign = -1 if mode == "min" else 1
+    rated = [report for report in reports if is_finite(lookup(report, metric))]
+    # Reports are dictionaries, but the type Mapping lets callers pass a list of any kind of them.
+    return max(rated, key=lambda report: sign * lookup(report, metric), default=None)  # type: ignore[return-value]
 
 
 def trial_score(

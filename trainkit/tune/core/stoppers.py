@@ -7,6 +7,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -202,6 +203,7 @@ class MaximumIterationStopper(Stopper):
         return {"training_iteration": self._last, "max_iter": self.max_iter}
 
 
+@dataclass(eq=False)
 class TrialPlateauStopper(Stopper):
     """Stopper that ends a trial whose metric is stable: its last reports have a small standard deviation.
 
@@ -214,30 +216,24 @@ class TrialPlateauStopper(Stopper):
         mode: "min" or "max", the direction of `metric_threshold`.
     """
 
-    def __init__(
-        self,
-        metric: str,
-        std: float = 0.01,
-        num_results: int = 4,
-        grace_period: int = 4,
-        metric_threshold: float | None = None,
-        mode: str | None = None,
-    ) -> None:
-        require_name("metric", metric)
-        require_number("std", std, "0 or more", least=0)
-        require_whole("num_results", num_results, 1)
-        require_whole("grace_period", grace_period, 0)
-        require_mode(mode)
+    metric: str
+    std: float = 0.01
+    num_results: int = 4
+    grace_period: int = 4
+    metric_threshold: float | None = None
+    mode: str | None = None
+
+    def __post_init__(self) -> None:
+        require_name("metric", self.metric)
+        require_number("std", self.std, "0 or more", least=0)
+        require_whole("num_results", self.num_results, 1)
+        require_whole("grace_period", self.grace_period, 0)
+        require_mode(self.mode)
         require(
-            metric_threshold is None or (is_finite(metric_threshold) and mode is not None),
-            f"metric_threshold={metric_threshold!r} must be a number, together with mode='min' or mode='max'",
+            self.metric_threshold is None or (is_finite(self.metric_threshold) and self.mode is not None),
+            f"metric_threshold={self.metric_threshold!r} must be a number, "
+            "together with mode='min' or mode='max'",
         )
-        self.metric = metric
-        self.std = std
-        self.num_results = num_results
-        self.grace_period = grace_period
-        self.metric_threshold = metric_threshold
-        self.mode = mode
         self._windows: dict[str, list[tuple[float, float]]] = {}
         self._reason: dict[str, Any] = {}
 
@@ -268,6 +264,7 @@ class TrialPlateauStopper(Stopper):
         return self._reason
 
 
+@dataclass(eq=False)
 class ExperimentPlateauStopper(Stopper):
     """Stopper that ends the experiment when its best reports hardly differ any more.
 
@@ -279,19 +276,18 @@ class ExperimentPlateauStopper(Stopper):
         patience: number of consecutive reports during which the best reports must stay stable.
     """
 
-    def __init__(
-        self, metric: str, std: float = 0.001, top: int = 10, mode: str = "min", patience: int = 0
-    ) -> None:
-        require_name("metric", metric)
-        require_number("std", std, "a number above 0", above=0)
-        require_whole("top", top, 2)
-        require_one_of("mode", mode, ("min", "max"))
-        require_whole("patience", patience, 0)
-        self.metric = metric
-        self.std = std
-        self.top = top
-        self.mode = mode
-        self.patience = patience
+    metric: str
+    std: float = 0.001
+    top: int = 10
+    mode: str = "min"
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        require_name("metric", self.metric)
+        require_number("std", self.std, "a number above 0", above=0)
+        require_whole("top", self.top, 2)
+        require_one_of("mode", self.mode, ("min", "max"))
+        require_whole("patience", self.patience, 0)
         self._best: list[float] = []
         self._at_rest = 0
 
@@ -437,17 +433,8 @@ def spread(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) * (value - mean) for value in values) / len(values))
 
 
-_KNOWN: dict[str, type[Stopper]] = {
-    cls.__name__: cls
-    for cls in (
-        MaximumIterationStopper,
-        TrialPlateauStopper,
-        ExperimentPlateauStopper,
-        TimeoutStopper,
-        FunctionStopper,
-    )
-}
-
+_KNOWN: dict[str, Any] = {cls.__name__: cls for cls in Stopper.__subclasses__()}
+"""The stoppers of this file, which are all subclasses that exist while it is loaded."""
 
 _STOPPER, _SEVERAL = "$stopper", "$several"
 

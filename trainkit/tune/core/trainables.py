@@ -24,7 +24,8 @@ def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
         ConfigError: the name is not a string, or the trainable is not callable (this error is also a
             TypeError).
     """
-    _require_name(name, "register_trainable")
+    if not isinstance(name, str) or not name:
+        raise TuneArgumentError(f"register_trainable({name!r}, ...): give a name")
     if not callable(trainable):
         raise ArgumentTypeError(
             f"register_trainable({name!r}, {trainable!r}): give a function (config) or a tune.Trainable class"
@@ -38,19 +39,13 @@ def get_trainable_cls(trainable_name: str) -> Any:
     Raises:
         ConfigError: the name is not registered; the message suggests the closest name.
     """
-    return _found(_trainables, trainable_name, "trainable", "tune.register_trainable(name, trainable)")
-
-
-def _require_name(name: Any, call: str) -> None:
-    if not isinstance(name, str) or not name:
-        raise TuneArgumentError(f"{call}({name!r}, ...): give a name")
-
-
-def _found(known: Mapping[str, Any], name: str, what: str, how: str) -> Any:
-    if name not in known:
-        hint = did_you_mean(name, known, cutoff=0.6)
-        raise TuneArgumentError(f"no {what} is registered as {name!r}; register it first, by {how}.{hint}")
-    return known[name]
+    if trainable_name not in _trainables:
+        hint = did_you_mean(trainable_name, _trainables, cutoff=0.6)
+        raise TuneArgumentError(
+            f"no trainable is registered as {trainable_name!r}; register it first, by "
+            f"tune.register_trainable(name, trainable).{hint}"
+        )
+    return _trainables[trainable_name]
 
 
 CHECKPOINT_DIR = "checkpoint_dir"
