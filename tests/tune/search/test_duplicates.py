@@ -20,7 +20,7 @@ from trainkit.tune.search import (
     Searcher,
 )
 from trainkit.tune.search.bohb import TuneBOHB
-from trainkit.tune.space.configurations import fingerprint, merged, nested
+from trainkit.tune.space.configurations import fingerprint, nested
 from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -207,7 +207,6 @@ def test_keys_with_slashes_are_paths():
     assert nested({"a": {"b": 1}, "a/c": 2}) == {"a": {"b": 1, "c": 2}}
     with pytest.raises(ConfigError, match="'a/b'"):
         nested({"a": 1, "a/b": 2})
-    assert merged({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}}) == {"a": {"b": 1, "d": 3}, "c": 2}
 
 
 OWN = {"a": tune.choice([1, 2]), "b": tune.randint(0, 3)}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.errors import ConfigError, message_of
-from trainkit.tune.core.metrics import flatten
+from trainkit.tune.core.metrics import flatten, merge_dicts
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import addition_generator, suggestion_generator
 from trainkit.tune.core.setting_names import setting
@@ -25,7 +25,7 @@ from trainkit.tune.core.trial import Namer, Trial, experiment_tag, trial_dirname
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.search.base import Searcher, called
 from trainkit.tune.space.computed import compute
-from trainkit.tune.space.configurations import constants, copied, fingerprint, merged, nested
+from trainkit.tune.space.configurations import constants, copied, fingerprint, nested
 from trainkit.tune.space.search_space import Space
 from trainkit.tune.space.serialization import encode_config, holds_opaque
 from trainkit.tune.space.tree import in_config, spell
@@ -474,7 +474,7 @@ class TrialSource:
 
     def _whole(self, suggestion: dict[str, Any]) -> dict[str, Any]:
         """Return the whole configuration of a suggestion: keys such as a/b nested, and constants added."""
-        config = merged(copied(self._constants), nested(suggestion))
+        config = merge_dicts(copied(self._constants), nested(suggestion))
         for parameter in self.space.parameters:
             if not parameter.is_conditional and not _reaches(config, in_config(parameter.path)):
                 raise ConfigError(

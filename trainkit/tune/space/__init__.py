@@ -221,22 +221,8 @@ def forbid(*clauses: Mapping[str, Any] | Callable[[dict[str, Any]], bool]) -> Fo
 
 
 SPELLINGS: dict[str, Callable[..., Spelled]] = {
-    function.__name__: function
-    for function in (
-        uniform,
-        quniform,
-        loguniform,
-        qloguniform,
-        randn,
-        qrandn,
-        randint,
-        qrandint,
-        lograndint,
-        qlograndint,
-        choice,
-        grid_search,
-        when,
-        forbid,
-    )
+    name: function
+    for name, function in dict(globals()).items()
+    if getattr(function, "__module__", "") == __name__ and function is not sample_from
 }
-"""The functions whose calls describe the leaves of a space in the file of an experiment."""
+"""The functions of this file whose calls describe the leaves of a space in the file of an experiment."""

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 def compute(config: dict[str, Any], rng: Generator) -> None:
     """Compute the `sample_from` values in `config`, each value after the values that its function reads.
 
-
     Raises:
         SpaceError: a function needs its own value, reads a missing key, or raises an exception.
     """
     with global_generators_seeded(rng):
-        _Computation(config).finish()
+        _Computation(config).finish(config)
 
 
 class _Computation:
@@ -34,13 +33,11 @@ class _Computation:
         self._config = config
         self._busy: dict[tuple[int, Any], str] = {}
 
-    def finish(self) -> None:
-        self._finish(self._config)
-
-    def _finish(self, node: Any) -> None:
+    def finish(self, node: Any) -> None:
+        """Compute all values inside `node`, a container in the configuration."""
         for key in list(node) if isinstance(node, dict) else range(len(node)):
             if isinstance(self.value(node, key), (dict, list)):
-                self._finish(node[key])
+                self.finish(node[key])
 
     def value(self, node: Any, key: Any) -> Any:
         """Return the value at `key` of `node`; compute it first if necessary."""

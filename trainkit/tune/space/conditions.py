@@ -171,9 +171,10 @@ def when_conditions(tree: Mapping[str, Any], names: Names) -> dict[Path, tuple[C
     """
     conditions: dict[Path, tuple[Condition, ...]] = {}
     after: dict[Path, set[Path]] = {}
-    for path, leaf, outer in whens(tree):
+    for site in whens(tree):
+        path, leaf = site.path, site.leaf
         conditions[path] = names.conditions(dict(leaf.conditions), path[:-1], f"{spell(path)}: {leaf}")
-        after[path] = set(outer)
+        after[path] = set(site.whens)
     for path, of_this in conditions.items():
         for other in conditions:
             place = in_config(other)

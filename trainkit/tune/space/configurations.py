@@ -11,6 +11,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, SpaceError
 from trainkit.tune.core.checks import is_mapping
+from trainkit.tune.core.metrics import merge_dicts
 from trainkit.tune.space.conditions import Condition, Rule
 from trainkit.tune.space.domains import (
     Domain,
@@ -92,18 +93,10 @@ def nested(suggestion: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(node, dict):
                 raise ConfigError(f"a suggestion has values for {key!r} and for {parent!r}: keep one of them")
         if isinstance(value, Mapping):
-            value = merged(node.get(last, {}), nested(value))
+            before = node.get(last)
+            inner = nested(value)
+            value = merge_dicts(before, inner) if isinstance(before, Mapping) else inner
         node[last] = value
-    return config
-
-
-def merged(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `below` in which the values of `above` are added or replace earlier values."""
-    if not isinstance(below, Mapping):
-        return dict(above)
-    config = dict(below)
-    for key, value in above.items():
-        config[key] = merged(config[key], value) if key in config and isinstance(value, Mapping) else value
     return config
 
 
@@ -115,6 +108,9 @@ def copied(node: Any) -> Any:
         return [copied(value) for value in node]
     return copy.copy(node) if is_own_container(node) else node
 
+
+Conditions = Mapping[Path, tuple[Condition, ...]]
+"""The conditions of each `when`, by its path."""
 
 Choose = Callable[[Path, Any], Any]
 """Function of a path and of the domain or axis at this path that returns the chosen value."""
@@ -128,9 +124,7 @@ UNDRAWN = Undrawn()
 _PENDING = object()
 
 
-def grow(
-    tree: Mapping[str, Any], conditions: Mapping[Path, tuple[Condition, ...]], choose: Choose
-) -> dict[str, Any]:
+def grow(tree: Mapping[str, Any], conditions: Conditions, choose: Choose) -> dict[str, Any]:
     """Return the configuration with the values that `choose` returns for the domains and axes whose
     conditions hold.
 
@@ -196,7 +190,7 @@ MAX_LISTED = 100_000
 
 def combinations(
     tree: Mapping[str, Any],
-    conditions: Mapping[Path, tuple[Condition, ...]],
+    conditions: Conditions,
     options: Options,
     given: Mapping[Path, Any],
 ) -> Iterator[tuple[dict[Path, Any], dict[str, Any]]]:
@@ -292,9 +286,6 @@ class _Guarded(Mapping[str, Any]):
 
     def __len__(self) -> int:
         raise _NotDrawnError
-
-
-Conditions = Mapping[Path, tuple[Condition, ...]]
 
 
 class _Watch:

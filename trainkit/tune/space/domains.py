@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import numbers
 from abc import ABC, abstractmethod
@@ -11,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from trainkit.errors import SpaceError
+from trainkit.tune.core.checks import call_problem
 from trainkit.tune.core.metrics import name_of
 
 if TYPE_CHECKING:
@@ -114,13 +114,7 @@ class SampleFrom:
 
     @cached_property
     def _takes_one(self) -> bool:
-        try:
-            inspect.signature(self.function).bind(None)
-        except TypeError:
-            return False
-        except ValueError:  # a builtin without a signature receives the spec
-            return True
-        return True
+        return call_problem(self.function, 1) is None
 
 
 @dataclass(frozen=True)
@@ -293,8 +287,43 @@ class Steps:
         )
 
 
+class _Numbers(Domain):
+    """Base of domains of numbers, with the modifiers that Ray's domains have."""
+
+    def quantized(self, q: float) -> Self:
+        """Return the domain of the multiples of `q`, inside the bounds if the domain has any."""
+        changed: Self = dataclasses.replace(cast("Any", self), q=q)
+        return changed
+
+
 @dataclass(frozen=True)
-class Float(Domain):
+class _Range(_Numbers):
+    """Base of domains of numbers between two bounds."""
+
+    lower: float
+    upper: float
+    log: bool = False
+
+    def uniform(self) -> Self:
+        """Return a domain with the same bounds and a uniform distribution."""
+        return dataclasses.replace(self, log=False)
+
+    def loguniform(self, base: float = 10) -> Self:
+        """Return a domain with the same bounds and a log-uniform distribution; `base` has no effect."""
+        return dataclasses.replace(self, log=True)
+
+    def _require_order(self, excluded: str = "") -> None:
+        if not self.lower < self.upper:
+            raise SpaceError(
+                f"{self}: the lower bound {self.lower!r} is not below the upper bound {self.upper!r}"
+                f"{excluded}"
+            )
+        if self.log and self.lower <= 0:
+            raise SpaceError(f"{self}: a logarithmic scale needs a lower bound above 0, not {self.lower!r}")
+
+
+@dataclass(frozen=True)
+class Float(_Range):
     """Real numbers in [lower, upper), uniform in the value or, with `log`, in its logarithm.
 
     With `q`, the values are the multiples of q in [lower, upper], including bounds that are multiples. They
@@ -302,20 +331,12 @@ class Float(Domain):
     numbers that are rounded to this multiple.
     """
 
-    lower: float
-    upper: float
-    log: bool = False
     q: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("lower", "upper"):
             object.__setattr__(self, name, _finite(self, f"{name} bound", getattr(self, name)))
-        if not self.lower < self.upper:
-            raise SpaceError(
-                f"{self}: the lower bound {self.lower!r} is not below the upper bound {self.upper!r}"
-            )
-        if self.log and self.lower <= 0:
-            raise SpaceError(f"{self}: a logarithmic scale needs a lower bound above 0, not {self.lower!r}")
+        self._require_order()
         if self.q is not None:
             object.__setattr__(self, "q", _step(self, self.q))
             _require_room(self, self.q)
@@ -378,31 +399,12 @@ class Float(Domain):
         return min(max(round(math.exp(low + rng.random() * (high - low))), first), last)
 
     def contains(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            return False
-        try:
-            number = float(value)
-        except OverflowError:  # no float is as large as this whole number
-            return False
+        number = _as_float(value)
         return self.steps.holds(number) if self.q is not None else self.lower <= number <= self.upper
-
-    # --- modifiers, as in Ray ---------------------------------------------------------------------
-
-    def uniform(self) -> Self:
-        """Return a domain with the same bounds and a uniform distribution."""
-        return dataclasses.replace(self, log=False)
-
-    def loguniform(self, base: float = 10) -> Self:
-        """Return a domain with the same bounds and a log-uniform distribution; `base` has no effect."""
-        return dataclasses.replace(self, log=True)
-
-    def quantized(self, q: float) -> Self:
-        """Return the domain of the multiples of `q` inside the bounds."""
-        return dataclasses.replace(self, q=q)
 
 
 @dataclass(frozen=True)
-class Integer(Domain):
+class Integer(_Range):
     """Whole numbers in [lower, upper), uniform; with `log`, n has a probability proportional to log((n + 1) /
     n).
 
@@ -412,7 +414,6 @@ class Integer(Domain):
 
     lower: int
     upper: int
-    log: bool = False
     q: int = 1
 
     def __post_init__(self) -> None:
@@ -424,14 +425,7 @@ class Integer(Domain):
             if not -(2**63) <= int(number) <= 2**63:
                 raise SpaceError(f"{self}: {called} {number!r} does not fit in 64 bits")
             object.__setattr__(self, name, int(number))
-        if not self.lower < self.upper:
-            excluded = ", which is excluded" if self.q == 1 else ""
-            raise SpaceError(
-                f"{self}: the lower bound {self.lower!r} is not below the upper bound {self.upper!r}"
-                f"{excluded}"
-            )
-        if self.log and self.lower <= 0:
-            raise SpaceError(f"{self}: a logarithmic scale needs a lower bound above 0, not {self.lower!r}")
+        self._require_order(", which is excluded" if self.q == 1 else "")
         _step(self, self.q)
         if self.q > 1:
             _require_room(self, self.q)
@@ -471,23 +465,9 @@ class Integer(Domain):
             return False
         return int(value) % self.q == 0 and self.steps.first <= int(value) // self.q <= self.steps.last
 
-    # --- modifiers, as in Ray ---------------------------------------------------------------------
-
-    def uniform(self) -> Self:
-        """Return a domain with the same bounds in which all numbers are equally likely."""
-        return dataclasses.replace(self, log=False)
-
-    def loguniform(self, base: float = 10) -> Self:
-        """Return a domain with the same bounds and a log-uniform distribution; `base` has no effect."""
-        return dataclasses.replace(self, log=True)
-
-    def quantized(self, q: int) -> Self:
-        """Return the domain of the multiples of `q` inside the bounds."""
-        return dataclasses.replace(self, q=q)
-
 
 @dataclass(frozen=True)
-class Normal(Domain):
+class Normal(_Numbers):
     """Real numbers around `mean` with standard deviation `sd`; with `q`, rounded to multiples of q."""
 
     mean: float = 0.0
@@ -526,17 +506,18 @@ class Normal(Domain):
         return value if self.q is None else self.steps.value(self.steps.count(value))
 
     def contains(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            return False
-        try:
-            number = float(value)
-        except OverflowError:  # no float is as large as this whole number
-            return False
+        number = _as_float(value)
         return math.isfinite(number) and (self.q is None or self.steps.holds(number))
 
-    def quantized(self, q: float) -> Self:
-        """Return the domain of these normally distributed numbers, rounded to multiples of `q`."""
-        return dataclasses.replace(self, q=q)
+
+def _as_float(value: Any) -> float:
+    """Return a real number as a float; NaN for any other value, and for an integer larger than all floats."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def _finite(domain: Domain, called: str, number: Any) -> float:

@@ -49,9 +49,7 @@ class Parameter:
         return bool(self.conditions or self.branches)
 
 
-def parameters(
-    leaves: Sequence[Site], conditions: Mapping[Path, tuple[Condition, ...]]
-) -> dict[Path, Parameter]:
+def parameters(leaves: Sequence[Site], conditions: Conditions) -> dict[Path, Parameter]:
     """Return all parameters by path; a parameter follows the parameters that its conditions read.
 
     Raises:

@@ -17,16 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import SpaceError, message_of
 from trainkit.tune.space.computed import compute
-from trainkit.tune.space.conditions import (
-    Condition,
-    Names,
-    Rule,
-    is_there,
-    look_up,
-    rules,
-    when_conditions,
-)
-from trainkit.tune.space.configurations import UNDRAWN, constants, count, grow
+from trainkit.tune.space.conditions import Names, Rule, is_there, look_up, rules, when_conditions
+from trainkit.tune.space.configurations import UNDRAWN, Conditions, constants, count, grow
 from trainkit.tune.space.domains import Domain, Forbid, GridSearch, SampleFrom, Spelled, When, place_of, same
 from trainkit.tune.space.parameters import Parameter, listing, parameters, require_settled_axes
 from trainkit.tune.space.serialization import complete, is_mark_of
@@ -47,9 +39,6 @@ from trainkit.tune.space.tree import (
 
 if TYPE_CHECKING:
     from numpy.random import Generator
-
-
-Conditions = Mapping[Path, tuple[Condition, ...]]
 
 
 def choices_of(
@@ -232,11 +221,8 @@ class Grid:
     ) -> None:
         self._open = {path: axis for path, axis in axes.items() if path not in given}
         self._listed = None if listed is None else list(listed)
-        self.size = (
-            math.prod(len(axis.values) for axis in self._open.values())
-            if self._listed is None
-            else len(self._listed)
-        )
+        of_all = math.prod(len(axis.values) for axis in self._open.values())
+        self.size = of_all if self._listed is None else len(self._listed)
         """Number of combinations; 1 without a grid."""
 
     def combination(self, rank: int) -> dict[Path, Any]:
@@ -270,7 +256,7 @@ class Space:
 
     tree: dict[str, Any]
     leaves: tuple[Site, ...] = field(repr=False)
-    conditions: Mapping[Path, tuple[Condition, ...]] = field(repr=False)
+    conditions: Conditions = field(repr=False)
     rules: tuple[Rule, ...] = field(repr=False)
     by_path: Mapping[Path, Parameter] = field(repr=False)
 
@@ -382,14 +368,11 @@ class Space:
         Raises:
             SpaceError: all combinations are forbidden, or more than 100,000 would have to be checked.
         """
-        return self._grid(preset).size if preset else self._whole_grid.size
+        return self._grid(preset or {}).size
 
     def grid_values(self, combination: int, preset: Mapping[Path, Any] | None = None) -> dict[Path, Any]:
         """Return the values of combination number `combination` for the axes without a value in `preset`."""
-        if not self.axes:
-            return {}
-        grid = self._grid(preset) if preset else self._whole_grid
-        return dict(grid.combination(combination))
+        return dict(self._grid(preset or {}).combination(combination)) if self.axes else {}
 
     def configuration(
         self, combination: int, rng: Generator, preset: Mapping[Path, Any] | None = None
@@ -526,10 +509,6 @@ class Space:
         return self._cardinality
 
     # --- parts ------------------------------------------------------------------------------------
-
-    @cached_property
-    def _whole_grid(self) -> Grid:
-        return self._grid({})
 
     @cached_property
     def _grids(self) -> dict[str, Grid]:

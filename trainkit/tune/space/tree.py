@@ -220,15 +220,11 @@ def _refuse_evaluated_text(node: Mapping[Any, Any], path: Path) -> None:
 def everything(node: Any) -> Iterator[Any]:
     """Yield `node` and everything inside it."""
     yield node
-    children: Any = ()
+    children: Any = options_of(node)
     if isinstance(node, Mapping):
         children = node.values()
     elif isinstance(node, (list, tuple, set, frozenset)):
         children = node
-    elif isinstance(node, Categorical):
-        children = node.categories
-    elif isinstance(node, GridSearch):
-        children = node.values
     elif isinstance(node, When):
         children = (node.content,)
     for child in children:
@@ -252,36 +248,27 @@ def options_of(leaf: Any) -> tuple[Any, ...]:
     return leaf.values if isinstance(leaf, GridSearch) else ()
 
 
-def sites(node: Any, path: Path = (), whens: tuple[Path, ...] = ()) -> Iterator[Site]:
-    """Yield all leaves, including constants, in the order of the space; a choice precedes its branches."""
+def sites(node: Any) -> list[Site]:
+    """Return all leaves, including constants, in the order of the space; a choice precedes its branches."""
+    return [site for site in _walk(node) if not isinstance(site.leaf, When)]
+
+
+def whens(node: Any) -> list[Site]:
+    """Return all `when`s of a space."""
+    return [site for site in _walk(node) if isinstance(site.leaf, When)]
+
+
+def _walk(node: Any, path: Path = (), outer: tuple[Path, ...] = ()) -> Iterator[Site]:
     if type(node) is dict:
         for key, value in node.items():
-            yield from sites(value, (*path, key), whens)
+            yield from _walk(value, (*path, key), outer)
     elif type(node) is list:
         for place, value in enumerate(node):
-            yield from sites(value, (*path, place), whens)
-    elif isinstance(node, When):
-        yield from sites(node.content, path, (*whens, path))
+            yield from _walk(value, (*path, place), outer)
     else:
-        yield Site(path, node, whens)
+        yield Site(path, node, outer)
+        if isinstance(node, When):
+            yield from _walk(node.content, path, (*outer, path))
         for place, option in enumerate(options_of(node)):
             if isinstance(option, (dict, list, Spelled, SampleFrom)):
-                yield from sites(option, (*path, Branch(place)), whens)
-
-
-def whens(
-    node: Any, path: Path = (), outer: tuple[Path, ...] = ()
-) -> Iterator[tuple[Path, When, tuple[Path, ...]]]:
-    """Yield all `when`s with their paths and the paths of the enclosing `when`s."""
-    if type(node) is dict:
-        for key, value in node.items():
-            yield from whens(value, (*path, key), outer)
-    elif type(node) is list:
-        for place, value in enumerate(node):
-            yield from whens(value, (*path, place), outer)
-    elif isinstance(node, When):
-        yield path, node, outer
-        yield from whens(node.content, path, (*outer, path))
-    else:
-        for place, option in enumerate(options_of(node)):
-            yield from whens(option, (*path, Branch(place)), outer)
+                yield from _walk(option, (*path, Branch(place)), outer)
