@@ -111,7 +111,7 @@ class BasicVariantGenerator(Searcher):
             return None
         self._live.add(trial_id)
         index, self._next = self._next, self._next + 1
-        sample, combination, preset = self._place(index)
+        sample, combination, _ = self._place(index)
         draw = sample if self.constant_grid_search else index
         if draw != self._draw:
             self._draw, self._redraws = draw, 0
@@ -120,8 +120,7 @@ class BasicVariantGenerator(Searcher):
         self._drawn = not (self.constant_grid_search and combination) and (
             self._leaves_open[sample] if sample < len(self._presets) else bool(self.space.domains)
         )
-        rng = suggestion_generator(self.seed, draw, self._redraws)
-        return self.space.configuration(combination, rng, preset)
+        return self.configuration(index, self._redraws)
 
     def is_drawn(self, trial_id: str) -> bool:
         return self._drawn

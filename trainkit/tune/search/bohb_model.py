@@ -27,11 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trainkit.errors import ConfigError, SpaceError
-from trainkit.tune.core.checks import (
-    require_number,
-    require_one_of,
-    require_whole,
-)
+from trainkit.tune.core.checks import require_number, require_one_of, require_whole
 from trainkit.tune.search.encoded_space import Declared, leaves_open
 from trainkit.tune.space.domains import Categorical, Domain, distinct
 from trainkit.tune.space.search_space import Path, Space

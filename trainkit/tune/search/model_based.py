@@ -12,6 +12,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 from trainkit.errors import ConfigError
@@ -300,14 +301,10 @@ class ModelBasedSearcher(Searcher, Generic[F]):
 class LastReportSearcher(ModelBasedSearcher[F]):
     """Base of searchers that judge a trial by its last report, at its end and while it is paused."""
 
-    _last: dict[str, float]
-    """Last reported metric of each trial that has not ended."""
-
-    def begin(
-        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
-    ) -> None:
-        self._last = {}
-        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+    @cached_property
+    def _last(self) -> dict[str, float]:
+        """Last reported metric of each trial that has not ended."""
+        return {}
 
     @abstractmethod
     def _tell(self, trial_id: str, value: float | None) -> None:
@@ -350,14 +347,10 @@ class RefittedSearcher(LastReportSearcher[F]):
     No model is kept between suggestions, so a restore needs no internal state of a package.
     """
 
-    _known: dict[str, tuple[Any, float | None]]
-    """Encoding and loss of each trial. A loss of None marks a running trial, NaN a trial without a result."""
-
-    def begin(
-        self, space: Space, *, metric: str | None, mode: str | None, num_samples: int, seed: int
-    ) -> None:
-        self._known = {}
-        super().begin(space, metric=metric, mode=mode, num_samples=num_samples, seed=seed)
+    @cached_property
+    def _known(self) -> dict[str, tuple[Any, float | None]]:
+        """Encoding and loss of each trial. A loss of None marks a running trial, NaN one without a result."""
+        return {}
 
     def _losses(self) -> list[tuple[Any, float]]:
         """Return the encodings and losses of trials with a usable result."""

@@ -22,7 +22,7 @@ from trainkit.tune.search.model_based import ModelBasedSearcher
 from trainkit.tune.search.optuna import samplers
 from trainkit.tune.search.optuna.samplers import without_repeated_messages
 from trainkit.tune.search.optuna.spaces import OptunaForm, Params, form_of
-from trainkit.tune.search.optuna.study import LazyStudy
+from trainkit.tune.search.optuna.study import KnownTrial, LazyStudy
 from trainkit.tune.space.serialization import encode_config, holds_opaque
 
 if TYPE_CHECKING:
@@ -94,9 +94,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             study_name is None or is_name(study_name),
             f"study_name must be the name of a study, not {study_name!r}",
         )
-        self._rewards = (
-            None if evaluated_rewards is None else _checked_rewards(evaluated_rewards, self._points)
-        )
+        rewards = evaluated_rewards
+        self._rewards = None if rewards is None else _checked_rewards(rewards, self._points)
         self._sampler = sampler
         self._study_name = study_name
         self._storage = storage
@@ -149,12 +148,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             points=bool(self._points_to_run()),
             evaluated=evaluated,
         )
-        self._study = LazyStudy(
-            [each.mode for each in self._aims],
-            self._study_name or "optuna",
-            self._storage,
-            self._suggester,
-        )
+        modes = [each.mode for each in self._aims]
+        self._study = LazyStudy(modes, self._study_name or "optuna", self._storage, self._suggester)
 
     def _points_to_run(self) -> Sequence[Mapping[str, Any]]:
         return self._points if self._rewards is None else ()
@@ -174,13 +169,13 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
             try:
                 config = self.form.suggest(trial, suggestion_generator(*place))
             except BaseException:
-                self._study.tell(trial_id, *self._outcome(trial_id, None))
+                self._study.tell(trial_id, *self._outcome(trial_id, None), {})
                 raise
         self._study.settle(trial_id)
         return config
 
     def _note(self, trial_id: str, known: Params) -> None:
-        self._study.add(trial_id, known)
+        self._study.add(KnownTrial(trial_id, known))
 
     def _forget(self, trial_id: str, result: dict[str, Any] | None) -> None:
         # Some samplers depend only on results and the seed. For these samplers, the rejected trial gets no
@@ -264,7 +259,8 @@ class OptunaSearch(ModelBasedSearcher[OptunaForm]):
         content = encode_config(vars(evaluated))
         mark = f"evaluated {blake2b(content.encode(), digest_size=8).hexdigest()}"
         values = [float(value)] if state is TrialState.COMPLETE else None
-        self._study.add(mark, known, state, values, reports, samplers.marks_of_evaluated(self._suggester))
+        marks = samplers.marks_of_evaluated(self._suggester)
+        self._study.add(KnownTrial(mark, known, reports, state, values, marks))
 
 
 def _checked_rewards(rewards: Any, points: Sequence[Any]) -> list[float]:

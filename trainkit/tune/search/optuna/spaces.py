@@ -252,6 +252,8 @@ class OptunaDomains(Declared[OptunaParameter]):
 class _Asked(ABC):
     """Base of spaces whose parameters become known only when an Optuna trial is asked for values."""
 
+    space: Space | None = None
+
     @abstractmethod
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
         """Return the configuration that `trial` suggests."""
@@ -259,12 +261,14 @@ class _Asked(ABC):
     def others(self, rng: Generator) -> Found:
         return alternatives(lambda trial: self.suggest(trial, rng), rng)
 
+    def param_of(self, name: str, value: Any) -> Any:
+        return value
+
 
 class Distributions(_Asked):
     """A search space of Optuna's distributions in a dictionary, nested or with keys such as 'net/width'."""
 
     conditional = False
-    space: Space | None = None
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         from optuna.distributions import BaseDistribution
@@ -282,10 +286,8 @@ class Distributions(_Asked):
                 )
 
     def suggest(self, trial: Trial, rng: Generator) -> dict[str, Any]:
-        return {
-            **self._constants,
-            **{name: _suggest(trial, name, each) for name, each in self._distributions.items()},
-        }
+        drawn = {name: _suggest(trial, name, each) for name, each in self._distributions.items()}
+        return {**self._constants, **drawn}
 
     def fixed(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         given = flatten(point)
@@ -303,15 +305,11 @@ class Distributions(_Asked):
             return None
         return {name: values[name] for name in self._distributions}, dict(self._distributions)
 
-    def param_of(self, name: str, value: Any) -> Any:
-        return value
-
 
 class DefineByRun(_Asked):
     """A search space given as a function that asks an Optuna trial for values and may return constants."""
 
     conditional = True
-    space: Space | None = None
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -352,9 +350,6 @@ class DefineByRun(_Asked):
         if constants.keys() & trial.params.keys():
             return None  # a constant replaced the suggested value, which is lost
         return dict(trial.params), dict(trial.distributions)
-
-    def param_of(self, name: str, value: Any) -> Any:
-        return value
 
     def _call(self, trial: Any) -> dict[str, Any]:
         returned = self._function(trial)

@@ -96,8 +96,8 @@ MARK = "trainkit_trial"
 
 
 @dataclass
-class _KnownTrial:
-    """A trial that is recorded before the study is opened.
+class KnownTrial:
+    """A trial whose parameters are already known.
 
     Attributes:
         trial_id: the trial's trainkit id, or the mark of a point evaluated elsewhere.
@@ -154,8 +154,8 @@ class LazyStudy:
         self._name = name
         self._given = storage
         self._sampler = sampler
-        self._backlog: list[_KnownTrial] = []
-        self._known: dict[str, _KnownTrial] = {}
+        self._backlog: list[KnownTrial] = []
+        self._known: dict[str, KnownTrial] = {}
         self._study: Study | None = None
         self.exhausted = False
         """True once the sampler has tried every configuration."""
@@ -199,25 +199,13 @@ class LazyStudy:
         self._numbers[trial_id] = trial.number
         return True
 
-    def add(
-        self,
-        trial_id: str,
-        params: Params,
-        state: TrialState | None = None,
-        values: list[float] | None = None,
-        reports: Mapping[int, float] | None = None,
-        marks: Mapping[str, Any] | None = None,
-        attributes: Mapping[str, float] | None = None,
-    ) -> None:
-        """Add a trial with known parameters; a trial without a state is running."""
-        known = _KnownTrial(
-            trial_id, params, dict(reports or {}), state, values, dict(marks or {}), attributes or {}
-        )
+    def add(self, known: KnownTrial) -> None:
+        """Add a trial with known parameters."""
         if self._study is not None:
             self._create(self._study, known)
             return
         self._backlog.append(known)
-        self._known[trial_id] = known
+        self._known[known.trial_id] = known
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -241,11 +229,7 @@ class LazyStudy:
         return {self._numbers[each] for each in self._paused if each in self._numbers}
 
     def tell(
-        self,
-        trial_id: str,
-        state: TrialState,
-        values: list[float] | None = None,
-        attributes: Mapping[str, float] | None = None,
+        self, trial_id: str, state: TrialState, values: list[float] | None, attributes: Mapping[str, float]
     ) -> None:
         """Record the end of a trial. If the trial was run again after its end, its second end becomes an
         additional trial of the study.
@@ -256,19 +240,20 @@ class LazyStudy:
         if self._study is None:
             known = self._known[trial_id]
             if known.state is None:
-                known.state, known.values, known.attributes = state, values, attributes or {}
+                known.state, known.values, known.attributes = state, values, attributes
             else:
-                self.add(trial_id, known.params, state, values, known.reports, attributes=attributes)
+                again = (known.params, dict(known.reports), state, values)
+                self.add(KnownTrial(trial_id, *again, attributes=attributes))
             return
         if self._told[trial_id]:
             self._told[trial_id] -= 1
             return
         trial = self._trial(trial_id)
         if trial.state.is_finished():
-            params = (trial.params, trial.distributions)
-            self.add(trial_id, params, state, values, trial.intermediate_values, attributes=attributes)
+            again = ((trial.params, trial.distributions), trial.intermediate_values, state, values)
+            self.add(KnownTrial(trial_id, *again, attributes=attributes))
         else:
-            self._end(self._study, trial_id, state, values, attributes or {})
+            self._end(self._study, trial_id, state, values, attributes)
 
     def _end(
         self,
@@ -355,7 +340,7 @@ class LazyStudy:
                 marked[trial.user_attrs[MARK]] = trial, ends + trial.state.is_finished()
         return marked
 
-    def _create(self, study: Study, known: _KnownTrial) -> None:
+    def _create(self, study: Study, known: KnownTrial) -> None:
         from optuna.trial import TrialState, create_trial
 
         params, distributions = known.params
