@@ -45,43 +45,6 @@ from functools import cached_property
 from pickle import PicklingError
 from typing import TYPE_CHECKING
 
-__all__ = [
-    "ActorDiedError",
-    "ActorUnavailableError",
-    "AlreadyInitializedError",
-    "ArgumentTypeError",
-    "CheckpointError",
-    "ConfigError",
-    "DashboardError",
-    "ExperimentNotFoundError",
-    "GangError",
-    "GetTimeoutError",
-    "InfeasibleError",
-    "MetricError",
-    "MissingDependencyError",
-    "NodeDiedError",
-    "NonFiniteLossError",
-    "NotInitializedError",
-    "ObjectLostError",
-    "ObjectStoreFullError",
-    "OutOfDiskError",
-    "OwnerDiedError",
-    "SerializationError",
-    "SpaceError",
-    "StorageError",
-    "StoreError",
-    "TaskCancelledError",
-    "TaskError",
-    "TrainingError",
-    "TrainkitError",
-    "TrialError",
-    "TrialTimeoutError",
-    "TuneArgumentError",
-    "TuneError",
-    "WorkerDiedError",
-]
-
-
 DISTRIBUTION = "trainkit-ml"
 """Name of the distribution. On the public index, "trainkit" is a different project."""
 

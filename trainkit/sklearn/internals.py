@@ -12,45 +12,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sklearn.base import _fit_context as fit_context
-from sklearn.metrics._scorer import _BaseScorer as BaseScorer
-from sklearn.metrics._scorer import _MultimetricScorer as MultimetricScorer
-from sklearn.metrics._scorer import _PassthroughScorer as PassthroughScorer
-from sklearn.model_selection._search import BaseSearchCV
-from sklearn.model_selection._search_successive_halving import (
-    HalvingGridSearchCV,
-    HalvingRandomSearchCV,
-)
-from sklearn.model_selection._validation import _fit_and_score as fit_and_score
-from sklearn.model_selection._validation import _insert_error_scores as insert_error_scores
-from sklearn.model_selection._validation import _score as score
-from sklearn.model_selection._validation import (
-    _warn_or_raise_about_fit_failures as warn_or_raise_about_fit_failures,
-)
-from sklearn.utils._metadata_requests import _routing_enabled as routing_enabled
-from sklearn.utils.metaestimators import _safe_split as safe_split
-from sklearn.utils.validation import _check_method_params as check_method_params
+from sklearn import base
+from sklearn.metrics import _scorer
+from sklearn.model_selection import _search, _search_successive_halving, _validation
+from sklearn.utils import _metadata_requests, metaestimators, validation
 
-__all__ = [
-    "HAS_CALLBACKS",
-    "BaseScorer",
-    "BaseSearchCV",
-    "FitCallbacks",
-    "FoldCallbacks",
-    "HalvingGridSearchCV",
-    "HalvingRandomSearchCV",
-    "MultimetricScorer",
-    "PassthroughScorer",
-    "check_method_params",
-    "fit_and_score",
-    "fit_context",
-    "has_callbacks",
-    "insert_error_scores",
-    "routing_enabled",
-    "safe_split",
-    "score",
-    "warn_or_raise_about_fit_failures",
-]
+fit_context = base._fit_context
+BaseScorer = _scorer._BaseScorer
+MultimetricScorer = _scorer._MultimetricScorer
+PassthroughScorer = _scorer._PassthroughScorer
+BaseSearchCV = _search.BaseSearchCV
+HalvingGridSearchCV = _search_successive_halving.HalvingGridSearchCV
+HalvingRandomSearchCV = _search_successive_halving.HalvingRandomSearchCV
+fit_and_score = _validation._fit_and_score
+insert_error_scores = _validation._insert_error_scores
+score = _validation._score
+warn_or_raise_about_fit_failures = _validation._warn_or_raise_about_fit_failures
+routing_enabled = _metadata_requests._routing_enabled
+safe_split = metaestimators._safe_split
+check_method_params = validation._check_method_params
 
 HAS_CALLBACKS = "callback_ctx" in inspect.signature(fit_and_score).parameters
 """True since scikit-learn 1.9, whose `fit` supports callbacks."""
