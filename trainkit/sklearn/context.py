@@ -37,17 +37,5 @@ class SklearnContext:
         """Apply the context in this thread until the block ends."""
         with config_context(**self.config), warnings.catch_warnings():
             warnings.resetwarnings()
-            for action, message, category, module, line in self.filters:
-                if message is None and module is None:
-                    warnings.simplefilter(action, category, line, append=True)
-                else:
-                    warnings.filterwarnings(
-                        action, _pattern(message), category, _pattern(module), line, append=True
-                    )
+            cast("list[Filter]", warnings.filters).extend(self.filters)
             yield
-
-
-def _pattern(text: str | re.Pattern[str] | None) -> str:
-    if text is None:
-        return ""
-    return text.pattern if isinstance(text, re.Pattern) else rf"{re.escape(text)}\Z"
