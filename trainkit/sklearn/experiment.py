@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from trainkit.errors import ConfigError, InfeasibleError, MetricError, TaskError, TrialError, message_of
 from trainkit.runtime import api, session
@@ -43,19 +43,8 @@ from trainkit.tune.schedulers.base import CONTINUE, NO_CONFIG, Decision, TrialSc
 from trainkit.tune.store.writer import ExperimentStore
 from trainkit.tune.sync.storage import new_place
 
-
-class FoldPriority(NamedTuple):
-    """Priority of a candidate's next fold; the fold with the lowest priority is evaluated first.
-
-    Attributes:
-        block: number of the block of candidates that contains the candidate.
-        fold: number of the candidate's next fold.
-        place: the candidate's position in the order of suggestion.
-    """
-
-    block: int
-    fold: int
-    place: int
+FoldPriority = tuple[int, int, int]
+"""Number of a candidate's block, of its next fold, and of the candidate; the lowest is evaluated first."""
 
 
 def fold_priority(place: int, folds_done: int, block: int) -> FoldPriority:
@@ -66,7 +55,7 @@ def fold_priority(place: int, folds_done: int, block: int) -> FoldPriority:
         folds_done: number of the candidate's finished folds.
         block: number of candidates in each block.
     """
-    return FoldPriority(place // block, folds_done, place)
+    return place // block, folds_done, place
 
 
 class FoldScheduler(TrialScheduler):
