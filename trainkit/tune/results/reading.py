@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from trainkit.errors import StoreError
 from trainkit.tune.core.lineage import Exchange
 from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.trial import Attempt, Failure, SavedCheckpoint, Trial, TrialStatus
+from trainkit.tune.store.memory import MemoryReader
 from trainkit.tune.store.reader import ExperimentReader, Span, outcome_of
 from trainkit.tune.store.schema import FILENAME
 
@@ -228,44 +229,8 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
     return value
 
 
-class Reader(Protocol):
-    """Reader of an experiment; to be closed soon, because a running experiment keeps writing to its file."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exc_info: object) -> None: ...
-
-    def facts(self) -> dict[str, Any]:
-        """Return the stored properties of the whole experiment, such as seed, space and settings, by name."""
-
-    def trials(self) -> list[Trial]:
-        """Return all trials in the order of suggestion."""
-
-    def history(self, trial_id: str) -> list[dict[str, Any]]:
-        """Return the reports of a trial by iteration."""
-
-    def histories(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """Yield the reports of each trial that has reports."""
-
-    def checkpoint_results(self, trial_id: str) -> dict[int, dict[str, Any]]:
-        """Return the report of each checkpoint, by checkpoint number."""
-
-    def decisions(self, trial_id: str | None = None) -> list[dict[str, Any]]:
-        """Return the decisions on the reports of a trial, or of all trials."""
-
-    def stops(self) -> dict[str, dict[str, Any]]:
-        """Return the stop reason of each trial whose last report led to a stop."""
-
-    def exchanges(self) -> list[Exchange]:
-        """Return all changes of trials' configurations since their suggestion, in order."""
-
-    def attempts(self, trial_id: str) -> list[Attempt]:
-        """Return the attempts of a trial."""
-
-    def spans(self) -> list[Span]:
-        """Return all attempts with their times and outcomes, in the order of their starts."""
-
-    def times(self) -> dict[str, tuple[float | None, float | None]]:
-        """Return start and end of each trial, in seconds since 1970."""
+Reader = ExperimentReader | RayFolder | MemoryReader
+"""Reader of an experiment; to be closed soon, because a running experiment keeps writing to its file."""
 
 
 def open_experiment(folder: Path) -> Reader:

@@ -72,7 +72,7 @@ class MemoryStore:
 
 
 class MemoryReader:
-    """Reader of a `MemoryStore` that may still grow; see `trainkit.tune.results.reading.Reader`."""
+    """Reader of a `MemoryStore` that may still grow; see `ExperimentReader`."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
