@@ -156,22 +156,15 @@ class Mirror(Callback):
     # --- changed trials ---------------------------------------------------------------------------
 
     def on_trial_start(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._mark(trial)
+        with self._lock:
+            self._news.add(trial.dirname)
+
+    on_trial_complete = on_trial_error = on_trial_start
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
     ) -> None:
-        self._mark(trial)
-
-    def on_trial_complete(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._mark(trial)
-
-    def on_trial_error(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        self._mark(trial)
-
-    def _mark(self, trial: Trial) -> None:
-        with self._lock:
-            self._news.add(trial.dirname)
+        self.on_trial_start(iteration, trials, trial)
 
     def _mark_all(self) -> None:
         # Commands are for the owner of this experiment, not for the owner of a copy, so they are not
