@@ -9,7 +9,7 @@ import socket
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
@@ -249,45 +249,6 @@ def as_metrics(output: Any) -> dict[str, Any]:
     )
 
 
-class EnvironmentRunner(Runner):
-    """Runner that calls an inner runner in the trial's folder, and redirects printed output to log files.
-
-    Args:
-        spec: specification of the trial.
-        make: function that creates the inner runner; it may already run the user's code.
-    """
-
-    def __init__(self, spec: TrialSpec, make: Callable[[], Runner]) -> None:
-        self._spec = spec
-        with _in_environment(spec):
-            self._inner = make()
-
-    def advance(self) -> Reply:
-        with _in_environment(self._spec):
-            return self._inner.advance()
-
-    def save(self) -> Reply:
-        with _in_environment(self._spec):
-            return self._inner.save()
-
-    def stop(self, save: bool) -> Reply:
-        with _in_environment(self._spec):
-            return self._inner.stop(save)
-
-    def interrupt(self) -> NoReturn:
-        self._inner.interrupt()
-
-    def take_over(self, spec: TrialSpec) -> bool:
-        with _in_environment(spec):
-            taken = self._inner.take_over(spec)
-        self._spec = spec if taken else self._spec
-        return taken
-
-    def close(self) -> str:
-        with _in_environment(self._spec):
-            return self._inner.close()
-
-
 def _in_environment(spec: TrialSpec) -> AbstractContextManager[None]:
     return spec.environment.entered(spec.trial_dir, own_process=os.getpid() != spec.driver_pid)
 
@@ -303,19 +264,16 @@ def make_runner(
         parameters: parameters bound by `with_parameters`.
         keep: True: a user's object that another trial can take over is not cleaned up at this trial's end.
     """
-
-    def make() -> Runner:
-        if isinstance(trainable, type) and issubclass(trainable, Trainable):
-            return ClassRunner(spec, trainable, parameters, keep=keep)
-        return FunctionRunner(spec, trainable, parameters)
-
-    return EnvironmentRunner(spec, make)
+    if isinstance(trainable, type) and issubclass(trainable, Trainable):
+        return ClassRunner(spec, trainable, parameters, keep=keep)
+    return FunctionRunner(spec, trainable, parameters)
 
 
 class TrialActor:
     """Actor of a trial: `setup` comes first, then `advance` until the trial is done, or `stop`.
 
-    `leave` comes last. If the actor serves several trials, `begin` starts the next trial instead.
+    `leave` comes last. If the actor serves several trials, `begin` starts the next trial instead. All calls
+    of the user's code run in the trial's environment: its folder and its log files.
 
     Args:
         serves_many: True if the next trial may take over the user's object.
@@ -353,27 +311,31 @@ class TrialActor:
             os.makedirs(spec.trial_dir, exist_ok=True)
         if spec.seed is not None and os.getpid() != spec.driver_pid:
             seed_generators(spec.seed)
-        before, self._runner = self._runner, None
-        if before is not None and before.take_over(spec):
-            self._runner = before
-        else:
-            # Deleting `before` frees the resources of the old object before the new object is created.
-            del before
-            self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
+        before, self._runner, self._spec = self._runner, None, spec
+        with _in_environment(spec):
+            if before is not None and before.take_over(spec):
+                self._runner = before
+            else:
+                # Deleting `before` frees the resources of the old object before the new object is created.
+                del before
+                self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
         # The host name is not resolved, because a hanging resolver would hang every trial.
         return WorkerProcess(pid=os.getpid(), hostname=socket.gethostname(), node_ip="127.0.0.1")
 
     def advance(self) -> Reply:
         """Run the trial to its next report."""
-        return self._present().advance()
+        with _in_environment(self._spec):
+            return self._present().advance()
 
     def save(self) -> Reply:
         """Save a checkpoint at the current report, if possible."""
-        return self._present().save()
+        with _in_environment(self._spec):
+            return self._present().save()
 
     def stop(self, save: bool) -> Reply:
         """End the trial at its current report."""
-        return self._present().stop(save)
+        with _in_environment(self._spec):
+            return self._present().stop(save)
 
     def __cancelled__(self) -> NoReturn:
         self._present().interrupt()
@@ -381,7 +343,9 @@ class TrialActor:
     def leave(self, driver_pid: int) -> None:
         """End the process cleanly with its exit handlers; do nothing if trials run in the driver."""
         runner, self._runner = self._runner, None
-        if runner is not None and (problem := runner.close()):
+        if runner is not None:
+            with _in_environment(self._spec):
+                problem = runner.close()
             sys.stderr.write(problem)  # the object's trial has ended, so no report can carry the error
         if os.getpid() != driver_pid:
             raise SystemExit(0)
