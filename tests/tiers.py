@@ -72,7 +72,7 @@ OTHERS = {
     """,
     "front": """
         cli/test_cli.py plugins/pools/test_pools.py runtime/test_engines.py runtime/test_promises.py
-        sklearn/test_grid_search_cv.py sklearn/test_search_estimators.py sklearn/test_search_parity.py
+        sklearn/test_search_estimators.py
         tune/experiment/test_commands.py tune/experiment/test_end_to_end.py tune/trial/test_forms.py
         tune/trial/test_trial_errors.py
     """,
@@ -133,7 +133,7 @@ LONGEST = """
     train/test_benchmarks.py runtime/test_gpus.py recipes/test_scikit_digits.py
     recipes/test_resnet50_layers.py sklearn/test_nested_searches.py
     runtime/test_drawn.py runtime/test_engines.py runtime/local/test_object_store.py
-    plugins/searchers/test_bayesopt.py sklearn/test_search_estimators.py sklearn/test_search_parity.py
+    plugins/searchers/test_bayesopt.py sklearn/test_search_estimators.py
     tune/search/test_duplicates.py sklearn/test_estimator_checks.py
     tune/search/test_paused_searches.py tune/search/test_samplers.py tune/search/test_optuna.py
 """.split()

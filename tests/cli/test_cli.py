@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from subprocess import Popen
 
 import pytest
@@ -38,13 +36,6 @@ PROGRAM = """
     waiting = make(name="patient", num_cpus=2).remote()
     sys.stdin.readline()
 """
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    several = Programs(tmp_path)
-    yield several
-    several.end()
 
 
 def begin(programs: Programs, lifetime: str = "None") -> tuple[Popen[str], list[int]]:

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -125,13 +123,6 @@ ENDS = """
             os.kill(engine().state("nodes")[0]["pid"], signal.SIGSTOP)
             atexit.register(last, 0)
 """
-
-
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    several = Programs(tmp_path)
-    yield several
-    several.end()
 
 
 def runs(programs: Programs) -> bool:

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import signal
+import textwrap
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from tests.conftest import eventually, session_processes
 from tests.runtime.local.programs import Programs
 from tests.sklearn.copy_files import copy_files
 from tests.sklearn.scripted_estimator import ScriptedEstimator, data, done
+from tests.sklearn.test_search_resume import SEARCH, begin_and_wait
 from trainkit.runtime.local.system import process
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV, shared_memory
 
@@ -266,43 +268,22 @@ class TestFaults:
         assert not copy_files()
 
 
-INTERRUPTED = """
-    import sys
-    from tests.sklearn.scripted_estimator import ScriptedEstimator, data
-    from trainkit.sklearn import TuneGridSearchCV, shared_memory
-
-    shared_memory.LEAST_BYTES = 1
-    folder = sys.argv[1]
-    grid = [{"how": ["fine"], "number": [1, 2]}, {"how": ["wait"], "number": [3, 4]}]
-    odd = ScriptedEstimator(log=f"{folder}/log", gate=f"{folder}/gate")
-    search = TuneGridSearchCV(odd, grid, cv=3, n_jobs=1, refit=False)
-    try:
-        search.fit(*data(20_000))
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-    sys.stdin.readline()
-    search.fit(*data(20_000))
-    print([params["number"] for params in search.cv_results_["params"]], flush=True)
-"""
-
-
 @pytest.mark.external
-def test_ctrl_c_and_a_second_fit_that_does_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_and_a_second_fit_that_does_the_rest(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Row 2.10, where candidates pause between folds: none is complete, and no fold is done again."""
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "300")  # to end in order, on a busy machine too
-    programs = Programs(tmp_path)
-    try:
-        (tmp_path / "gate").touch()
-        program = programs.begin(INTERRUPTED, str(tmp_path))
-        assert eventually(lambda: (tmp_path / "gate.waiting").exists() or program.poll() is not None)
-        before = done(tmp_path / "log")
-        program.send_signal(signal.SIGINT)
-        (tmp_path / "gate").unlink()
-        out, err = program.communicate("\n", timeout=300)
-        assert program.returncode == 0, err
-    finally:
-        programs.end()
-    assert out.splitlines() == ["interrupted", "[1, 2, 3, 4]"]
+    large = SEARCH.replace("data()", f"data({LARGE})").replace("told()\n        print", "print")
+    small = "import trainkit.sklearn.shared_memory as memory\nmemory.LEAST_BYTES = 1\n"
+    program = begin_and_wait(programs, small + textwrap.dedent(large))
+    before = done(programs.folder / "log")
+    program.send_signal(signal.SIGINT)
+    (programs.folder / "gate").unlink()
+    out, err = program.communicate("\n", timeout=300)
+    assert program.returncode == 0, err
+    interrupted, second = out.splitlines()
+    assert (interrupted, json.loads(second)["numbers"]) == ("interrupted", [1, 2, 3, 4])
     assert [line.split()[1] for line in before] == ["1", "2"]  # both on the first fold, and no further
-    known = done(tmp_path / "log")
+    *known, _refit = done(programs.folder / "log")
     assert len(known) == len(set(known)) == 12, known

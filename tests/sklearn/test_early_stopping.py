@@ -11,7 +11,6 @@ import pytest
 from sklearn.base import BaseEstimator, clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import (
-    GradientBoostingClassifier,
     HistGradientBoostingRegressor,
     RandomForestClassifier,
 )
@@ -19,7 +18,6 @@ from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.metrics import accuracy_score, make_scorer
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
-from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -40,15 +38,8 @@ pytestmark = pytest.mark.usefixtures("runtime")
     ("estimator", "grid", "portions"),
     [
         (SGD, {"alpha": [1e-4, 1.0, 1000.0]}, 4),
-        (MLPClassifier((8,), random_state=0), {"alpha": [1e-4, 100.0]}, 3),
-        (MLPClassifier((8,), solver="lbfgs", max_iter=9, random_state=0), {"alpha": [1e-4, 100.0]}, 3),
         (LogisticRegression(max_iter=20), {"C": [1e-4, 1.0]}, 4),
         (RandomForestClassifier(n_estimators=8, random_state=0), {"max_depth": [1, 4]}, 4),
-        (
-            GradientBoostingClassifier(n_estimators=4, max_depth=1, random_state=0),
-            {"subsample": [0.5, 1.0]},
-            2,
-        ),
         (
             HistGradientBoostingRegressor(max_iter=4, max_leaf_nodes=4, random_state=0),
             {"learning_rate": [0.01, 0.5]},

@@ -146,18 +146,3 @@ def test_lists_of_spaces_whose_values_are_estimators() -> None:
     assert len(random.cv_results_["params"]) == 4
     grid = TuneGridSearchCV(pipe, param_grid=spaces).fit(positive, Y_TRAIN)
     assert len(grid.cv_results_["params"]) == 12
-
-
-def test_a_pipeline_is_stopped_early_in_its_last_step() -> None:
-    pipe = Pipeline([("reduce_dim", PCA()), ("classify", SGDClassifier(random_state=0))])
-    space = [{"classify__alpha": [1e-4, 1e-1, 1], "classify__epsilon": [0.01, 0.1]}]
-    search = TuneSearchCV(
-        pipe,
-        space,
-        search_optimization="random",
-        n_trials=4,
-        early_stopping=True,
-        max_iters=5,
-        pipeline_auto_early_stop=True,
-    )
-    assert accuracy(search) > 1 / 4

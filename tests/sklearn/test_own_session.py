@@ -148,15 +148,11 @@ AT_THE_END = """
 
 @pytest.mark.external
 @pytest.mark.parametrize("how", ["exit", "fork", "tuner", "15", "9"])
-def test_nothing_of_it_outlives_the_program(how: str, tmp_path: Path) -> None:
-    programs = Programs(tmp_path)
-    try:
-        program = programs.begin(AT_THE_END, how)
-        out, err = program.communicate(timeout=400)
-        assert out == ("" if how.isdigit() else "over\n"), err
-        assert eventually(lambda: not programs.processes())
-    finally:
-        programs.end()
+def test_nothing_of_it_outlives_the_program(how: str, programs: Programs) -> None:
+    program = programs.begin(AT_THE_END, how)
+    out, err = program.communicate(timeout=400)
+    assert out == ("" if how.isdigit() else "over\n"), err
+    assert eventually(lambda: not programs.processes())
 
 
 # --- small searches, in the program itself --------------------------------------------------------
@@ -235,19 +231,15 @@ SMALL = """
 
 @pytest.mark.external
 def test_programs_run_small_searches_at_the_same_time_and_leave_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (scratch := tmp_path / "scratch").mkdir()
+    (scratch := programs.folder / "scratch").mkdir()
     (scratch / "search").touch()  # a program's own, in which no folder can be made
     monkeypatch.setenv("TMPDIR", str(scratch))
-    programs = Programs(tmp_path)
-    try:
-        for program in [programs.begin(SMALL), programs.begin(SMALL)]:
-            _, err = program.communicate(timeout=300)
-            assert program.returncode == 0, err
-        assert os.listdir(scratch) == ["search"]
-    finally:
-        programs.end()
+    for program in [programs.begin(SMALL), programs.begin(SMALL)]:
+        _, err = program.communicate(timeout=300)
+        assert program.returncode == 0, err
+    assert os.listdir(scratch) == ["search"]
 
 
 def task_of(estimator: Any, **changes: Any) -> EvaluationTask:

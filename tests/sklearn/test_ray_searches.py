@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_iris
 from sklearn.exceptions import FitFailedWarning
-from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.svm import SVC
 
@@ -23,17 +22,6 @@ def test_a_grid_has_scikit_learns_scores() -> None:
     theirs = GridSearchCV(SVC(), grid, cv=3).fit(X, Y)
     assert np.array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
     assert ours.best_params_ == theirs.best_params_
-
-
-def test_candidates_are_stopped_early() -> None:
-    search = TuneGridSearchCV(
-        SGDClassifier(random_state=0),
-        {"alpha": [1e-4, 1e-2, 1.0]},
-        early_stopping=True,
-        max_iters=4,
-        cv=2,
-    ).fit(X, Y)
-    assert max(search.cv_results_["training_iteration"]) == 4
 
 
 def test_a_candidate_that_kills_its_process_has_failed() -> None:

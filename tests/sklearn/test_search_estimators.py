@@ -18,7 +18,7 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import IsolationForest
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
-from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
+from sklearn.model_selection import GridSearchCV, KFold, ParameterGrid, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
@@ -26,6 +26,7 @@ from sklearn.utils import get_tags
 
 from tests.conftest import run_python
 from tests.sklearn.recorder import OddError, Recorder
+from trainkit import tune
 from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -100,40 +101,9 @@ def test_values_that_are_estimators_stay_as_they_were_given() -> None:
 
 # --- what it takes --------------------------------------------------------------------------------
 
-FRAME = load_iris(as_frame=True).frame
 LARGE = np.repeat(X, 120, axis=0)[
     :12_000
 ]  # more than what travels in a message: read-only where it is fitted
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        (X.tolist(), Y.tolist()),
-        (FRAME.iloc[:, :4], FRAME["target"]),
-        (sparse.csr_array(X), Y),
-        (sparse.coo_matrix(X), Y),
-        (X.astype(np.float32), Y.astype(str)),
-    ],
-    ids=["lists", "pandas", "sparse", "coordinates", "single and text"],
-)
-def test_data_of_any_kind(data: tuple[Any, Any]) -> None:
-    ours = TuneGridSearchCV(SVC(), BOTH, cv=3).fit(*data)
-    theirs = GridSearchCV(SVC(), BOTH, cv=3).fit(*data)
-    np.testing.assert_array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
-    np.testing.assert_array_equal(ours.predict(data[0]), theirs.predict(data[0]))
-    assert ours.n_features_in_ == 4
-    assert list(getattr(ours, "feature_names_in_", [])) == list(getattr(theirs, "feature_names_in_", []))
-
-
-def test_polars_frames() -> None:
-    polars = pytest.importorskip("polars", reason="polars is not installed here, and nothing needs it")
-    frame = polars.DataFrame({name: FRAME[name].to_numpy() for name in FRAME.columns[:4]})
-    target = polars.Series("target", Y)
-    ours = TuneGridSearchCV(SVC(), BOTH, cv=3).fit(frame, target)
-    theirs = GridSearchCV(SVC(), BOTH, cv=3).fit(frame, target)
-    np.testing.assert_array_equal(ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"])
-    assert list(ours.feature_names_in_) == list(theirs.feature_names_in_)
 
 
 class WritesInPlace(Recorder):
@@ -157,6 +127,18 @@ def test_an_estimator_may_write_into_its_samples_and_nobody_else_sees_it(form: A
     assert search.cv_results_["mean_test_score"].tolist() == [1.0, 1.0]
     dense = whole.toarray() if sparse.issparse(whole) else np.asarray(whole)
     np.testing.assert_array_equal(dense, LARGE)
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ({"C": tune.grid_search([1, 2]), "kernel": ["linear"]}, {"C": [1, 2], "kernel": ["linear"]}),
+        ([{"C": tune.grid_search([1, 2])}, {"gamma": np.array([0.1])}], [{"C": [1, 2]}, {"gamma": [0.1]}]),
+    ],
+)
+def test_a_grid_may_be_written_with_grid_search(written: Any, plain: Any) -> None:  # row 1.8
+    search = TuneGridSearchCV(SVC(), written, cv=2).fit(X, Y)
+    assert search.cv_results_["params"] == list(ParameterGrid(plain))
 
 
 # --- what it raises and warns of ------------------------------------------------------------------

@@ -78,16 +78,6 @@ GROUPS = np.arange(150) % 5
 WEIGHTS = np.random.default_rng(0).uniform(size=150)
 
 
-def got_weights(estimator: Any, X: Any) -> bool:
-    return len(estimator.params_["sample_weight"]) == len(estimator.X_)
-
-
-def test_weights_are_split_with_the_samples() -> None:
-    search = TuneGridSearchCV(Recorder(got_weights), {}, cv=3).fit(X, Y, sample_weight=WEIGHTS)
-    assert search.best_score_ == 1.0
-    np.testing.assert_array_equal(search.best_estimator_.params_["sample_weight"], WEIGHTS)
-
-
 def test_nothing_of_its_own_is_asked_for_by_a_search_around_it() -> None:
     assert not hasattr(TuneGridSearchCV, "set_fit_request")
     assert not hasattr(TuneSearchCV, "set_fit_request")

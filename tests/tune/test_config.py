@@ -178,13 +178,6 @@ def test_what_is_assigned_after_a_tuner_was_made_is_not_its_own(inline, tmp_path
     assert len(again.fit()) == 2
 
 
-def test_a_metric_needs_a_mode_before_the_first_trial(inline, tmp_path):
-    run = tune.RunConfig(storage_path=tmp_path / "runs", verbose=0)
-    with pytest.raises(ConfigError, match="mode"):
-        tune.Tuner(lambda config: {"m": 1.0}, tune_config=tune.TuneConfig(metric="m"), run_config=run).fit()
-    assert not run.storage_path.exists(), "nothing was begun"
-
-
 def nothing(config):
     return {"m": 1}
 

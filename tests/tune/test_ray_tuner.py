@@ -16,9 +16,7 @@ from tests.conftest import eventually
 from trainkit import tune
 from trainkit.errors import InfeasibleError
 from trainkit.runtime.local.system import process
-from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.schedulers.base import Verdict
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 Fit = Callable[..., tune.ResultGrid]
@@ -36,30 +34,6 @@ def test_trials_on_both_nodes(fit: Fit) -> None:
     for result in grid:
         iterations = [report["training_iteration"] for report in result.history]
         assert iterations == list(range(1, 10))
-
-
-def test_asha_decides_as_its_rule_says(fit: Fit) -> None:
-    grid = fit(
-        falling,
-        {"x": tune.uniform(0, 1)},
-        metric="loss",
-        num_samples=3,  # a Ray worker each
-        max_concurrent_trials=1,
-        scheduler=ASHAScheduler(max_t=9, reduction_factor=3),
-        seed=3,
-    )
-    rule = ASHAScheduler(max_t=9, reduction_factor=3)
-    rule.set_search_properties("loss", "min", scheduler_generator(3))
-    lengths = []
-    for result in grid:
-        rule.on_trial_add(result.trial_id)
-        for step in range(1, 10):
-            report = {"training_iteration": step, "loss": result.config["x"] + 1 / step}
-            if rule.on_result(result.trial_id, report).verdict is Verdict.STOP:
-                break
-        lengths.append(step)
-    assert [len(result.history) for result in grid] == lengths
-    assert {1, 9} <= set(lengths)
 
 
 class Counter(tune.Trainable):

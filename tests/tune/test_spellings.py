@@ -137,19 +137,6 @@ def test_a_checkpoint_of_files_is_no_dictionary(tmp_path):
         tune.Checkpoint.from_dict({"lock": threading.Lock()})
 
 
-def test_a_checkpoints_files_and_words(tmp_path):
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    (folder / "model").write_text("trained")
-    checkpoint = tune.Checkpoint.from_directory(folder)
-    assert Path(checkpoint.to_directory(tmp_path / "copy"), "model").read_text() == "trained"
-    with checkpoint.as_directory() as path:
-        assert Path(path, "model").read_text() == "trained"
-    checkpoint.set_metadata({"epoch": 1})
-    checkpoint.update_metadata({"loss": 0.5})
-    assert tune.Checkpoint(folder).get_metadata() == {"epoch": 1, "loss": 0.5}
-
-
 def test_reports_have_the_keys_that_rays_names_mean(fit):
     keys = importlib.import_module("trainkit.tune.result")
     (result,) = fit(lambda config: 0.5)

@@ -7,7 +7,6 @@ import random
 import statistics
 
 import pytest
-from hypothesis import strategies as st
 
 from tests.tune.controller.harness import Play
 from trainkit import tune
@@ -92,9 +91,6 @@ def test_nothing_is_said_before_there_is_something_to_say():
     assert remaining_s([], [RunningTrial(5.0, 0.5), RunningTrial(5.0, 0.5)], 10) == pytest.approx(55)
     assert remaining_s([3.0], [], 0) == 0
     assert remaining_s([2.0, 2.0], [RunningTrial(0.5)], 3) == pytest.approx(7.5)
-
-
-lengths = st.lists(st.floats(0, 1e6), max_size=30)
 
 
 def test_the_experiment_knows_its_trials():

@@ -53,6 +53,7 @@ def test_best_and_last_report_and_their_checkpoints(fit):
     assert [report["step"] for _, report in best.best_checkpoints] == [1, 2]
     assert step_of(best.get_best_checkpoint("step", "max")) == "2"
     assert step_of(best.get_best_checkpoint("step", "min")) == "1"
+    assert best.metrics["checkpoint_dir_name"] == "checkpoint_000001"
 
 
 def test_a_result_is_read_back_from_its_folder(fit):

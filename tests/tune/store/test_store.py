@@ -358,39 +358,6 @@ def test_a_checkpoint_keeps_its_score_when_its_report_is_damaged(tmp_path):
     assert [each.score for each in read.checkpoints] == [0.9, 0.1]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be created"):
-        ExperimentStore.create(tmp_path / "file" / "e", {})
-
-
-@pytest.mark.external
-def test_a_disk_that_refuses_is_an_error_that_keeps_what_was_committed(tmp_path):
-    code = textwrap.dedent(f"""
-        import resource
-        from pathlib import Path
-        from trainkit.errors import StoreError
-        from trainkit.tune.store.writer import ExperimentStore
-        from tests.tune.store.test_store import begun, new_trial, result
-        store = ExperimentStore.create(Path({str(tmp_path / "e")!r}), {{}})
-        trial = new_trial()
-        store.commit(begun(trial))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-        try:
-            for iteration in range(1, 1000):
-                store.commit([result(trial, iteration, text="x" * 2000)])
-        except StoreError as error:
-            print(iteration - 1, error)
-    """)
-    done = programs.run("-c", code)
-    committed, message = done.stdout.split(" ", 1)
-    assert int(committed) > 10
-    assert "cannot be written" in message
-    assert "Tuner.restore" in message
-    with ExperimentReader(tmp_path / "e") as reader:
-        assert len(reader.history("t_00000")) == int(committed)
-
-
 def test_an_experiment_made_while_the_lock_was_awaited_is_not_overwritten(tmp_path, monkeypatch):
     folder = tmp_path / "e"
 

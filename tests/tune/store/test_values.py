@@ -46,31 +46,6 @@ def test_nan_and_infinities_are_stored_as_text():
     assert back["b"] == [math.inf, {"c": -math.inf}]
 
 
-def test_scalars_of_numpy_and_torch_become_numbers():
-    torch = pytest.importorskip("torch")
-    plain = plain_metrics(
-        {
-            "f32": np.float32(0.5),
-            "f64": np.float64(0.25),
-            "i": np.int64(3),
-            "b": np.bool_(True),
-            "zero_d": np.array(2.5),
-            "tensor": torch.tensor(1.5, requires_grad=True),
-            "nested": {"list": [np.int8(1), torch.tensor(2)]},
-        }
-    )
-    assert plain == {
-        "f32": 0.5,
-        "f64": 0.25,
-        "i": 3,
-        "b": True,
-        "zero_d": 2.5,
-        "tensor": 1.5,
-        "nested": {"list": [1, 2]},
-    }
-    assert [type(plain[key]) for key in ("f32", "f64", "i", "b")] == [float, float, int, bool]
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [

@@ -204,28 +204,6 @@ def test_a_class_that_ends_with_a_failing_cleanup_keeps_its_result(fit, error):
 # --- who am I -------------------------------------------------------------------------------------
 
 
-def test_the_context_tells_who_the_trial_is(fit, tmp_path):
-    def trainable(config):
-        context = tune.get_context()
-        return {
-            "id": context.get_trial_id(),
-            "name": context.get_trial_name(),
-            "dir": context.get_trial_dir(),
-            "resources": context.get_trial_resources(),
-            "experiment": context.get_experiment_name(),
-            "world": [context.get_world_rank(), context.get_world_size(), context.get_local_rank()],
-        }
-
-    (result,) = fit(tune.with_resources(trainable, {"cpu": 2}))
-    assert result.metrics["id"] == result.trial_id
-    assert result.metrics["name"] == f"trainable_{result.trial_id}"
-    assert result.metrics["dir"] == result.path
-    assert Path(result.path).parent == tmp_path / "e"
-    assert result.metrics["resources"] == {"CPU": 2}
-    assert result.metrics["experiment"] == "e"
-    assert result.metrics["world"] == [0, 1, 0]
-
-
 def test_outside_a_trial_the_calls_say_so(fit):
     fit(reporting, {"x": 1})
     for call in (lambda: tune.report({"a": 1}), tune.get_checkpoint, tune.get_context):
