@@ -54,6 +54,13 @@ def trained(
     return piecewise.estimator
 
 
+def passed(estimator: Any, passes: int, X: Any = X, y: Any = Y, **params: Any) -> Any:
+    """The estimator after so many calls of `partial_fit`, as a user makes them."""
+    for _ in range(passes):
+        estimator.partial_fit(X, y, **{"classes": np.unique(Y), **params})
+    return estimator
+
+
 def same(one: Any, other: Any, X: Any = X) -> bool:
     """Whether two fitted estimators predict the same, to the last bit."""
     how = next(name for name in ("predict_proba", "decision_function", "predict") if hasattr(one, name))
@@ -73,19 +80,13 @@ def same(one: Any, other: Any, X: Any = X) -> bool:
     ],
 )
 def test_partial_fit_is_called_once_a_portion(estimator: Any) -> None:
-    by_hand = clone(estimator)
-    for _ in range(3):
-        by_hand.partial_fit(X, Y, classes=np.unique(Y))
-    assert same(trained(estimator, 3, 5), by_hand)
+    assert same(trained(estimator, 3, 5), passed(clone(estimator), 3))
 
 
 def test_classes_that_a_fold_lacks_are_told() -> None:
     ours = trained(SGDClassifier(random_state=0), 2, 4, X[FEW], Y[FEW], labels=Y)
-    by_hand = SGDClassifier(random_state=0)
-    for _ in range(2):
-        by_hand.partial_fit(X[FEW], Y[FEW], classes=np.arange(10))
     assert list(ours.classes_) == list(range(10))
-    assert same(ours, by_hand)
+    assert same(ours, passed(SGDClassifier(random_state=0), 2, X[FEW], Y[FEW]))
 
 
 def test_regressors_and_clusterers_have_no_classes() -> None:
@@ -100,10 +101,10 @@ def test_regressors_and_clusterers_have_no_classes() -> None:
 def test_many_outputs_have_classes_each() -> None:
     many = np.stack([Y, Y % 3], axis=1)
     ours = trained(MultiOutputClassifier(SGDClassifier(random_state=0)), 2, 2, y=many)
-    by_hand = MultiOutputClassifier(SGDClassifier(random_state=0))
-    for _ in range(2):
-        by_hand.partial_fit(X, many, classes=[np.unique(many[:, 0]), np.unique(many[:, 1])])
-    assert same(ours, by_hand)
+    classes = [np.unique(many[:, 0]), np.unique(many[:, 1])]
+    assert same(
+        ours, passed(MultiOutputClassifier(SGDClassifier(random_state=0)), 2, y=many, classes=classes)
+    )
 
 
 def test_labels_that_go_together_are_classes() -> None:
@@ -258,10 +259,7 @@ def test_sparse_text_goes_through() -> None:
 # row 1.37
 def test_weights_reach_the_call_of_each_portion() -> None:
     ours = trained(SGDClassifier(random_state=0), 2, 2, sample_weight=WEIGHTS)
-    by_hand = SGDClassifier(random_state=0)
-    for _ in range(2):
-        by_hand.partial_fit(X, Y, classes=np.unique(Y), sample_weight=WEIGHTS)
-    assert same(ours, by_hand)
+    assert same(ours, passed(SGDClassifier(random_state=0), 2, sample_weight=WEIGHTS))
     forest = RandomForestClassifier(n_estimators=4, random_state=0)
     assert same(trained(forest, 2, 2, sample_weight=WEIGHTS), clone(forest).fit(X, Y, sample_weight=WEIGHTS))
 
@@ -271,9 +269,7 @@ def test_weights_find_their_step() -> None:
     pipeline = Pipeline([("scale", StandardScaler()), ("sgd", SGDClassifier(random_state=0))])
     ours = trained(pipeline, 2, 2, sgd__sample_weight=WEIGHTS, scale__sample_weight=WEIGHTS)
     scaled = StandardScaler().fit_transform(X, sample_weight=WEIGHTS)
-    by_hand = SGDClassifier(random_state=0)
-    for _ in range(2):
-        by_hand.partial_fit(scaled, Y, classes=np.unique(Y), sample_weight=WEIGHTS)
+    by_hand = passed(SGDClassifier(random_state=0), 2, scaled, sample_weight=WEIGHTS)
     assert same(ours.named_steps["sgd"], by_hand, scaled)
 
 
@@ -284,9 +280,7 @@ def test_weights_are_routed_where_they_were_asked_for() -> None:
         scale = StandardScaler().set_fit_request(sample_weight=False)
         ours = trained(Pipeline([("scale", scale), ("sgd", sgd)]), 2, 2, sample_weight=WEIGHTS)
     scaled = StandardScaler().fit_transform(X)
-    by_hand = SGDClassifier(random_state=0)
-    for _ in range(2):
-        by_hand.partial_fit(scaled, Y, classes=np.unique(Y), sample_weight=WEIGHTS)
+    by_hand = passed(SGDClassifier(random_state=0), 2, scaled, sample_weight=WEIGHTS)
     assert same(ours.named_steps["sgd"], by_hand, scaled)
 
 

@@ -9,14 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
-from sklearn.base import (
-    clone,
-)
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA
 from sklearn.ensemble import IsolationForest
-from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV, KFold, ParameterGrid, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -27,7 +23,7 @@ from sklearn.utils import get_tags
 from tests.conftest import run_python
 from tests.sklearn.recorder import OddError, Recorder
 from trainkit import tune
-from trainkit.sklearn import TuneGridSearchCV, TuneSearchCV
+from trainkit.sklearn import TuneGridSearchCV
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -37,20 +33,6 @@ BOTH = {"C": [0.1, 10.0]}
 
 
 # --- what it is -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [TuneGridSearchCV, TuneSearchCV])
-def test_it_is_cloned_shown_and_set_as_any_estimator(kind: Any) -> None:
-    search = kind(SVC(), BOTH, cv=3, mode="min")
-    copied = clone(search)
-    assert repr(copied) == repr(search)
-    assert repr(search).startswith(f"{kind.__name__}(")
-    copied.set_params(estimator__gamma=0.5, cv=4)
-    assert (copied.get_params()["estimator__gamma"], search.estimator.gamma) == (0.5, "scale")
-    assert "estimator: SVC" in search._repr_html_()
-    assert not hasattr(search, "classes_")
-    with pytest.raises(NotFittedError):
-        search.predict(X)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,14 @@ class EvaluationTask:
         # X and y stay shared and read-only.
         self.__dict__.update(state, estimator=writable_copy(state["estimator"]))
 
+    def known_outcomes(self, key: str) -> Sequence[Outcome]:
+        """Return the outcomes of a candidate's first folds that are known from an earlier search."""
+        return self.known.get(key, ())
+
+    def in_context(self) -> AbstractContextManager[None]:
+        """Return a context manager that applies the context in which `fit` was called."""
+        return self.context.applied()
+
     def digested(self) -> str:
         """Return a digest of everything on which the outcomes depend."""
         data = self.X, self.y, self.splits, self.fit_params, self.score_params
@@ -211,7 +219,7 @@ class FoldTrial(SerializedTrainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self._key = candidate_key(new_config, self._task.digest)
         self._outcomes: list[Outcome | None] = [None] * len(self._task.splits)
-        known = self._task.known.get(self._key, ())
+        known = self._task.known_outcomes(self._key)
         self._outcomes[: len(known)] = known
         self._parameters = writable_parameters(new_config, self._trial_spec.driver_pid)
         return True
@@ -304,7 +312,7 @@ class IncrementalTrial(Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        with self._task.context.applied():
+        with self._task.in_context():
             outcomes = [fold.advance() for fold in self._folds]
         counted = {COUNTED_BY: portions_at(self._portions.reports, self.iteration + 1)}
         return (
@@ -314,7 +322,7 @@ class IncrementalTrial(Trainable):
         )
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        with self._task.context.applied():
+        with self._task.in_context():
             state = {"config": self.config, "folds": [fold.state() for fold in self._folds]}
         with Path(checkpoint_dir, STATE).open("wb") as file:
             serialize.CodePickler(file, protocol=serialize.PROTOCOL).dump(state)
@@ -329,7 +337,7 @@ class IncrementalTrial(Trainable):
             for name, value in self.config.items()
             if name not in state["config"] or not _alike(value, state["config"][name])
         }
-        with self._task.context.applied():
+        with self._task.in_context():
             for fold, stored in zip(self._folds, state["folds"], strict=True):
                 fold.resume(stored, changed)
 

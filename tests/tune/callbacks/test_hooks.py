@@ -184,16 +184,14 @@ class Counter(tune.Callback):
         self.given = state
 
 
-def test_a_callbacks_state_comes_back_when_the_experiment_goes_on(fit, restore, tmp_path):
-    def fails_at_first(config):
-        tune.report({"loss": 1})
-        if not Path(tmp_path, "go").exists():
-            raise ValueError
+def once(config):
+    return {"loss": 1}
 
-    fit(fails_at_first, run={"callbacks": [Counter("a"), Counter("b")]})
-    Path(tmp_path, "go").touch()
+
+def test_a_callbacks_state_comes_back_when_the_experiment_goes_on(fit, restore):
+    fit(once, run={"callbacks": [Counter("a"), Counter("b")]})
     again = [Counter("x"), Counter("y")]
-    restore(fails_at_first, resume_errored=True, run={"callbacks": again})
+    restore(once, num_samples=2, run={"callbacks": again})
     assert [each.given for each in again] == [{"name": "a", "results": 1}, {"name": "b", "results": 1}]
 
 
@@ -216,31 +214,21 @@ def files_of(result) -> set[str]:
 
 
 def test_the_default_loggers_are_rays_and_each_can_be_switched_off(fit):
-    def trainable(config):
-        return {"loss": 1}
-
-    assert files_of(fit(trainable)[0]) == {"params.json", "result.json", "progress.csv", "events"}
+    assert files_of(fit(once)[0]) == {"params.json", "result.json", "progress.csv", "events"}
     for loggers, files in {
         ("csv",): {"progress.csv"},
         ("json",): {"params.json", "result.json"},
         ("tensorboard",): {"events"},
         (): set(),
     }.items():
-        (result,) = fit(trainable, run={"default_loggers": loggers, "name": "-".join(loggers) or "none"})
+        (result,) = fit(once, run={"default_loggers": loggers, "name": "-".join(loggers) or "none"})
         assert files_of(result) == files
 
 
-def test_a_restore_keeps_to_the_loggers_that_were_chosen(fit, tmp_path):
-    def fails_at_first(config):
-        tune.report({"loss": 1})
-        if not Path(tmp_path, "go").exists():
-            raise ValueError
-
-    fit(fails_at_first, run={"default_loggers": ["csv"]})
-    Path(tmp_path, "go").touch()
-    run = tune.RunConfig(verbose=0)
-    tuner = tune.Tuner.restore(str(tmp_path / "e"), fails_at_first, resume_errored=True, run_config=run)
-    assert files_of(tuner.fit()[0]) == {"progress.csv"}
+def test_a_restore_keeps_to_the_loggers_that_were_chosen(fit, restore):
+    fit(once, run={"default_loggers": ["csv"]})
+    restored = restore(once, num_samples=2, run={"verbose": 0})
+    assert [files_of(result) for result in restored] == [{"progress.csv"}] * 2
 
 
 def test_a_logger_of_the_users_takes_the_place_of_the_default(fit):
@@ -251,7 +239,7 @@ def test_a_logger_of_the_users_takes_the_place_of_the_default(fit):
             super().log_trial_end(trial, failed)
             Mine.ended += 1
 
-    fit(lambda config: {"loss": 1}, run={"callbacks": [Mine()]})
+    fit(once, run={"callbacks": [Mine()]})
     assert Mine.ended == 1
 
 

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,18 +24,23 @@ from trainkit.tune.store.writer import ExperimentStore
 pytestmark = pytest.mark.usefixtures("inline")
 
 
+@contextmanager
+def mounted(folder: Path, *options: object) -> Iterator[Path]:
+    folder.mkdir()
+    made = subprocess.run(["mount", *map(str, options), folder], capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip("mounting takes root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
     """A file system of 1.5 MB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1536k", "tmpfs", folder], capture_output=True, check=False
-    )
-    if made.returncode != 0:
-        pytest.skip("mounting a small disk takes root")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with mounted(tmp_path / "small", "-t", "tmpfs", "-o", "size=1536k", "tmpfs") as folder:
+        yield folder
 
 
 def long_story(config):
@@ -158,34 +164,22 @@ def test_a_commit_that_fails_is_not_half_there(tmp_path):
 
 @pytest.mark.external
 def test_a_read_only_folder_is_told_before_the_first_trial(fit, tmp_path):
-    folder = tmp_path / "fixed"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], check=False)
-    if made.returncode != 0:
-        pytest.skip("mounting takes root")
-    try:
-        with pytest.raises(StoreError, match=r"cannot be created.*Read-only file system"):
-            fit(lambda config: (tmp_path / "ran").touch(), run={"storage_path": folder})
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+    with (
+        mounted(tmp_path / "fixed", "-t", "tmpfs", "-o", "ro", "tmpfs") as folder,
+        pytest.raises(StoreError, match=r"cannot be created.*Read-only file system"),
+    ):
+        fit(lambda config: (tmp_path / "ran").touch(), run={"storage_path": folder})
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.external
 def test_a_restore_in_a_read_only_folder_is_told_and_reading_goes_on(fit, tmp_path):
     grid = fit(lambda config: {"loss": 1.0})
-    folder = tmp_path / "fixed"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-o", "bind,ro", tmp_path / "e", folder], check=False)
-    if made.returncode != 0:
-        pytest.skip("mounting takes root")
-    try:
+    with mounted(tmp_path / "fixed", "-o", "bind,ro", tmp_path / "e") as folder:
         tuner = tune.Tuner.restore(folder, lambda config: {"loss": 1.0})
         assert [result.metrics["loss"] for result in tuner.get_results()] == [1.0]
         with pytest.raises(StoreError, match="Read-only file system"):
             tuner.fit()
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
     assert len(grid) == 1
 
 
