@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tune.space.test_conditions import optimizers
 from tests.tune.space.test_space import suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
@@ -69,12 +68,6 @@ def test_a_grid_that_would_take_too_long_to_list_is_refused(monkeypatch):
     assert Space.of(axes).grid_size() == 1000
     with pytest.raises(SpaceError, match=r"more than 100 combinations.*use choice"):
         Space.of({**axes, "rules": tune.forbid({"a": 1, "b": 2})})
-
-
-def test_a_forbidden_combination_is_never_proposed():
-    # rows 1.28 and 2.6
-    for config in suggestions(optimizers(), num_samples=300):
-        assert (config["optimizer"], config["lr"]) != ("adam", 1.0)
 
 
 def test_a_grid_without_its_forbidden_combinations():

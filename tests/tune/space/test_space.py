@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import SpaceError
-from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search import BasicVariantGenerator, create_searcher
 from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
@@ -29,36 +28,6 @@ def suggestions(param_space: dict, *, seed: int = 0, num_samples: int = 1, **arg
     return found
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: tune.uniform(1, 0.1), ["uniform(1", "lower bound 1.0", "upper bound 0.1"]),
-        (lambda: tune.uniform(1, 1), ["not below"]),
-        (lambda: tune.uniform("a", 1), ["'a'", "finite number"]),
-        (lambda: tune.uniform(0, float("nan")), ["nan", "finite"]),
-        (lambda: tune.uniform(float("-inf"), 0), ["-inf", "finite"]),
-        (lambda: tune.uniform(True, 2), ["True"]),
-        (lambda: tune.loguniform(0, 1), ["loguniform(0", "logarithm", "above 0"]),
-        (lambda: tune.loguniform(-1, 1), ["-1.0", "above 0"]),
-        (lambda: tune.randint(1.5, 3), ["1.5", "whole number"]),
-        (lambda: tune.randint(3, 3), ["randint(3, 3)", "excluded"]),
-        (lambda: tune.choice([]), ["choice([])", "at least one"]),
-        (lambda: tune.choice("abc"), ["'abc'", "list"]),
-        (lambda: tune.choice(3), ["choice()", "list", "not 3"]),
-        (lambda: tune.grid_search([]), ["grid_search([])"]),
-        (lambda: tune.sample_from(3), ["sample_from()", "function", "not 3"]),
-        (lambda: Space.of([1]), ["[1]", "dictionary"]),
-        (lambda: Space.of({"a": {"b": (tune.uniform(0, 1),)}}), ["a/b", "tuple"]),
-        (lambda: Space.of({"a": tune.choice([tune.grid_search([1])])}), ["a", "grid_search([1])", "choice"]),
-    ],
-)
-def test_a_mistake_is_named_with_its_value(make, words):
-    with pytest.raises(SpaceError) as caught:
-        make()
-    for word in words:
-        assert word in str(caught.value)
-
-
 def test_a_grid_is_a_product_repeated_num_samples_times():
     space = {
         "a": tune.grid_search([1, 2]),
@@ -71,6 +40,13 @@ def test_a_grid_is_a_product_repeated_num_samples_times():
     assert pairs == [(a, c) for a in (1, 2) for c in "xyz"] * 2
     assert len({config["d"] for config in found}) == 12
     assert all(config["e"] == "constant" for config in found)
+
+
+def refused(make, *words):
+    """Assert that a mistake is refused, with all of these words."""
+    with pytest.raises(SpaceError) as caught:
+        make()
+    assert [word for word in words if word not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("content", [True, {"a": 1}, "ab", []])
@@ -150,19 +126,6 @@ def test_points_come_first_and_count_as_samples():
         suggestions(space, points_to_evaluate=[{"net": {"widht": 8}}])
 
 
-def test_a_space_survives_text():
-    space = {
-        "a": tune.loguniform(1e-5, 0.1),
-        "b": [tune.randint(1, 5), {"c": tune.choice([1, "x", (2, 3), {"d": tune.uniform(0, 1)}])}],
-        "g": tune.grid_search([None, True]),
-    }
-    text = encode_config(Space.of(space).tree)
-    assert not holds_opaque(decode_config(text))
-    assert suggestions(decode_config(text), seed=5, num_samples=4) == suggestions(
-        space, seed=5, num_samples=4
-    )
-
-
 def test_sample_from_may_use_the_same_key_elsewhere_and_places_of_a_list():
     lr = tune.sample_from(lambda spec: spec.config.b.lr + 1)
     (config,) = suggestions({"a": {"lr": lr}, "b": {"lr": tune.sample_from(lambda spec: 1)}})
@@ -184,13 +147,6 @@ def test_sample_from_may_use_the_same_key_elsewhere_and_places_of_a_list():
     assert config == {"last": 4, "all": a, "some": [5, 10], "inner": 7, "a": a}
     with pytest.raises(SpaceError, match=r"depend on each other"):
         suggestions({"a": [tune.sample_from(lambda spec: spec.config.a[0])]})
-
-
-def test_bounds_beyond_64_bits_are_refused():
-    assert tune.randint(0, 2**63).draw(suggestion_generator(0, 0)) >= 0
-    for lower, upper in [(0, 2**70), (-(2**64), 0)]:
-        with pytest.raises(SpaceError, match="does not fit in 64 bits"):
-            tune.randint(lower, upper)
 
 
 class Plain:

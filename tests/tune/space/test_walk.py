@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.tune.space.test_conditions import optimizers
-from tests.tune.space.test_space import suggestions
+from tests.tune.space.test_space import refused, suggestions
 from trainkit import tune
 from trainkit.errors import SpaceError
 from trainkit.tune.core.seeds import suggestion_generator
@@ -84,10 +84,7 @@ def test_a_configuration_of_another_space_is_told_so(config, words):
             "computed": tune.sample_from(lambda spec: 3),
         }
     )
-    with pytest.raises(SpaceError) as caught:
-        space.choices({"fixed": 1, "computed": 3, **config})
-    for word in words:
-        assert word in str(caught.value)
+    refused(lambda: space.choices({"fixed": 1, "computed": 3, **config}), *words)
     assert not space.contains({"fixed": 1, "computed": 3, **config})
     assert space.allows({"fixed": 1, "computed": 7, "optimizer": "adam", "lr": 0.5})
 
@@ -232,7 +229,4 @@ def test_points_in_branches_and_under_conditions():
     ],
 )
 def test_a_point_that_cannot_be_is_refused_at_once(point, words):
-    with pytest.raises(SpaceError) as caught:
-        suggestions(optimizers(), points_to_evaluate=[point])
-    for word in words:
-        assert word in str(caught.value)
+    refused(lambda: suggestions(optimizers(), points_to_evaluate=[point]), *words)
