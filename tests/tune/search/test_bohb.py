@@ -12,10 +12,10 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.plugins.testing.searcher import TREE, Row, Search
+from trainkit.plugins.testing.searcher import TREE, Row, Search, loss_of
 from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
 from trainkit.tune.search import ConcurrencyLimiter
-from trainkit.tune.search.bohb import TuneBOHB
+from trainkit.tune.search.bohb import Knowledge, TuneBOHB
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -182,6 +182,26 @@ def test_so_many_at_once_and_paused_ones_do_not_count(make):
     assert {result.status for result in results} == {"TERMINATED"}
     began = [span.started for span in results.timeline[:6]]
     assert began == [0, 0, 1, 1, 2, 2]  # each pauses after one iteration, and leaves its place to another
+
+
+def test_ten_thousand_trials_are_replayed_without_a_model(monkeypatch):
+    made = 0
+
+    def count(*arguments):
+        nonlocal made
+        made += 1
+
+    monkeypatch.setattr(Knowledge, "_model", count)
+    search = Search(ROW, PLANE, num_samples=10_001)
+    rng = np.random.default_rng(0)
+    space = search.searcher.space
+    for n in range(10_000):
+        config = space.configuration(0, rng)
+        search.searcher.replay(f"t{n}", config)
+        search.searcher.on_trial_complete(f"t{n}", {"loss": loss_of(config), "training_iteration": 1})
+    assert made == 0
+    assert space.contains(search.searcher.suggest("next"))
+    assert made == 1
 
 
 # --- names and bad input --------------------------------------------------------------------------

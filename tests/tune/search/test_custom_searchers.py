@@ -13,11 +13,7 @@ from optuna.trial import TrialState
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
-from trainkit.tune.search import (
-    BasicVariantGenerator,
-    ConcurrencyLimiter,
-    Searcher,
-)
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 from trainkit.tune.search.optuna import OptunaSearch
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -222,12 +218,8 @@ def test_flat_names_become_nested_and_constants_are_added(fit):
     }
     searcher = Flat(**{"net/width": 8, "net/kind": "b", "lr": 0.5})
     grid = fit(lambda config: 1.0, space, search_alg=searcher)
-    assert grid[0].config == {
-        "net": {"depth": 2, "kind": "b", "width": 8},
-        "data": ["x"],
-        "lr": 0.5,
-        "twice": 1.0,
-    }
+    net = {"depth": 2, "kind": "b", "width": 8}
+    assert grid[0].config == {"net": net, "data": ["x"], "lr": 0.5, "twice": 1.0}
 
 
 def test_constants_are_each_trials_own(fit):
@@ -266,9 +258,6 @@ def test_what_learns_nothing_from_points_says_so():
         BasicVariantGenerator().add_evaluated_point({"x": 1}, 2.0)
 
 
-# --- names and folders ----------------------------------------------------------------------------
-
-
 # --- reproducible search --------------------------------------------------------------------------
 
 
@@ -287,27 +276,6 @@ def test_random_and_grid_have_one_order_whatever_runs_at_once_and_ends_first(spa
             play.ends(index, {"loss": 1.0})
         histories.append([trial.config for trial in play.controller.trials])
     assert all(history == histories[0] for history in histories)
-
-
-# rows 1.24, 2.9
-@pytest.mark.parametrize("make", [OptunaSearch, RaySearch])
-def test_two_runs_have_one_history(fit, make):
-    space = {"x": tune.uniform(-1, 1), "y": tune.uniform(0, 1)}
-    runs = [
-        fit(
-            square,
-            space,
-            metric="loss",
-            num_samples=14,
-            seed=3,
-            max_concurrent_trials=1,
-            search_alg=make(),
-            run={"name": name},
-        )
-        for name in ("one", "two")
-    ]
-    one, two = ([(result.config, result.metrics["loss"]) for result in run] for run in runs)
-    assert one == two
 
 
 # --- from outside the program ---------------------------------------------------------------------

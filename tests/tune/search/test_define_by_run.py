@@ -5,7 +5,6 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.testing.searcher import Row, Search
 from trainkit.tune.search import OptunaSearch
@@ -48,26 +47,6 @@ def test_branches_become_nested_configurations(fit):
     assert best.config["lr"] == min(result.config["lr"] for result in grid)
 
 
-def test_constants_of_param_space_are_added(fit):
-    search = OptunaSearch(space, metric="loss", mode="min")
-    grid = fit(
-        lambda config: {"loss": config["lr"]},
-        {
-            "path": "here",
-            "model": {"seed": 3},
-            "version": "b",
-            "twice": tune.sample_from(lambda s: 2 * s.config.lr),
-        },
-        num_samples=3,
-        search_alg=search,
-    )
-    for result in grid:
-        assert result.config["path"] == "here"
-        assert result.config["model"]["seed"] == 3
-        assert result.config["version"] == "a"  # what the searcher says goes
-        assert result.config["twice"] == 2 * result.config["lr"]
-
-
 def replacing(trial):
     return {"x": 10 ** trial.suggest_float("x", -3, 0)}
 
@@ -103,14 +82,3 @@ def test_a_mistake_is_named(function, words):
     search = Search(Row("wrong", lambda **given: OptunaSearch(function, **given)), {})
     with pytest.raises(ConfigError, match=words):
         search.next()
-
-
-def test_a_function_is_given_again_to_go_on(fit, restore):
-    def run(config):
-        return {"loss": config["lr"]}
-
-    search = OptunaSearch(space, metric="loss", mode="min")
-    whole = fit(run, num_samples=15, seed=1, search_alg=search, run={"name": "w"})
-    fit(run, num_samples=12, seed=1, search_alg=search)
-    restored = restore(run, num_samples=15, search_alg=search)
-    assert [result.config for result in restored] == [result.config for result in whole]

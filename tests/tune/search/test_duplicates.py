@@ -13,12 +13,7 @@ from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.searchers.bayesopt import BayesOptSearch
-from trainkit.tune.search import (
-    BasicVariantGenerator,
-    HyperOptSearch,
-    OptunaSearch,
-    Searcher,
-)
+from trainkit.tune.search import BasicVariantGenerator, HyperOptSearch, OptunaSearch, Searcher
 from trainkit.tune.search.bohb import TuneBOHB
 from trainkit.tune.space.configurations import fingerprint, nested
 from trainkit.tune.store.reader import ExperimentReader
@@ -65,13 +60,6 @@ def test_a_restore_makes_the_same_choices(fit, restore):
 )
 def test_what_is_repeated_by_the_user_is_repeated(fit, space, number):
     assert len(fit(once, space, num_samples=3)) == number
-
-
-def test_points_given_twice_are_run_twice(fit):
-    points = [{"x": 1}, {"x": 1}]
-    search = BasicVariantGenerator(points_to_evaluate=points)
-    grid = fit(once, {"x": tune.randint(0, 3)}, num_samples=6, search_alg=search)
-    assert sorted(result.config["x"] for result in grid) == [0, 1, 1, 2]
 
 
 def test_beside_a_grid_each_combination_is_used_up_for_itself(fit, tmp_path):

@@ -12,8 +12,8 @@ from optuna import samplers
 from tests.tune.pausing import Stepping, history
 from trainkit import tune
 from trainkit.plugins.testing.searcher import TREE, Row, Search, loss_of
-from trainkit.tune.schedulers import ASHAScheduler, Decision, HyperBandScheduler, Verdict
-from trainkit.tune.search import BayesOptSearch, HyperOptSearch, OptunaSearch, Repeater
+from trainkit.tune.schedulers import ASHAScheduler, Decision, HyperBandForBOHB, HyperBandScheduler, Verdict
+from trainkit.tune.search import BayesOptSearch, HyperOptSearch, OptunaSearch, Repeater, TuneBOHB
 from trainkit.tune.search.optuna.study import MARK
 
 pytestmark = [
@@ -52,7 +52,8 @@ WAITS = {
     "nsga2": of_optuna(lambda: samplers.NSGAIISampler(population_size=4)),
 }
 """To which a paused trial runs, until it has ended."""
-ALL = PRUNES | COUNTS | WAITS
+BOHB = {"bohb": lambda: TuneBOHB(bohb_config={"min_points_in_model": 3})}
+ALL = PRUNES | COUNTS | WAITS | BOHB
 
 NOT_PROMOTED = Decision(Verdict.STOP, {"rule": "rung", "rung": 1})
 AT_THE_END = Decision(Verdict.STOP, {"rule": "max_t", "max_t": 2})
@@ -192,39 +193,50 @@ def test_a_unit_of_several_trials_is_not_paused_with_one_of_them(name):
 SCHEDULERS = {
     "promotion": lambda: ASHAScheduler(max_t=4, reduction_factor=2, type="promotion"),
     "hyperband": lambda: HyperBandScheduler(max_t=4, reduction_factor=2),
+    "of bohb": lambda: HyperBandForBOHB(max_t=9),
 }
+
+
+def run(fit, folder, scheduler, searcher, space=PLANE, num_samples=9):
+    return fit(
+        Stepping,
+        space,
+        metric="loss",
+        num_samples=num_samples,
+        seed=5,
+        max_concurrent_trials=1,
+        scheduler=SCHEDULERS[scheduler](),
+        search_alg=searcher,
+        run={"name": folder},
+    )
+
+
+def leave(fit, at, *of_run):
+    """An experiment that is interrupted at the first step of a trial."""
+    Stepping.leave_at = (at, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(fit, "left", *of_run)
+    assert Stepping.leave_at is None
 
 
 # rows 1.5, 2.9: the same suggestions and decisions, though it was left while trials were paused
 @pytest.mark.parametrize(
-    ("name", "scheduler"),
+    ("name", "scheduler", "number", "at"),
     [
-        ("default", "promotion"),
-        ("hyperopt", "hyperband"),
-        ("cma", "promotion"),
-        ("nsga2", "hyperband"),
+        ("default", "promotion", 9, "00007"),
+        ("hyperopt", "hyperband", 9, "00007"),
+        ("cma", "promotion", 9, "00007"),
+        ("nsga2", "hyperband", 9, "00007"),
+        ("bohb", "promotion", 14, "00011"),
+        ("bohb", "of bohb", 14, "00011"),
     ],
 )
-def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(fit, restore, name, scheduler):
-    def run(folder):
-        return fit(
-            Stepping,
-            PLANE,
-            metric="loss",
-            num_samples=9,
-            seed=5,
-            max_concurrent_trials=1,
-            scheduler=SCHEDULERS[scheduler](),
-            search_alg=ALL[name](),
-            run={"name": folder},
-        )
-
-    whole = run("whole")
-    Stepping.leave_at = ("00007", 1)
-    with pytest.raises(KeyboardInterrupt):
-        run("left")
-    assert Stepping.leave_at is None
-    grid = restore(Stepping, "left", search_alg=ALL[name]())
+def test_a_restore_in_the_middle_goes_on_as_if_nothing_had_happened(
+    fit, restore, name, scheduler, number, at
+):
+    whole = run(fit, "whole", scheduler, ALL[name](), PLANE, number)
+    leave(fit, at, scheduler, ALL[name](), PLANE, number)
+    grid = restore(Stepping, "left", **({} if name == "bohb" else {"search_alg": ALL[name]()}))
     assert history(grid) == history(whole)
     verdicts = {each["verdict"] for each in grid.decisions()}
     assert {Verdict.PAUSE, Verdict.RESUME} <= verdicts
@@ -241,23 +253,9 @@ def test_a_database_holds_each_trial_once_and_a_paused_one_as_running(fit, resto
     def search_alg(**given):
         return OptunaSearch(sampler=tpe(multivariate=True, group=True, constant_liar=True), **given)
 
-    def run(folder, **given):
-        return fit(
-            Stepping,
-            {"x": tune.uniform(-10, 10), **TREE},
-            metric="loss",
-            num_samples=9,
-            seed=5,
-            max_concurrent_trials=1,
-            scheduler=SCHEDULERS["promotion"](),
-            search_alg=search_alg(**given),
-            run={"name": folder},
-        )
-
-    whole = run("whole")
-    Stepping.leave_at = ("00007", 1)
-    with pytest.raises(KeyboardInterrupt):
-        run("left", storage=storage)
+    space = {"x": tune.uniform(-10, 10), **TREE}
+    whole = run(fit, "whole", "promotion", search_alg(), space)
+    leave(fit, "00007", "promotion", search_alg(storage=storage), space)
     left = states()
     assert len(left) == 8 and "PRUNED" not in left and left.count("RUNNING") > 2
     grid = restore(Stepping, "left", search_alg=search_alg(storage=storage))
