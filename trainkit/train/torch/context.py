@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from trainkit.errors import CheckpointError, ConfigError, TuneError
 from trainkit.train.distributed.observers import RankObserver
+from trainkit.train.distributed.rendezvous import LocalRank
 from trainkit.tune.core.checkpoint import FILENAME, Checkpoint, read_dictionary, write_dictionary
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.results.result import Result
@@ -41,29 +42,14 @@ class Storage:
     trial_path: str
 
 
-@dataclass(frozen=True)
-class WorkerPosition:
-    """Position of a worker among the workers of its trainer.
-
-    Attributes:
-        rank, world_size: the worker's rank, and the number of workers.
-        local_rank, local_world_size: the worker's rank on its machine, and the number of workers there.
-        node_rank: index of the worker's machine, from 0, in the order of the workers' ranks.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-
-
 class TrainContext(TuneContext):
     """Information for a training function about its worker and its trial.
 
     Args:
         spec: specification of the trial that all workers run together.
-        position: position of this worker among the workers.
+        rank: rank of this worker.
+        world_size: number of workers.
+        locality: position of this worker among the workers of its machine.
         shards: this worker's shard of each data set, by name.
         metadata: `metadata` of `TorchTrainer`.
         devices: devices of this worker.
@@ -73,7 +59,9 @@ class TrainContext(TuneContext):
     def __init__(
         self,
         spec: TrialSpec,
-        position: WorkerPosition,
+        rank: int,
+        world_size: int,
+        locality: LocalRank,
         shards: Mapping[str, Any],
         metadata: Mapping[str, Any],
         devices: Sequence[Any],
@@ -82,29 +70,31 @@ class TrainContext(TuneContext):
         super().__init__(spec)
         self.devices = devices
         self.meter = meter
-        self._position = position
+        self._rank = rank
+        self._world_size = world_size
+        self._locality = locality
         self._metadata = dict(metadata)
         self.shards = shards
 
     def get_world_size(self) -> int:
         """Return the number of workers."""
-        return self._position.world_size
+        return self._world_size
 
     def get_world_rank(self) -> int:
         """Return this worker's rank, from 0."""
-        return self._position.rank
+        return self._rank
 
     def get_local_rank(self) -> int:
         """Return this worker's rank among the workers of its machine."""
-        return self._position.local_rank
+        return self._locality.rank
 
     def get_local_world_size(self) -> int:
         """Return the number of workers on this machine."""
-        return self._position.local_world_size
+        return self._locality.size
 
     def get_node_rank(self) -> int:
         """Return the index of this machine, from 0, among the machines of the workers."""
-        return self._position.node_rank
+        return self._locality.node_rank
 
     def get_metadata(self) -> dict[str, Any]:
         """Return the trainer's `metadata`."""

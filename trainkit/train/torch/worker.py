@@ -15,7 +15,7 @@ from trainkit.runtime import api as runtime
 from trainkit.train.distributed.observers import check_libraries
 from trainkit.train.distributed.process_group import join_workers
 from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
-from trainkit.train.torch.context import TrainContext, WorkerPosition, keep_returned
+from trainkit.train.torch.context import TrainContext, keep_returned
 from trainkit.train.torch.options import TrialLoop
 from trainkit.train.workers.member import GroupMember, WorkerSpec
 from trainkit.tune.core.checkpoint import Checkpoint
@@ -111,16 +111,17 @@ class LoopWorker(GroupMember):
             listener=self._listener,
         )
         check_libraries()
-        position = WorkerPosition(
-            rank=spec.rank,
-            world_size=options.num_workers,
-            local_rank=locality.rank,
-            local_world_size=locality.size,
-            node_rank=locality.node_rank,
-        )
         shards = {name: parts[spec.rank] for name, parts in options.shards.items()}
-        meter = self._metered(spec, options.name)
-        context = TrainContext(trial, position, shards, options.metadata, devices, meter)
+        context = TrainContext(
+            trial,
+            spec.rank,
+            options.num_workers,
+            locality,
+            shards,
+            options.metadata,
+            devices,
+            self._metered(spec, options.name),
+        )
         own = replace(
             trial, trial_dir=part_dir(trial.trial_dir, spec.rank), config=dict(options.train_loop_config)
         )
