@@ -8,9 +8,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast, get_args
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self, cast, get_args
 
 import torch
 from torch import nn
@@ -34,8 +34,6 @@ from trainkit.train.step.context import (
 from trainkit.train.step.epoch import EpochBatches, enter_training, evaluating, run_epoch
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.step.timers import TimerCollection
-
-T = TypeVar("T")
 
 
 class _Default:
@@ -430,8 +428,23 @@ class TrainingOperator:
         Raises:
             ConfigError: an argument is not a function.
         """
-        functions = (model_creator, optimizer_creator, data_creator, loss_creator, scheduler_creator)
-        return operator_from(cls, Creators(*functions, serialize_data_creation))
+        given = {
+            "model_creator": model_creator,
+            "optimizer_creator": optimizer_creator,
+            "data_creator": data_creator,
+            "loss_creator": loss_creator,
+            "scheduler_creator": scheduler_creator,
+        }
+        needed = ("model_creator", "optimizer_creator")
+        if wrong := [
+            f"{name}={value!r}"
+            for name, value in given.items()
+            if not callable(value) and (name in needed or value is not None)
+        ]:
+            raise ConfigError(f"from_creators() needs functions, not {', '.join(wrong)}")
+        creators = SimpleNamespace(**given, serialize_data_creation=serialize_data_creation)
+        attributes = {"_creators": creators, "__doc__": CreatorOperator.__doc__}
+        return cast("type[Self]", type("CreatorOperator", (CreatorOperator, cls), attributes))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -545,37 +558,11 @@ def operator_of(
     return operator
 
 
-@dataclass(frozen=True)
-class Creators:
-    """Arguments of `TrainingOperator.from_creators`: functions that make models, optimizers and data.
-
-    Raises:
-        ConfigError: an argument is not a function.
-    """
-
-    model_creator: Callable[[dict[str, Any]], Any]
-    optimizer_creator: Callable[[Any, dict[str, Any]], Any]
-    data_creator: Callable[[dict[str, Any]], Any] | None
-    loss_creator: Callable[..., Any] | None
-    scheduler_creator: Callable[[Any, dict[str, Any]], Any] | None
-    serialize_data_creation: bool
-
-    def __post_init__(self) -> None:
-        needed = ("model_creator", "optimizer_creator")
-        given = {name: value for name, value in vars(self).items() if name.endswith("_creator")}
-        wrong = [
-            f"{name}={value!r}"
-            for name, value in given.items()
-            if not callable(value) and (name in needed or value is not None)
-        ]
-        if wrong:
-            raise ConfigError(f"from_creators() needs functions, not {', '.join(wrong)}")
-
-
 class CreatorOperator:
     """Base class of operators whose `setup` calls the user's functions."""
 
-    _creators: ClassVar[Creators]
+    _creators: ClassVar[SimpleNamespace]
+    """Arguments of `TrainingOperator.from_creators`."""
 
     register: Callable[..., Any]
     register_data: Callable[..., Any]
@@ -597,13 +584,7 @@ class CreatorOperator:
         self.register_data(train_loader=train, validation_loader=validation)
 
 
-def operator_from(base: type[T], creators: Creators) -> type[T]:
-    """Return a subclass of the operator `base` whose `setup` calls `creators`."""
-    attributes = {"_creators": creators, "__doc__": CreatorOperator.__doc__}
-    return cast("type[T]", type("CreatorOperator", (CreatorOperator, base), attributes))
-
-
-def _loaders(creators: Creators, config: dict[str, Any]) -> tuple[Any, Any]:
+def _loaders(creators: SimpleNamespace, config: dict[str, Any]) -> tuple[Any, Any]:
     if creators.data_creator is None:
         return None, None
     with _one_at_a_time() if creators.serialize_data_creation else nullcontext():

@@ -14,7 +14,6 @@ from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer
 from trainkit.train.distributed.mesh import (
     DataParallelGroup,
-    Grid,
     data_parallel_group,
     degree_mistakes,
     make_mesh,
@@ -27,31 +26,12 @@ pytestmark = pytest.mark.usefixtures("runtime")
 # -- the rules ---------------------------------------------------------------------------------
 
 
-def test_ranks_stand_in_rows() -> None:
-    grid = Grid(world_size=6, model_ways=2)
-    assert grid.data_ways == 3
-    assert grid.rows() == [[0, 1], [2, 3], [4, 5]]
-    assert [grid.place(rank) for rank in range(6)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-
-
-@pytest.mark.parametrize(("world_size", "model_ways"), [(1, 1), (4, 1), (4, 4), (12, 3), (2, 4), (6, 4)])
-def test_a_grid_has_each_worker_once_or_is_refused(world_size: int, model_ways: int) -> None:
-    wrong = list(degree_mistakes(model_ways, world_size))
-    assert bool(wrong) == (world_size % model_ways != 0)
-    if wrong:
-        with pytest.raises(ConfigError, match=f"num_workers a multiple of {model_ways}"):
-            Grid(world_size, model_ways)
-        return
-    grid = Grid(world_size, model_ways)
-    assert sorted(rank for row in grid.rows() for rank in row) == list(range(world_size))
-    for rank in range(world_size):
-        row, column = grid.place(rank)
-        assert grid.rows()[row][column] == rank
-
-
-@pytest.mark.parametrize("degree", [0, -2, 1.5, True, "2"])
-def test_a_degree_is_a_whole_number(degree: Any) -> None:
-    assert list(degree_mistakes(degree, 4)) == [f"degree must be a positive integer, not {degree!r}"]
+@pytest.mark.parametrize("degree", [0, -2, 1.5, True, "2", 3])
+def test_a_degree_is_a_whole_number_that_divides_the_workers(degree: Any) -> None:
+    (mistake,) = degree_mistakes(degree, 4)
+    whole = "4 workers can't form groups of 3: make num_workers a multiple of 3"
+    assert mistake == (whole if degree == 3 else f"degree must be a positive integer, not {degree!r}")
+    assert list(degree_mistakes(2, 4)) == list(degree_mistakes(4, 4)) == []
 
 
 # -- samples -----------------------------------------------------------------------------------
@@ -79,7 +59,7 @@ def test_a_row_counts_as_one() -> None:
 
 
 def test_a_row_has_the_same_batches() -> None:
-    group = DataParallelGroup(Told(0, [7, 7, 5, 6]), Grid(4, 2))
+    group = DataParallelGroup(Told(0, [7, 7, 5, 6]), 2)
     with pytest.raises(ConfigError, match=r"workers \[2, 3\] share one model, .* counts \[5, 6\]"):
         group.gather_integers(7)
 

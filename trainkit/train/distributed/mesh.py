@@ -14,7 +14,6 @@ https://docs.pytorch.org/docs/stable/distributed.html#devicemesh.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,40 +35,6 @@ REPLICA = "replica"
 """Mesh dimension whose workers belong to different copies of a model; each copy is sharded (FSDP)."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Positions of all workers in a grid of `data_ways` rows and `model_ways` columns.
-
-    Attributes:
-        world_size: number of all workers.
-        model_ways: number of workers that hold one copy of the model together.
-
-    Raises:
-        ConfigError: `world_size` is not a multiple of `model_ways`.
-    """
-
-    world_size: int
-    model_ways: int
-
-    def __post_init__(self) -> None:
-        for mistake in degree_mistakes(self.model_ways, self.world_size):
-            raise ConfigError(f"model_ways={self.model_ways}: {mistake}")
-
-    @property
-    def data_ways(self) -> int:
-        """Number of copies of the model."""
-        return self.world_size // self.model_ways
-
-    def place(self, rank: int) -> tuple[int, int]:
-        """Return the (row, column) of the worker with this rank."""
-        return divmod(rank, self.model_ways)
-
-    def rows(self) -> list[list[int]]:
-        """Return a list of ranks for each row; the workers of a row hold one copy of the model together."""
-        ways = self.model_ways
-        return [list(range(row * ways, (row + 1) * ways)) for row in range(self.data_ways)]
-
-
 def degree_mistakes(degree: int, num_workers: int) -> Iterator[str]:
     """Yield an error message with a remedy if `num_workers` workers can't form groups of `degree` workers."""
     if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
@@ -85,14 +50,14 @@ class DataParallelGroup(ProcessGroup):
 
     Args:
         group: all workers.
-        grid: positions of all workers in the grid.
+        model_ways: number of workers in a row, which divides the number of all workers.
     """
 
-    def __init__(self, group: ProcessGroup, grid: Grid) -> None:
-        self.rank = grid.place(group.rank)[0]
-        self.world_size = grid.data_ways
+    def __init__(self, group: ProcessGroup, model_ways: int) -> None:
+        self.rank = group.rank // model_ways
+        self.world_size = group.world_size // model_ways
         self._group = group
-        self._grid = grid
+        self._model_ways = model_ways
 
     @property
     def members(self) -> int:
@@ -107,20 +72,20 @@ class DataParallelGroup(ProcessGroup):
         Raises:
             ConfigError: workers of one row pass different values.
         """
-        gathered = self._group.gather_integers(value)
-        rows = [[gathered[rank] for rank in row] for row in self._grid.rows()]
-        for ranks, row in zip(self._grid.rows(), rows, strict=True):
+        gathered, ways = self._group.gather_integers(value), self._model_ways
+        for first in range(0, len(gathered), ways):
+            row = gathered[first : first + ways]
             if len(set(row)) > 1:
+                workers = list(range(first, first + ways))
                 raise ConfigError(
-                    f"workers {ranks} share one model, but their loaders have different counts {row}: give "
+                    f"workers {workers} share one model, but their loaders have different counts {row}: give "
                     "them the same batches; with add_dist_sampler=True each registers the whole data set"
                 )
-        return [row[0] for row in rows]
+        return gathered[::ways]
 
     def gather_values(self, value: Any) -> list[Any]:
         """Return the `value` of the first worker of each row."""
-        gathered = self._group.gather_values(value)
-        return [gathered[row[0]] for row in self._grid.rows()]
+        return self._group.gather_values(value)[:: self._model_ways]
 
     def all_true(self, flag: bool) -> bool:
         return self._group.all_true(flag)
@@ -134,7 +99,7 @@ class DataParallelGroup(ProcessGroup):
 
 def data_parallel_group(group: ProcessGroup, model_ways: int) -> ProcessGroup:
     """Return the group that divides the samples; `group` itself if each worker holds a whole model."""
-    return group if model_ways == 1 else DataParallelGroup(group, Grid(group.world_size, model_ways))
+    return group if model_ways == 1 else DataParallelGroup(group, model_ways)
 
 
 def make_mesh(group: ProcessGroup, ways: Mapping[str, int], device: torch.device) -> DeviceMesh:
