@@ -42,11 +42,9 @@ from trainkit.train.strategies.base import (
     Strategy,
     StrategySpec,
 )
-from trainkit.train.strategies.modules import compile_in_place, skeleton
+from trainkit.train.strategies.modules import compile_in_place
 from trainkit.train.strategies.sharded import (
-    ParameterSlots,
-    check_fits,
-    placed_entry,
+    ShardedStrategy,
     refuse_ddps_arguments,
     refuse_unusable,
 )
@@ -162,7 +160,7 @@ class Pipeline(StrategySpec):
         return PipelineStrategy(self.for_workers(place.group.world_size), place)
 
 
-class PipelineStrategy(Strategy):
+class PipelineStrategy(ShardedStrategy):
     """The stage of a pipeline that this worker holds.
 
     Args:
@@ -184,8 +182,6 @@ class PipelineStrategy(Strategy):
         self._sync = True
         self._model: StageModel | None = None
         self._relay: MicrobatchSchedule | None = None
-        self._slots: ParameterSlots | None = None
-        self._skeleton: nn.Module | None = None
 
     # -- placing -------------------------------------------------------------------------------
 
@@ -202,15 +198,14 @@ class PipelineStrategy(Strategy):
         refuse_unusable(model, "split already: register the plain model, and pass tensor=TensorParallel(...)")
         # The model is cut before any change, so that a model that can't be cut stays intact.
         parts = cut(model, self._spec.split, degree)
-        self._slots = ParameterSlots([model], optimizers)
-        self._skeleton = skeleton(model)
+        self._note([model], optimizers)
         self.group.broadcast_tensors([*model.parameters(), *model.buffers()])
         placed = StageModel(model, parts, self._link.index, self.devices[0], self._split_over_workers())
         if step.channels_last:
             placed.stage.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if step.compile:
             compile_in_place(placed.stage)
-        self._slots.replace(optimizers, {(0, name): tensor for name, tensor in _held(model).items()})
+        self._hand_over([model], optimizers)
         for optimizer in optimizers:
             gradients.step_by_kind(optimizer)
         # NCCL's first operation in a group needs all workers of the group, but later operations are only
@@ -285,36 +280,6 @@ class PipelineStrategy(Strategy):
     def unwrap(self, model: nn.Module) -> nn.Module:
         return model.whole if isinstance(model, StageModel) else model
 
-    def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
-        slots = self._slots
-        return {
-            "models": [_held_state(self.unwrap(model)) for model in models],
-            "optimizers": [] if slots is None else slots.state(optimizers),
-        }
-
-    def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
-        for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
-            held, own = _held_state(self.unwrap(model)), self.unwrap(model).state_dict()
-            # A state that this worker itself returned contains only its own stage.
-            check_fits(f"model {number}", held if set(saved) == set(held) else own, saved)
-        if self._slots is not None:
-            self._slots.check(state["optimizers"])
-        super().load_state(models, optimizers, state)
-
-    def _load(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
-        for model, saved in zip(models, state["models"], strict=True):
-            own = self.unwrap(model)
-            held = {name: placed_entry(saved[name], value) for name, value in _held_state(own).items()}
-            # Entries of other stages are ignored, because other workers load them.
-            own.load_state_dict(held, strict=False)
-        if self._slots is not None:
-            self._slots.load(optimizers, state["optimizers"])
-
-    def skeleton(self, model: nn.Module) -> nn.Module:
-        if self._skeleton is None:
-            raise ConfigError("the model is not registered: call register() in setup")
-        return self._skeleton
-
     @property
     def _stages(self) -> MicrobatchSchedule:
         if self._relay is None:
@@ -329,15 +294,3 @@ def _is_count_or_none(value: Any) -> bool:
 def _is_names(value: Any) -> bool:
     named = isinstance(value, (list, tuple)) and bool(value)
     return named and all(isinstance(name, str) for name in value)
-
-
-def _held(model: nn.Module) -> dict[str, nn.Parameter]:
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: parameter for name, parameter in named if not parameter.is_meta}
-
-
-def _held_state(model: nn.Module) -> dict[str, Any]:
-    state = model.state_dict()
-    for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
-        del state[name]
-    return state

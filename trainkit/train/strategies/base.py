@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from trainkit.errors import CheckpointError, ConfigError
+from trainkit.errors import ConfigError
 from trainkit.registry import Registry
 from trainkit.train.data.feed import Feed, Uneven, make_feed
 from trainkit.train.distributed.mesh import degree_mistakes
 from trainkit.train.distributed.process_group import ProcessGroup
-from trainkit.train.distributed.tensors import detached, device_of, to_device, whole
+from trainkit.train.distributed.tensors import device_of, to_device, whole
 from trainkit.train.strategies.modules import compile_in_place, lies_elsewhere, skeleton
 
 log = logging.getLogger(__name__)
@@ -336,17 +336,9 @@ class Strategy:
         The argument `state` contains the parts of all workers. Each tensor is a whole tensor, or a `Spread`
         (tensors.py) from which this worker reads its part.
 
-        Raises:
-            CheckpointError: the state does not fit the models or optimizers, which are unchanged.
+        If the state does not fit the models or optimizers, this method may raise any error; the worker then
+        loads the previous state.
         """
-        before = detached(self.state(models, optimizers))
-        try:
-            self._load(models, optimizers, state)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            self._load(models, optimizers, before)
-            raise CheckpointError(str(error)) from error
-
-    def _load(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         state = whole(state)
         for model, saved in zip(models, state["models"], strict=True):
             self.unwrap(model).load_state_dict(saved)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.distributed.tensors import Spread, local_part, shape_of, whole
-from trainkit.train.strategies.base import Models, Optimizers, Strategy
+from trainkit.train.strategies.base import Models, Optimizers, Place, Strategy
 from trainkit.train.strategies.modules import skeleton
 
 Name = tuple[int, str]
@@ -135,11 +135,13 @@ def state_entry(name: str, value: Any, parameter: torch.Tensor, group: Mapping[s
 class ShardedStrategy(Strategy):
     """Base class of strategies whose models contain DTensors.
 
-    `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards.
+    `place` calls `_note` before it replaces the models' parameters, and `_hand_over` afterwards. Afterwards,
+    tensors on the "meta" device belong to other workers.
     """
 
-    _slots: ParameterSlots
-    _skeletons: Mapping[int, nn.Module]
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._note([], [])
 
     def _note(self, models: Models, optimizers: Optimizers) -> None:
         """Record `models` and `optimizers` as the user registered them."""
@@ -147,29 +149,35 @@ class ShardedStrategy(Strategy):
         self._skeletons = {id(model): skeleton(model) for model in models}
 
     def _hand_over(self, models: Models, optimizers: Optimizers) -> None:
-        """Replace the parameters in the optimizers by the models' current parameters."""
-        self._slots.replace(optimizers, dict(parameter_names(models)))
+        """Replace the parameters in the optimizers by the parameters that this worker holds now."""
+        named = parameter_names(models).items()
+        self._slots.replace(optimizers, {name: item for name, item in named if not item.is_meta})
 
     def state(self, models: Models, optimizers: Optimizers) -> dict[str, Any]:
         self.reshard()
         return {
-            "models": [model.state_dict() for model in models],
+            "models": [held_state(self.unwrap(model)) for model in models],
             "optimizers": self._slots.state(optimizers),
         }
 
     def load_state(self, models: Models, optimizers: Optimizers, state: Mapping[str, Any]) -> None:
         self.reshard()
-        for number, (model, saved) in enumerate(zip(models, state["models"], strict=True)):
-            check_fits(f"model {number}", model.state_dict(), saved)
+        whole = [self.unwrap(model) for model in models]
+        for number, (model, saved) in enumerate(zip(whole, state["models"], strict=True)):
+            held = held_state(model)
+            # A state that this worker itself returned has only the entries that it holds.
+            own = held if saved.keys() == held.keys() else model.state_dict()
+            check_fits(f"model {number}", own, saved)
         self._slots.check(state["optimizers"])
-        for model, saved in zip(models, state["models"], strict=True):
-            own = model.state_dict()
-            model.load_state_dict({name: placed_entry(saved[name], own[name]) for name in own})
+        for model, saved in zip(whole, state["models"], strict=True):
+            held = {name: placed_entry(saved[name], value) for name, value in held_state(model).items()}
+            # Entries of other workers are missing here.
+            model.load_state_dict(held, strict=False)
         self._slots.load(optimizers, state["optimizers"])
 
     def skeleton(self, model: nn.Module) -> nn.Module:
         # A copy is returned, because the caller fills it with values.
-        return copy.deepcopy(self._skeletons[id(model)])
+        return copy.deepcopy(self._skeletons[id(self.unwrap(model))])
 
 
 def refuse_unusable(model: nn.Module, advice: str) -> None:
@@ -189,6 +197,14 @@ def refuse_ddps_arguments(what: str, ddp_args: Mapping[str, Any], *, wrap: bool)
     if ddp_args or not wrap:
         given = "ddp_args are" if ddp_args else "wrap_ddp=False is"
         raise ConfigError(f"{given} only for DistributedDataParallel, which {what} doesn't use: leave it out")
+
+
+def held_state(model: nn.Module) -> dict[str, Any]:
+    """Return the entries of a model's state that this worker holds."""
+    state = model.state_dict()
+    for name in [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
+        del state[name]
+    return state
 
 
 def placed_entry(leaf: Any, like: Any) -> Any:
