@@ -131,14 +131,13 @@ def _pet(name: str) -> str:
 
 
 def _add_own(group: Any) -> None:
-    workers: dict[str, Any] = {
-        "dest": "workers",
-        "default": os.environ.get("PET_NPROC_PER_NODE"),
-        "metavar": "N",
+    number = os.environ.get("PET_NPROC_PER_NODE")
+    texts = {
+        "workers": "number of ranks, or gpu, cpu or auto (default: 1)",
+        **dict.fromkeys(("nproc-per-node", "num-processes"), "same as --workers"),
     }
-    _add(group, "workers", help="number of ranks, or gpu, cpu or auto (default: 1)", **workers)
-    _add(group, "nproc-per-node", help="same as --workers", **workers)
-    _add(group, "num-processes", help="same as --workers", **workers)
+    for name, text in texts.items():
+        _add(group, name, dest="workers", default=number, metavar="N", help=text)
     _add(
         group, "cpus-per-worker", type=float, metavar="N",
         help="CPUs of a rank, and threads of its libraries (default: 1, or all CPUs for a single rank)",
@@ -295,12 +294,9 @@ def variables_of(
         for name, default in _FSDP.items():
             value = default if fsdp[name] is None else fsdp[name]
             if value is not None:
-                found[_fsdp_variable(name)] = value if name in _FSDP_TEXTS else value.lower()
+                variable = _FSDP_SPELLED.get(name, f"FSDP_{name.replace('-', '_').upper()}")
+                found[variable] = value if name in _FSDP_TEXTS else value.lower()
     return found
-
-
-def _fsdp_variable(name: str) -> str:
-    return _FSDP_SPELLED.get(name, f"FSDP_{name.replace('-', '_').upper()}")
 
 
 def _ranks(text: str) -> frozenset[int] | None:

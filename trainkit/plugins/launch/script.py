@@ -128,8 +128,7 @@ class ScriptError(Exception):
 class RendezvousHost:
     """Actor that serves the rendezvous store, through which ranks meet, also after the ranks have ended."""
 
-    def __init__(self) -> None:
-        self._store: Any = None
+    _store: Any = None
 
     def listen(self, folder: str) -> None:
         """Serve a new store at the launcher's port; it replaces any previous store.
@@ -547,7 +546,7 @@ class Launcher:
 
     def _attempt(self, placement: WorkerPlacement, listening: Any) -> RankFailure | None:
         group = WorkerGroup(self._options, placement, "rank", ScriptWorker)
-        group.is_end = self._is_end
+        group.is_end = lambda error: self._signal is not None or is_exit(error)
         pids: list[int] = []
         try:
             group.start(None)
@@ -567,9 +566,6 @@ class Launcher:
                 os.close(self._ranks.popitem()[1])
             self._streams.finish()
         return None
-
-    def _is_end(self, error: BaseException) -> bool:
-        return self._signal is not None or is_exit(error)
 
     def _signalled(self, number: int, frame: types.FrameType | None) -> None:
         if not self._ranks:
@@ -629,11 +625,8 @@ def failure_of(error: BaseException, world_size: int, pids: Sequence[int]) -> Ra
         event = f"rank {cause.rank} of {world_size} (pid {pids[cause.rank]}) raised {cause.kind}{others}"
         return RankFailure(event, 1, cause.text)
     if isinstance(lost, LostOthersError):
-        return RankFailure(
-            "a rank lost the others, and no rank has failed: they ended early or never connected",
-            1,
-            lost.text,
-        )
+        event = "a rank lost the others, and no rank has failed: they ended early or never connected"
+        return RankFailure(event, 1, lost.text)
     if not isinstance(cause, ActorDiedError) or cause.pid not in pids:
         raise error
     code = cause.exit_code
