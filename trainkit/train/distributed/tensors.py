@@ -47,14 +47,13 @@ def channels_last(batch: Any) -> Any:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return all tensors in the nested containers `value`, in their order."""
-    found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(note, value)
-    return found
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for item in value for tensor in tensors_in(item)]
 
 
 def device_of(value: Any) -> torch.device | None:

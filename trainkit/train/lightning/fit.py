@@ -37,6 +37,7 @@ from trainkit.train.data.sharding import (
     whole_batches,
 )
 from trainkit.train.distributed.process_group import ProcessGroup
+from trainkit.train.distributed.tensors import tensors_in
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
 from trainkit.train.step.metrics import EpochMetrics, Meters, Origin
@@ -138,13 +139,8 @@ def _kept(metric: Any, names: Sequence[str]) -> dict[str, Any]:
 
 def samples_in(batch: Any) -> int:
     """Return the size of a batch: the length of its first tensor; 1 without a tensor."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        return next((samples_in(part) for part in batch if _holds_tensor(part)), 1)
-    return 1
+    first = next(iter(tensors_in(batch)), None)
+    return 1 if first is None or not first.dim() else len(first)
 
 
 def numbers_in(returned: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,14 +152,6 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1 and not value.is_complex()
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _holds_tensor(part: Any) -> bool:
-    if isinstance(part, Mapping):
-        part = list(part.values())
-    if isinstance(part, (list, tuple)):
-        return any(map(_holds_tensor, part))
-    return isinstance(part, torch.Tensor)
 
 
 def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
