@@ -38,6 +38,7 @@ def test_all_ways_to_run_out_of_memory_are_known():
         numpys.value,
         OutOfMemoryError("CUDA"),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
         RuntimeError(
             "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
         ),

@@ -201,7 +201,7 @@ def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest
 
         (tmp_path / "hold").touch()
         assert eventually((tmp_path / "held-0").exists, 60)
-        before = ranks.ranks_of(pids[0])[0].now.batches
+        before = ranks.ranks_of(pids[0])[0].page.batches
         assert "has made 0 of 3 steps within 0.5 s" in refused(traced(ask, pids[0], steps=3, timeout_s=0.5))
         begun = time.monotonic()
         with served(ask.server.root) as other:
@@ -222,7 +222,7 @@ def test_traces_that_are_refused(ask: Asker, tmp_path: Path, monkeypatch: pytest
         assert eventually(lambda: left(ask) == [], 60)
         (tmp_path / "hold").unlink()
         # What was given up is not recorded later, and the next request finds the rank free.
-        assert eventually(lambda: ranks.ranks_of(pids[0])[0].now.batches > before + 2, 60)
+        assert eventually(lambda: ranks.ranks_of(pids[0])[0].page.batches > before + 2, 60)
         assert traced(ask, pids[0], steps=1).status == 200
         assert left(ask) == []
 
@@ -306,7 +306,7 @@ def test_ranks_of_a_training_function(ask: Asker, tmp_path: Path) -> None:
         )
         for each in ask.get(own(ask))["ranks"]:
             assert each["trainer"] == "loop" and each["batches"] > 0
-        first, second = sorted(pids(), key=lambda pid: ranks.ranks_of(pid)[0].rank)
+        first, second = sorted(pids(), key=lambda pid: ranks.ranks_of(pid)[0].page.rank)
         reply = traced(ask, second, steps=2)
         assert reply.status == 200, reply.body[:500]
         assert any(each["name"] == "aten::addmm" for each in json.loads(reply.body)["traceEvents"])

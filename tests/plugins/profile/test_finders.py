@@ -19,7 +19,7 @@ from tests.train.workers.test_recovery import identical, run
 from tests.train.workers.test_recovery import trainer as killable
 from trainkit.errors import ConfigError, TrainingError
 from trainkit.plugins.pipeline.pipeline import Pipeline
-from trainkit.plugins.profile.finders import BatchSizeSearch, LRFinder, is_out_of_memory, learning_rates
+from trainkit.plugins.profile.finders import BatchSizeSearch, LRFinder, learning_rates
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -70,13 +70,6 @@ def test_sizes_are_multiples_and_end_with_the_data() -> None:
         sizes.append(search.size)
     assert (sizes, search.fits) == ([4, 8, 16, 32, 24, 28], 24)
     assert not BatchSizeSearch("power", 8, 100).told(True, whole=True)
-
-
-def test_what_says_that_memory_ran_out() -> None:
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_out_of_memory(ValueError("out of memory"))
 
 
 # -- learning rates ----------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from torch.utils.data import (
 
 from trainkit.errors import ConfigError
 from trainkit.plugins.profile import ranks
-from trainkit.plugins.profile.rank_meter import TEXT_AT, TEXT_BYTES, Cell, RankMeter, write_text
+from trainkit.plugins.profile.rank_meter import RankMeter
 from trainkit.train.torch import (
     accelerate,
     backward,
@@ -250,10 +250,11 @@ def test_what_is_counted_goes_on_after_an_error(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("no shape") == 1
     with pytest.raises(OSError, match="a bad sample"):
         next(batches)
-    meter._cells[Cell.DUE] = 0  # as by who asks for a trace
+    meter.page.due = 0  # as by who asks for a trace
     assert len(list(batches)) == 1
     assert caplog.text.count("no shape") == 1
-    assert meter._cells[Cell.BATCHES] == 2
+    assert meter.page.batches == 2
+    meter.close()
 
 
 @pytest.mark.parametrize("sign", ["\u5b9e", "\U0001f600", "\x01", '"', "\udcff"])
@@ -266,21 +267,21 @@ def test_names_of_any_signs_are_told_as_far_as_they_have_room(sign: str) -> None
     seen = sign.encode(errors="replace").decode()
     assert name.startswith("first" + seen * 60) and name.endswith(seen * 60 + "last")
     assert set(name) == set("firstlast" + seen)
-    write_text(meter._memory, TEXT_AT, TEXT_BYTES, '{"rank": 7')  # as it is read while it is written
+    meter.close()
     assert told() == []
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_recording_ends_with_its_thread() -> None:
     meter = RankMeter(0, 1, trainer="t", group="g")
-    meter._cells[Cell.STEPS], meter._cells[Cell.ASKED] = 9, 1
+    meter.page.steps, meter.page.asked = 9, 1
     thread = threading.Thread(target=lambda: list(meter.metered(iter([1, 2]))))
     thread.start()
     thread.join()
     assert meter._recording is not None
     assert list(meter.metered(iter([1, 2]))) == [1, 2]
     assert meter._recording is None
-    assert meter._cells[Cell.ANSWERED] == 1
+    assert meter.page.answered == 1
     meter.close()
 
 

@@ -13,12 +13,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from trainkit.errors import ConfigError, MissingDependencyError, TrainingError
+from trainkit.train.checkpoint.state import assign
 from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import BATCH_SIZE, NUM_SAMPLES
@@ -28,16 +29,12 @@ from trainkit.train.options import is_count, is_positive
 from trainkit.train.trainer import OperatorTrainer
 from trainkit.train.workers.worker import Worker
 from trainkit.train.workers.worker_group import WorkerGroup
+from trainkit.tune.controller.failures import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
 _MEMORY = 0.98
 """Weight of the previous value in the smoothed loss; Lightning's value."""
-
-_OUT_OF_MEMORY = (
-    *("out of memory", "can't allocate memory", "not enough memory", "memory limit exceeded"),
-    *("CUDNN_STATUS_NOT_SUPPORTED", "CUBLAS_STATUS_ALLOC_FAILED"),
-)
 
 
 def learning_rates(mode: str, low: float, high: float, count: int) -> list[float]:
@@ -114,6 +111,7 @@ class RangeTestOverError(Exception):
     """Raised when the range test ends, after all rates or because the loss has grown too much."""
 
 
+@dataclass
 class RangeTest:
     """Learning rate range test in one worker. All workers record the same losses.
 
@@ -129,30 +127,21 @@ class RangeTest:
         optimizers: optimizers whose learning rates the test sets.
     """
 
-    def __init__(
-        self,
-        rates: Sequence[float],
-        metric: str,
-        threshold: float | None,
-        group: ProcessGroup,
-    ) -> None:
-        self.losses: list[float] = []
-        self.optimizers: Sequence[torch.optim.Optimizer] = ()
-        self._rates = rates
-        self._metric = metric
-        self._threshold = threshold
-        self._group = group
-        self._average = 0.0
-        self._sum = self._samples = 0.0
+    rates: Sequence[float]
+    metric: str
+    threshold: float | None
+    group: ProcessGroup
+    losses: list[float] = field(default_factory=list, init=False)
+    optimizers: Sequence[torch.optim.Optimizer] = field(default=(), init=False)
+    _average: float = field(default=0.0, init=False)
+    _sum: float = field(default=0.0, init=False)
+    _samples: float = field(default=0.0, init=False)
 
     def begin(self) -> None:
         """Set the learning rate for the next batch."""
-        rate = self._rates[len(self.losses)]
-        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                assign(group, "lr", self.rates[len(self.losses)])
 
     def end(self, metrics: Mapping[str, Any], weight: BatchWeight) -> None:
         """Record the loss of a batch from its metrics.
@@ -161,27 +150,27 @@ class RangeTest:
             RangeTestOverError: the range test has ended.
             ConfigError: `metric` is missing from the metrics on all workers.
         """
-        if self._metric in metrics and weight.averaged > 0:
+        if self.metric in metrics and weight.averaged > 0:
             samples = float(metrics.get(NUM_SAMPLES, 1))
-            self._sum += float(metrics[self._metric]) * samples
+            self._sum += float(metrics[self.metric]) * samples
             self._samples += samples
         if not weight.closes_step:
             return
-        told = self._group.gather_values((self._sum, self._samples, list(metrics)))
+        told = self.group.gather_values((self._sum, self._samples, list(metrics)))
         self._sum = self._samples = 0.0
         samples = math.fsum(count for _, count, _ in told)
         if not samples:
             names = ", ".join(dict.fromkeys(name for *_, names in told for name in names))
             raise ConfigError(
-                f"lr_find(metric={self._metric!r}): train_batch returned {names}, but not this metric"
+                f"lr_find(metric={self.metric!r}): train_batch returned {names}, but not this metric"
             )
         self._average = _MEMORY * self._average + (1 - _MEMORY) * (sum(total for total, *_ in told) / samples)
         # The average starts at 0; this division corrects the effect of that start. Source: Kingma and Ba
         # 2015, "Adam", arXiv:1412.6980, section 3.
         self.losses.append(self._average / (1 - _MEMORY ** (len(self.losses) + 1)))
         best = min(self.losses[:-1], default=math.inf)
-        grown = self._threshold is not None and not self.losses[-1] <= self._threshold * best
-        if grown or len(self.losses) == len(self._rates):
+        grown = self.threshold is not None and not self.losses[-1] <= self.threshold * best
+        if grown or len(self.losses) == len(self.rates):
             raise RangeTestOverError
 
 
@@ -290,13 +279,6 @@ class BatchSizeSearch:
         return not whole and self.size not in (self.fits, self.fails)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if `error` reports that a device or the machine ran out of memory."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
-    )
-
-
 def scale_batch_size(
     trainer: OperatorTrainer,
     mode: Literal["power", "binsearch"],
@@ -351,7 +333,8 @@ def _try_sizes(
             group = workers({**trainer._options.config, key: size})
             passes[size] = group.call("apply_worker", try_batches, steps)[0]
         except Exception as error:
-            if not is_out_of_memory(error):
+            # cuDNN reports a lack of memory with this status.
+            if not is_out_of_memory(error) and "CUDNN_STATUS_NOT_SUPPORTED" not in str(error):
                 raise
             failure, fitted = error, False
         batches = passes.get(size)

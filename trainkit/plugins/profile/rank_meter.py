@@ -7,8 +7,8 @@ needs no path, can be read while the rank is busy, and disappears when the proce
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import json
 import logging
 import math
 import mmap
@@ -18,9 +18,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sized
-from enum import IntEnum
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from ctypes import c_char, c_double
+from typing import Any, TypeVar, cast
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
@@ -32,15 +31,8 @@ log = logging.getLogger(__name__)
 
 NAME = "tk-rank"
 """Name of the anonymous file that contains a rank's page of memory."""
-PAGE_BYTES = 8192
-TEXT_AT, TEXT_BYTES = 1024, 1024
-"""Offset and size of the part of the page that identifies the rank, as JSON."""
-_NAME_BYTES = 400
-"""Maximum number of bytes of each of the two names in this JSON."""
-FOLDER_AT, FOLDER_BYTES = 2048, 4096
-"""Offset and size of the part of the page for the folder in which a requested trace is written."""
-ERROR_AT, ERROR_BYTES = 6144, 2048
-"""Offset and size of the part of the page for the error message of a trace that failed."""
+NAME_BYTES = 400
+ERROR_BYTES = 2048
 TRACE = "trace.json"
 
 _LOOK_S = 1.0
@@ -48,61 +40,52 @@ _MARKS = 6
 """Number of kept snapshots, one per second; recent measurements are differences between snapshots."""
 _SAMPLE_S = 0.01
 """Seconds between two queries of the time that DDP has waited for other ranks; a query takes microseconds."""
+_NO_WORK = (0.0,) * 4
 _LIVE = struct.Struct("4d")
-_RECENT = struct.Struct("8d")
+"""The first four numbers of a page."""
 
 
-class Cell(IntEnum):
-    """Indices of the numbers of 8 bytes each at the beginning of the page: measurements and requests for
-    traces.
+class Page(ctypes.Structure):
+    """Memory of a rank: measurements, requests for traces, and the rank's identity.
 
-    Attributes:
-        BATCHES, WAIT_S, STEP_S, AT: measurements that are updated at each batch; see `Figures`. AT is the
-            time of the last batch.
-        DUE: time of the rank's next periodic check; a request for a trace sets it to 0, so that the check
-            comes at once.
-        SAMPLES: number of samples in the batch at the last check; 0 if unknown.
-        OLDER: index of the first number of the oldest kept snapshot.
-        NEWER: index of the first number of the latest snapshot.
-        ASKED: number of the trace that is requested now; 0 if no trace is requested.
-        STEPS: number of steps that the requested trace must contain.
-        TAKEN: number of steps of the trace that are recorded so far.
-        ANSWERED: number of the last trace that is complete or has failed.
-        NUMBER: number of the last requested trace.
-        STEPS_ONLY: 1 if optimizer steps are counted instead of batches.
-    """
-
-    BATCHES = 0
-    WAIT_S = 1
-    STEP_S = 2
-    AT = 3
-    DUE = 4
-    SAMPLES = 5
-    OLDER = 6
-    NEWER = 10
-    ASKED = 14
-    STEPS = 15
-    TAKEN = 16
-    ANSWERED = 17
-    NUMBER = 18
-    STEPS_ONLY = 19
-
-
-class Figures(NamedTuple):
-    """Sums over all batches of a rank since its start.
+    A snapshot has four sums over all batches of the rank. The first three are `batches`, `wait_s` and
+    `step_s`. The fourth is the part of `step_s` in which the rank only waited for the gradients of other
+    ranks; nan if unknown.
 
     Attributes:
         batches: number of batches that the rank has taken from its loaders.
         wait_s: seconds that the rank has waited for batches.
         step_s: seconds between the arrival of each batch and the request for the next one.
-        others_s: part of `step_s` in which the rank only waited for the gradients of other ranks; nan if
-            unknown.
+        at: time of the last batch.
+        older: the oldest kept snapshot.
+        newer: the latest snapshot.
+        due: time of the rank's next periodic check; a request for a trace sets it to 0, so that the check
+            comes at once.
+        samples: number of samples in the batch at the last check; 0 if unknown.
+        steps_only: 1 if optimizer steps are counted instead of batches.
+        asked: number of the trace that is requested now; 0 if no trace is requested.
+        steps: number of steps that the requested trace must contain.
+        taken: number of steps of the trace that are recorded so far.
+        answered: number of the last trace that is complete or has failed.
+        number: number of the last requested trace.
+        rank, world_size, trainer, group: see `RankMeter`; `world_size` is 0 if the rank has left its trainer.
+        folder: folder in which the requested trace is written.
+        error: error message of a trace that failed.
     """
 
-    batches: float = 0.0
-    wait_s: float = 0.0
-    step_s: float = 0.0
-    others_s: float = 0.0
+    _fields_ = (
+        *((name, c_double) for name in ("batches", "wait_s", "step_s", "at")),
+        ("older", c_double * 4),
+        ("newer", c_double * 4),
+        *((name, c_double) for name in ("due", "samples", "steps_only")),
+        *((name, c_double) for name in ("asked", "steps", "taken", "answered", "number")),
+        ("rank", ctypes.c_int),
+        ("world_size", ctypes.c_int),
+        ("trainer", c_char * NAME_BYTES),
+        ("group", c_char * NAME_BYTES),
+        ("folder", c_char * 4096),
+        ("error", c_char * ERROR_BYTES),
+    )
 
 
 class RankMeter(RankObserver):
@@ -119,37 +102,28 @@ class RankMeter(RankObserver):
 
     Attributes:
         models: models after wrapping; DDP models report how long they have waited for other ranks.
+        page: memory with the measurements.
     """
 
     def __init__(self, rank: int, world_size: int, *, trainer: str, group: str) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
         super().__init__()
-        self._memory = _page()
-        self._cells = memoryview(self._memory).cast("d")
+        self.page = _new_page()
+        self.page.trainer = trainer.encode(errors="replace")[:NAME_BYTES]
+        self.page.group = group.encode(errors="replace")[-NAME_BYTES:]
+        self.page.rank, self.page.world_size, self.page.steps_only = rank, world_size, 1
         self._world_size = world_size
         self._pid = os.getpid()
-        self._marks = deque([Figures()], maxlen=_MARKS)
+        self._marks = deque([_NO_WORK], maxlen=_MARKS)
         self._marked_at = 0.0
         self._iterations: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._others_s = 0.0
         self._recording: _Recording | None = None
         self._is_broken = False
-        about = {
-            "rank": rank,
-            "world_size": world_size,
-            "trainer": _within(trainer[:_NAME_BYTES], slice(-1)),
-            "group": _within(group[-_NAME_BYTES:], slice(1, None)),
-        }
-        self._write(TEXT_AT, TEXT_BYTES, json.dumps(about, ensure_ascii=False))
         self._count = self._counting()
         self._step: Callable[[], None] | None = None
-        self._hook: Any = None
-
-    def count_steps(self) -> None:
-        """Count optimizer steps in this process until the first batch is taken."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        self._cells[Cell.STEPS_ONLY] = 1.0
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._hook: Any = register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
         if self._step is None:  # The first step has no known beginning, so only the later steps are measured.
@@ -157,20 +131,14 @@ class RankMeter(RankObserver):
         else:
             self._step()
 
-    def _count_no_steps(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-
     def timed(self, take: Callable[[], T], end: Any) -> Callable[[], T]:
         """Return a function that takes a batch and measures it, for one pass over a loader; see `Timed`."""
-        self._count_no_steps()
-        if self._cells[Cell.STEPS_ONLY]:
+        if self.page.steps_only:
+            self._hook.remove()
             self._count = self._counting()
-            self._marks = deque([Figures()], maxlen=_MARKS)
-            _LIVE.pack_into(self._memory, 0, *(0.0,) * 4)
-            _RECENT.pack_into(self._memory, 8 * Cell.OLDER, *(0.0,) * 8)
-            self._cells[Cell.STEPS_ONLY] = 0.0
+            self._marks = deque([_NO_WORK], maxlen=_MARKS)
+            ctypes.memset(ctypes.addressof(self.page), 0, Page.due.offset)
+            self.page.steps_only = 0
         return self._count(take, end)
 
     def metered(self, batches: Iterator[T]) -> Iterator[T]:
@@ -182,17 +150,14 @@ class RankMeter(RankObserver):
 
     def close(self) -> None:
         """Remove this rank from the measurements; a trace that is being recorded fails."""
-        self._count_no_steps()
+        self._hook.remove()
         if self._recording is not None:
-            recording = self._recording
-            self._stop_recording()
-            self._fail(recording.number, f"the rank has left its trainer after {recording.taken} steps")
-        self._write(TEXT_AT, TEXT_BYTES, "")
+            self._end_trace(f"the rank has left its trainer after {self._recording.taken} steps")
+        self.page.world_size = 0
 
     def _counting(self) -> Timed:
         """Return `timed` with counters in fast local variables, because a step may take only microseconds."""
-        monotonic, pack, due = SYSTEM.monotonic, _LIVE.pack_into, int(Cell.DUE)
-        cells, memory, look = self._cells, self._memory, self._look
+        monotonic, pack, page, look = SYSTEM.monotonic, _LIVE.pack_into, self.page, self._look
         batches, wait_s, step_s, at = 0, 0.0, 0.0, 0.0
 
         def timed(take: Callable[[], T], end: Any) -> Callable[[], T]:
@@ -209,8 +174,8 @@ class RankMeter(RankObserver):
                 if batch is end:
                     return batch
                 batches += 1
-                pack(memory, 0, batches, wait_s, step_s, at)
-                if at >= cells[due]:
+                pack(page, 0, batches, wait_s, step_s, at)
+                if at >= page.due:
                     look(at, batch)
                 return batch
 
@@ -219,39 +184,37 @@ class RankMeter(RankObserver):
         return timed
 
     def _look(self, now: float, batch: Any) -> None:
-        """Do the periodic check; an error in it stops the measurements, but not the training."""
+        """Do the periodic check; an error in it stops the trace or the measurements, but not the training."""
         try:
-            self._measure(now, batch)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            if not self._is_broken:
-                log.warning("the measurements of this rank have stopped: %s", why)
-            self._is_broken = True
-            # With this value, no more checks are made until a trace is requested.
-            self._cells[Cell.DUE] = math.inf
-            self._stop_recording()
-            asked = self._cells[Cell.ASKED]
-            if asked != self._cells[Cell.ANSWERED]:
-                self._fail(asked, why)
+            self._trace()
+        except Exception as error:  # An error is possible here if, for example, the disk is full.
+            self._end_trace(f"{type(error).__name__}: {error}")
+        due = math.inf
+        if not self._is_broken:
+            try:
+                due = now + self._measure(now, batch)
+            except Exception as error:
+                self._is_broken = True
+                log.warning("the measurements of this rank have stopped: %s: %s", type(error).__name__, error)
+        self.page.due = 0.0 if self._recording else due
 
-    def _measure(self, now: float, batch: Any) -> None:
-        cells = self._cells
-        self._trace()
+    def _measure(self, now: float, batch: Any) -> float:
+        """Update the recent measurements; return the seconds until the next check."""
+        page = self.page
         told = [model for model in list(self.models) if hasattr(model, "_get_ddp_logging_data")]
         for model in told:
             self._others_s += self._waited_for_others(model)
         if now - self._marked_at >= _LOOK_S:
-            known = told or self._world_size == 1
-            mark = Figures._make([*cells[Cell.BATCHES : Cell.AT], self._others_s if known else math.nan])
+            others_s = self._others_s if told or self._world_size == 1 else math.nan
             for model in told:
                 if model.device_type == "cpu":  # On a GPU, DDP's query would wait for the GPU.
-                    steps = (mark.batches - self._marks[-1].batches) * _SAMPLE_S / (now - self._marked_at)
+                    steps = (page.batches - self._marks[-1][0]) * _SAMPLE_S / (now - self._marked_at)
                     model._set_ddp_runtime_logging_sample_rate(max(1, round(steps)))
             self._marked_at = now
-            self._marks.append(mark)
-            cells[Cell.SAMPLES] = samples_of(batch)
-            _RECENT.pack_into(self._memory, 8 * Cell.OLDER, *self._marks[0], *mark)
-        cells[Cell.DUE] = 0.0 if self._recording else now + (_SAMPLE_S if told else _LOOK_S)
+            self._marks.append((page.batches, page.wait_s, page.step_s, others_s))
+            page.samples = samples_of(batch)
+            page.older[:], page.newer[:] = self._marks[0], self._marks[-1]
+        return _SAMPLE_S if told else _LOOK_S
 
     def _waited_for_others(self, model: Any) -> float:
         """Return the seconds that DDP has waited for the gradients of other ranks since the last query.
@@ -266,62 +229,37 @@ class RankMeter(RankObserver):
         return float(new * max(0, waited) / 1e9)
 
     def _trace(self) -> None:
-        cells, recording, asked = self._cells, self._recording, self._cells[Cell.ASKED]
+        """Start, continue or complete the requested trace."""
+        page, recording = self.page, self._recording
         if recording is None:
-            if asked in (0, cells[Cell.ANSWERED]):
-                return
-            try:
-                self._recording = _Recording(asked)
-            except Exception as error:
-                self._fail(asked, f"{type(error).__name__}: {error}")
+            if page.asked not in (0, page.answered):
+                self._recording = _Recording(page.asked)
         elif not recording.thread.is_alive():
-            self._stop_recording()
-            self._fail(
-                recording.number, f"the thread that took the steps ended after {recording.taken} steps"
-            )
+            self._end_trace(f"the thread that took the steps ended after {recording.taken} steps")
         elif recording.thread is threading.current_thread():
             recording.taken += 1
-            cells[Cell.TAKEN] = recording.taken
-            if asked != recording.number:  # The program that requested the trace has stopped waiting.
-                self._stop_recording()
-            elif recording.taken < cells[Cell.STEPS]:
-                recording.step()
+            page.taken = recording.taken
+            if page.asked != recording.number:
+                self._end_trace("the program that requested the trace has stopped waiting")
+            elif recording.taken < page.steps:
+                recording.profile.step()
             else:
                 self._recording = None
-                recording.stop()
-                try:
-                    recording.save(Path(read_text(self._memory, FOLDER_AT, FOLDER_BYTES), TRACE))
-                except Exception as error:  # An error is possible here if, for example, the disk is full.
-                    self._fail(asked, f"{type(error).__name__}: {error}")
-                else:
-                    cells[Cell.ANSWERED] = asked
+                recording.profile.stop()
+                recording.profile.export_chrome_trace(os.path.join(os.fsdecode(page.folder), TRACE))
+                page.answered = recording.number
 
-    def _stop_recording(self) -> None:
-        """Stop the recording, if one is running, and discard its data.
-
-        Errors of torch's profiler are ignored, because the data is not used.
-        """
+    def _end_trace(self, why: str) -> None:
+        """Discard the trace; report the failure to the program that requested it, if this still waits."""
         recording, self._recording = self._recording, None
         if recording is not None:
             try:
-                recording.stop()
+                recording.profile.stop()
             except Exception:
                 log.debug("torch's profiler could not be stopped", exc_info=True)
-
-    def _fail(self, number: float, why: str) -> None:
-        if self._cells[Cell.ASKED] == number:
-            self._write(ERROR_AT, ERROR_BYTES, why)
-            self._cells[Cell.ANSWERED] = number
-
-    def _write(self, at: int, size: int, text: str) -> None:
-        write_text(self._memory, at, size, text)
-
-
-def observing(rank: int, world_size: int, *, trainer: str, group: str) -> RankMeter:
-    """Return a meter for this process that counts steps until a batch is taken; see `RankMeter`."""
-    meter = RankMeter(rank, world_size, trainer=trainer, group=group)
-    meter.count_steps()
-    return meter
+        if recording is None or self.page.asked == recording.number:
+            self.page.error = why.encode(errors="replace")[:ERROR_BYTES]
+            self.page.answered = self.page.asked
 
 
 class _Metered(Iterator[T]):
@@ -355,11 +293,12 @@ class _Recording:
         number: number of the requested trace.
         thread: thread whose training steps are recorded.
         taken: number of steps recorded so far.
+        profile: torch's profiler.
     """
 
     def __init__(self, number: float) -> None:
         import torch
-        from torch.profiler import ProfilerAction, ProfilerActivity, profile
+        from torch.profiler import ProfilerAction, profile
 
         # Starting a second profiler in torch would silently end the first one.
         if torch._C._autograd._profiler_enabled():
@@ -367,52 +306,20 @@ class _Recording:
         self.number = number
         self.thread = threading.current_thread()
         self.taken = 0
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities, schedule=lambda _: ProfilerAction.RECORD)
-        self._profile.start()
-
-    def step(self) -> None:
-        """Mark the start of the next step."""
-        self._profile.step()
-
-    def stop(self) -> None:
-        """Stop recording."""
-        self._profile.stop()
-
-    def save(self, path: Path) -> None:
-        """Write the trace in Chrome's format."""
-        self._profile.export_chrome_trace(str(path))
+        self.profile = profile(schedule=lambda _: ProfilerAction.RECORD)
+        self.profile.start()
 
 
-def _page() -> mmap.mmap:
+def _new_page() -> Page:
     """Return a new page of memory; other processes can read it if the system supports anonymous files."""
     if not hasattr(os, "memfd_create"):
-        return mmap.mmap(-1, PAGE_BYTES)
+        return Page()
     fd = os.memfd_create(NAME, os.MFD_CLOEXEC)
     try:
-        os.ftruncate(fd, PAGE_BYTES)
-        return mmap.mmap(fd, PAGE_BYTES)
+        os.ftruncate(fd, ctypes.sizeof(Page))
+        return Page.from_buffer(mmap.mmap(fd, ctypes.sizeof(Page)))
     finally:
         os.close(fd)  # The file stays open as long as the mapping exists.
-
-
-def _within(name: str, shorter: slice) -> str:
-    """Shorten `name` until its JSON fits into `_NAME_BYTES`; `name[shorter]` drops one character."""
-    while len(json.dumps(name, ensure_ascii=False).encode(errors="replace")) > _NAME_BYTES:
-        name = name[shorter]
-    return name
-
-
-def write_text(memory: mmap.mmap, at: int, size: int, text: str) -> None:
-    """Write `text` into `size` bytes of a page from offset `at`; a text that is too long is cut."""
-    memory[at : at + size] = text.encode(errors="replace")[: size - 1].ljust(size, b"\0")
-
-
-def read_text(memory: mmap.mmap, at: int, size: int) -> str:
-    """Return the text that `write_text` has written to offset `at` of a page."""
-    return memory[at : at + size].rstrip(b"\0").decode(errors="replace")
 
 
 def samples_of(batch: Any) -> int:

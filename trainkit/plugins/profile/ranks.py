@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
-import json
+import itertools
 import math
 import mmap
-import shutil
+import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, TrainkitError
-from trainkit.plugins.profile.rank_meter import (
-    ERROR_AT,
-    ERROR_BYTES,
-    FOLDER_AT,
-    FOLDER_BYTES,
-    NAME,
-    PAGE_BYTES,
-    TEXT_AT,
-    TEXT_BYTES,
-    TRACE,
-    Cell,
-    Figures,
-    read_text,
-    write_text,
-)
+from trainkit.plugins.profile.rank_meter import NAME, TRACE, Page
 from trainkit.runtime.local.system import process
 
 MAX_STEPS = 100
@@ -44,56 +30,51 @@ _POLL_S = 0.02
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class Rank:
     """State of one rank, as read from its memory page.
 
-    Attributes:
+    Args:
         pid: process id of the rank.
-        rank, world_size, trainer, group: see `RankMeter`.
-        now: cumulative work.
-        recent: measurements over the last seconds in which the rank took batches.
+        page: copy of the page.
+
+    Attributes:
+        recent: snapshot of the last seconds in which the rank took batches; see `Page`.
         idle_s: seconds since the rank's last batch; None if it has taken no batch.
-        samples: number of samples per batch; 0 if unknown.
-        steps_only: True if optimizer steps are counted instead of batches.
+        own_s: mean seconds per batch, without waiting for other ranks; None if unknown.
     """
 
-    pid: int
-    rank: int
-    world_size: int
-    trainer: str
-    group: str
-    now: Figures
-    recent: Figures
-    idle_s: float | None
-    samples: int
-    steps_only: bool
+    def __init__(self, pid: int, page: Page) -> None:
+        self.pid = pid
+        self.page = page
+        self.group = page.group.decode(errors="ignore") or f"pid {pid}"
+        self.recent = [new - old for new, old in zip(page.newer, page.older, strict=True)]
+        self.idle_s = max(0.0, SYSTEM.monotonic() - page.at) if page.batches else None
+        batches, wait_s, step_s, others_s = self.recent
+        known = batches and not math.isnan(others_s)
+        self.own_s = max(0.0, (wait_s + step_s - others_s) / batches) if known else None
 
-    @property
-    def own_s(self) -> float | None:
-        """Mean seconds per batch, without waiting for other ranks; None if unknown."""
-        took = self.recent.wait_s + self.recent.step_s - self.recent.others_s
-        return max(0.0, took / self.recent.batches) if self.recent.batches and not math.isnan(took) else None
+    def __str__(self) -> str:
+        return f"rank {self.page.rank} of {self.page.world_size} (process {self.pid})"
 
     def row(self, straggles: bool | None) -> Row:
         """Return the state, including `straggles`, as a dictionary for JSON."""
-        recent = self.recent
-        took = recent.wait_s + recent.step_s
-        batches_per_s = recent.batches / took if recent.batches and took else None
+        page, (batches, wait_s, step_s, others_s) = self.page, self.recent
+        took = wait_s + step_s
+        batches_per_s = batches / took if batches and took else None
         return {
             "pid": self.pid,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "trainer": self.trainer,
+            "rank": page.rank,
+            "world_size": page.world_size,
+            "trainer": page.trainer.decode(errors="ignore"),
             "group": self.group,
-            "counts": "optimizer steps" if self.steps_only else "batches",
-            "batches": int(self.now.batches),
-            "wait_s": None if self.steps_only else round(self.now.wait_s, 6),
-            "step_s": round(self.now.step_s, 6),
+            "counts": "optimizer steps" if page.steps_only else "batches",
+            "batches": int(page.batches),
+            "wait_s": None if page.steps_only else round(page.wait_s, 6),
+            "step_s": round(page.step_s, 6),
             "batches_per_s": batches_per_s,
-            "samples_per_s": batches_per_s * self.samples if batches_per_s and self.samples else None,
-            "data_wait_percent": None if self.steps_only else _percent(recent.wait_s, took),
-            "rank_wait_percent": _percent(recent.others_s, took),
+            "samples_per_s": batches_per_s * page.samples if batches_per_s and page.samples else None,
+            "data_wait_percent": None if page.steps_only else _percent(wait_s, took),
+            "rank_wait_percent": _percent(others_s, took),
             "own_s": self.own_s,
             "straggles": straggles,
             "idle_s": self.idle_s,
@@ -106,79 +87,38 @@ def _percent(part: float, whole: float) -> float | None:
 
 def rows(pids: Iterable[int]) -> list[Row]:
     """Return a row for each rank in these processes, grouped by trainer."""
-    found = sorted((rank for pid in pids for rank in ranks_of(pid)), key=lambda each: (each.group, each.rank))
-    straggling = stragglers(found)
-    return [each.row(straggling.get((each.group, each.rank))) for each in found]
+    found = sorted(
+        (rank for pid in pids for rank in ranks_of(pid)), key=lambda each: (each.group, each.page.rank)
+    )
+    trainers = itertools.groupby(found, lambda each: each.group)
+    return [row for _, ranks in trainers for row in _of_trainer(list(ranks))]
 
 
-def stragglers(ranks: Iterable[Rank]) -> dict[tuple[str, int], bool]:
-    """Return for each rank whether it is a straggler; ranks whose times are unknown are left out.
+def _of_trainer(ranks: Sequence[Rank]) -> Iterator[Row]:
+    """Yield the rows of a trainer's ranks; without a known time, `straggles` is None.
 
-    The straggler of a trainer is the rank with the largest own time per batch, if this time is more than
-    `STRAGGLES` times the median of the other ranks.
+    The straggler is the rank with the largest own time per batch, if this time is more than `STRAGGLES` times
+    the median of the other ranks.
     """
-    by_group: dict[str, list[tuple[float, int]]] = {}
+    own = {each: each.own_s for each in ranks if each.page.world_size > 1 and each.own_s is not None}
+    slowest = max(own, key=lambda each: own[each], default=None)
+    others = [own_s for each, own_s in own.items() if each is not slowest]
+    clear = slowest is not None and bool(others) and own[slowest] > STRAGGLES * statistics.median(others)
     for each in ranks:
-        if each.world_size > 1 and each.own_s is not None:
-            by_group.setdefault(each.group, []).append((each.own_s, each.rank))
-    found = {}
-    for group, own in by_group.items():
-        slowest, number = max(own)
-        others = [own_s for own_s, rank in own if rank != number]
-        clear = bool(others) and slowest > STRAGGLES * statistics.median(others)
-        found.update({(group, rank): clear and rank == number for _, rank in own})
-    return found
+        yield each.row(clear and each is slowest if each in own else None)
 
 
 def ranks_of(pid: int) -> list[Rank]:
     """Return the ranks in a process; [] if it has none, has ended, or belongs to another user."""
-    return [rank for page in _pages(pid) if (rank := _read(pid, page)) is not None]
-
-
-class Page(NamedTuple):
-    """Memory page of a rank, open for reading and writing."""
-
-    file: IO[bytes]
-    memory: mmap.mmap
-    cells: Any
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[Page]:
-    with (
-        open(path, "r+b", buffering=0) as file,
-        mmap.mmap(file.fileno(), PAGE_BYTES) as memory,
-        memoryview(memory) as view,
-        view.cast("d") as cells,
-    ):
-        yield Page(file, memory, cells)
-
-
-def _pages(pid: int) -> list[str]:
-    return process.memory_files(pid, NAME)
+    return [rank for path in process.memory_files(pid, NAME) if (rank := _read(pid, path)) is not None]
 
 
 def _read(pid: int, path: str) -> Rank | None:
     try:
-        with _opened(path) as page:
-            facts = json.loads(read_text(page.memory, TEXT_AT, TEXT_BYTES))
-            cells = list(page.cells[: len(Cell) + 16])
-    except (OSError, ValueError):  # The process has ended or left its trainer.
+        page = Page.from_buffer_copy(Path(path).read_bytes())
+    except (OSError, ValueError):  # The process has ended.
         return None
-    older = Figures(*cells[Cell.OLDER : Cell.NEWER])
-    newer = Figures(*cells[Cell.NEWER : Cell.ASKED])
-    return Rank(
-        pid=pid,
-        rank=facts["rank"],
-        world_size=facts["world_size"],
-        trainer=facts["trainer"],
-        group=facts["group"] or f"pid {pid}",
-        now=Figures._make([*cells[Cell.BATCHES : Cell.AT], newer.others_s]),
-        recent=Figures(*(new - old for new, old in zip(newer, older, strict=True))),
-        idle_s=max(0.0, SYSTEM.monotonic() - cells[Cell.AT]) if cells[Cell.BATCHES] else None,
-        samples=int(cells[Cell.SAMPLES]),
-        steps_only=bool(cells[Cell.STEPS_ONLY]),
-    )
+    return Rank(pid, page) if page.world_size else None
 
 
 def trace(
@@ -212,67 +152,68 @@ def trace(
         raise ConfigError(f"steps must be 1 to {MAX_STEPS}, not {steps}")
     if not 0 < timeout_s <= 3600:
         raise ConfigError(f"timeout_s must be more than 0 and at most 3600 seconds, not {timeout_s}")
-    found = [(rank, path) for path in _pages(pid) if (rank := _read(pid, path)) is not None]
+    found = [
+        (rank, path) for path in process.memory_files(pid, NAME) if (rank := _read(pid, path)) is not None
+    ]
     if not found:
         raise ConfigError(
             f"process {pid} is not a rank of one of your trainers on this machine, or has just ended"
         )
     rank, path = max(found, key=lambda each: -math.inf if each[0].idle_s is None else -each[0].idle_s)
-    name = f"rank {rank.rank} of {rank.world_size} (process {pid})"
     if rank.idle_s is None:
         raise TrainkitError(
-            f"{name} cannot be traced, as it has taken no batch and no optimizer step so far: it has not "
+            f"{rank} cannot be traced, as it has taken no batch and no optimizer step so far: it has not "
             "begun, or its loop uses its own loader and no torch optimizer. Use a loader from "
             "prepare_data_loader(loader), or from iter_torch_batches() of get_dataset_shard()"
         )
     try:
-        with _opened(path) as page:
-            return _recorded(page, name, pid, folder, steps, timeout_s, ended)
+        with (
+            open(path, "r+b", buffering=0) as file,
+            _reserved(file, rank) as page,
+            tempfile.TemporaryDirectory(prefix="trace-", dir=folder, ignore_cleanup_errors=True) as place,
+        ):
+            page.folder, page.error, page.steps, page.taken = os.fsencode(place), b"", steps, 0
+            _await_trace(rank, page, timeout_s, ended)
+            return open(os.path.join(place, TRACE), "rb")
     except OSError as error:
-        raise TrainkitError(f"the trace of {name} cannot be saved: {error}") from error
+        raise TrainkitError(f"the trace of {rank} cannot be saved: {error}") from error
 
 
-def _recorded(
-    page: Page,
-    name: str,
-    pid: int,
-    folder: Path,
-    steps: int,
-    timeout_s: float,
-    ended: Callable[[], bool],
-) -> BinaryIO:
-    file, memory, cells = page
+@contextmanager
+def _reserved(file: IO[bytes], rank: Rank) -> Iterator[Page]:
+    """Yield the memory of `rank`; nobody else can request a trace inside the block."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Closing releases the lock.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise TrainkitError(
-            f"another trace of {name} is being recorded: try again when it is complete"
+            f"another trace of {rank} is being recorded: try again when it is complete"
         ) from None
-    place = Path(tempfile.mkdtemp(prefix="trace-", dir=folder))
-    number = cells[Cell.NUMBER] = cells[Cell.NUMBER] + 1
     try:
-        write_text(memory, FOLDER_AT, FOLDER_BYTES, str(place))
-        write_text(memory, ERROR_AT, ERROR_BYTES, "")
-        cells[Cell.STEPS], cells[Cell.TAKEN] = steps, 0
-        cells[Cell.ASKED] = number
-        cells[Cell.DUE] = 0.0
-        deadline = SYSTEM.monotonic() + timeout_s
-        while cells[Cell.ANSWERED] != number:
-            if not process.exists(pid):
-                raise TrainkitError(f"{name} has ended before its trace was complete")
+        yield Page.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(Page)))
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # An error's traceback may keep the memory, and so the file open.
+
+
+def _await_trace(rank: Rank, page: Page, timeout_s: float, ended: Callable[[], bool]) -> None:
+    """Request the trace that `page` describes, and wait until it is complete."""
+    page.asked = page.number = page.number + 1
+    page.due = 0.0
+    deadline = SYSTEM.monotonic() + timeout_s
+    try:
+        while page.answered != page.number:
+            if not process.exists(rank.pid):
+                raise TrainkitError(f"{rank} has ended before its trace was complete")
             if ended():
-                raise TrainkitError(f"the trace of {name} is canceled, as its requester has disconnected")
+                raise TrainkitError(f"the trace of {rank} is canceled, as its requester has disconnected")
             if SYSTEM.monotonic() > deadline:
-                since = SYSTEM.monotonic() - cells[Cell.AT]
+                since = SYSTEM.monotonic() - page.at
                 raise TrainkitError(
-                    f"{name} has made {int(cells[Cell.TAKEN])} of {steps} steps within {timeout_s:g} s, and "
+                    f"{rank} has made {page.taken:g} of {page.steps:g} steps within {timeout_s:g} s, and "
                     f"took its last batch {since:.1f} s ago: it is busy in a step, or stopped by a signal. "
                     "Request fewer steps, or pass a longer timeout_s"
                 )
             SYSTEM.sleep(_POLL_S)
-        if why := read_text(memory, ERROR_AT, ERROR_BYTES):
-            raise TrainkitError(f"the trace of {name} has failed: {why}")
-        return (place / TRACE).open("rb")
     finally:
-        cells[Cell.ASKED] = 0.0
-        shutil.rmtree(place, ignore_errors=True)
+        page.asked = 0.0
+    if why := page.error.decode(errors="replace"):
+        raise TrainkitError(f"the trace of {rank} has failed: {why}")

@@ -124,11 +124,7 @@ def set_rates(
     for optimizer, groups in zip(optimizers, held, strict=True):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             for key, value in values.items():
-                if isinstance(group.get(key), torch.Tensor):
-                    # A compiled step may refer to this tensor object, so the tensor is changed in place.
-                    group[key].copy_(value)
-                else:
-                    group[key] = value
+                assign(group, key, value)
 
 
 def joined_state(states: Sequence[WorkerState]) -> dict[str, Any]:
@@ -243,7 +239,7 @@ def override_hyperparameters(
     for optimizer, before, after in zip(optimizers, then["rates"], now["rates"], strict=True):
         for group, old, new in zip(optimizer.param_groups, before, after, strict=True):
             for key in _changed(old, new):
-                _set(group, key, overridden(group.get(key), old.get(key), new[key]))
+                assign(group, key, overridden(group.get(key), old.get(key), new[key]))
     for scheduler, old, new in zip(schedulers, then["schedulers"], now["schedulers"], strict=True):
         state = scheduler.state_dict()
         if changed := _changed(old, new):
@@ -295,8 +291,10 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _set(group: dict[str, Any], key: str, value: Any) -> None:
+def assign(group: dict[str, Any], key: str, value: Any) -> None:
+    """Set a value of an optimizer's parameter group; a tensor is kept and gets the new value."""
     if isinstance(group.get(key), torch.Tensor):
-        group[key].fill_(float(value))  # A compiled step may hold this tensor, so it is changed in place.
+        # A compiled step may refer to this tensor object, so the tensor is changed in place.
+        group[key].copy_(torch.as_tensor(value))
     else:
         group[key] = value

@@ -19,6 +19,7 @@ _WORDS = (
     "out of memory",  # CUDA reports this, and some libraries raise it as a RuntimeError.
     "can't allocate memory",  # torch's CPU allocator reports this
     "not enough memory",
+    "cublas_status_alloc_failed",
     "running low on memory",  # Ray's memory monitor reports this
 )
 _SPEAKING = (RuntimeError, OSError, WorkerDiedError, GangError)
