@@ -12,13 +12,22 @@ from torch import nn
 
 from tests.train.operators import Digits, alone
 from trainkit.errors import CheckpointError, ConfigError, InfeasibleError
-from trainkit.train import TorchTrainer, TrainingOperator
+from trainkit.plugins.pipeline.pipeline import Pipeline
+from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.distributed.failure_cause import advice
 from trainkit.train.lightning.operator import untaken
 from trainkit.train.strategies.base import StepSettings
+from trainkit.train.strategies.context import ContextParallel
 from trainkit.train.strategies.fsdp import FSDP
+from trainkit.train.strategies.layers import Layers
+from trainkit.train.strategies.tensor import TensorParallel
+
+TWO = {"num_workers": 2}
+FOUR = {"num_workers": 4}
+CPUS = ["cpu", "cpu"]
 
 
+@pytest.mark.parametrize("make", [TorchTrainer, TorchTrainer.as_trainable], ids=["trainer", "trainable"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -32,12 +41,97 @@ from trainkit.train.strategies.fsdp import FSDP
         ),
         ({"compile": "max-autotune"}, "compile must be True or False, not 'max-autotune'"),
         ({"use_local": "yes"}, "use_local must be True or False, not 'yes'"),
+        ({"colour": "red"}, "no argument colour: no argument has a similar name. The arguments are "),
+        ({"num_workers": 0}, "num_workers must be a positive integer, not 0"),
+        (
+            {**TWO, "config": {BATCH_SIZE: 33}},
+            r"config\['\*batch_size'\]=33 must be a multiple of 2 for the 2 workers",
+        ),
+        ({"backend": "nccl"}, "backend='nccl' needs GPUs"),
+        ({"timeout_s": 0}, "timeout_s must be a positive number of seconds, not 0"),
+        # Names of RaySGD's first trainer.
+        (
+            {"model_creator": print, "data_creator": print},
+            "no argument model_creator, data_creator: .*make an operator from the functions .*from_creators",
+        ),
+        ({"num_replicas": 2}, "num_replicas: pass num_workers"),
+        ({"batch_size": 2, "apex_args": {}}, "batch_size: set it in config.*; apex_args: Apex is not used"),
+        ({"use_fp16": "apex"}, "use_fp16 must be True or False, not 'apex'; Apex is not used"),
+        ({"use_fp16": True, "precision": "bf16"}, "use_fp16=True means precision='fp16', not 'bf16'"),
+        # Strategies with too few or too many workers or devices.
+        ({"strategy": "layers"}, "each worker has only one device: pass gpus_per_worker=2, or"),
+        ({"strategy": Layers(devices=["cpu"])}, "devices must be a list of at least two"),
+        ({"strategy": Layers(devices=["cpu", "tpu?"])}, r"devices: 'tpu\?' is not a device"),
+        ({"strategy": Layers(["0"], devices=["cpu", *CPUS])}, "split must be a list of 2 names"),
+        ({"strategy": Layers("0", devices=CPUS)}, "split must be a list of 1 names"),
+        ({"strategy": Layers({"0": 2}, devices=CPUS)}, "the index of one of the 2 devices, 0 to 1"),
+        (
+            {"strategy": "layers", "gpus_per_worker": 2},
+            "gpus_per_worker=2 needs GPUs: leave it or use_gpu=False out",
+        ),
+        ({"strategy": "tensor"}, "raise num_workers"),
+        ({"strategy": TensorParallel(degree=1), **FOUR}, "needs at least 2 workers"),
+        ({"strategy": TensorParallel(degree=3), **FOUR}, "a multiple of 3"),
+        (
+            {"strategy": TensorParallel(degree=2, data="shard"), **FOUR, "channels_last": True},
+            "leave out channels_last",
+        ),
+        ({"strategy": "context"}, "needs at least 2 workers"),
+        ({"strategy": ContextParallel(degree=3), **FOUR}, "a multiple of 3"),
+        ({"strategy": Pipeline(degree=2), "num_workers": 3}, "num_workers must be a multiple of 2 .*, not 3"),
+        ({"strategy": Pipeline(), **TWO, "use_gpu": True, "gpus_per_worker": 2}, "a stage uses one device"),
+        (
+            {"strategy": Pipeline(degree=2, tensor=TensorParallel(degree=2)), "num_workers": 6},
+            "must be a multiple of 4 with",
+        ),
+        ({"strategy": Pipeline(degree=2, tensor=TensorParallel()), **TWO}, "needs at least 2 workers"),
+        (
+            {"strategy": Pipeline(degree=3, tensor=TensorParallel()), "num_workers": 8},
+            "must be a multiple of 6 with",
+        ),
+        ({"strategy": FSDP(), **TWO, "channels_last": True}, "leave out channels_last"),
+        ({"strategy": FSDP(), "gpus_per_worker": 2, "use_gpu": "auto"}, "FSDP uses one GPU per worker"),
+        ({"strategy": FSDP(replicas=3), **TWO}, "2 workers can't hold 3 sharded copies"),
+        ({"strategy": FSDP(replicas=2), **TWO}, "a multiple of 2, at least 4"),
+        *(
+            ({"strategy": FSDP(replicas=wrong), **TWO}, "replicas must be a positive integer, not ")  # type: ignore[arg-type]
+            for wrong in (0, 1.5, True)
+        ),
     ],
     ids=str,
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(make: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TorchTrainer(training_operator_cls=Digits, **arguments)
+        make(**{"training_operator_cls": Digits, "use_gpu": False, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arguments", "message"),
+    [
+        (TensorParallel, {"degree": 0}, "degree must be a positive integer, not 0"),
+        (TensorParallel, {"degree": 1.0}, "degree must be a positive integer, not 1.0"),
+        (TensorParallel, {"data": "copy"}, 'data must be "replicate" or "shard", not \'copy\''),
+        (TensorParallel, {"plan": {"0": "columns"}}, "ColwiseParallel"),
+        (ContextParallel, {"degree": 0}, "degree must be a positive integer, not 0"),
+        (ContextParallel, {"seq_dim": -1}, "seq_dim must be a dimension >= 0, not -1"),
+        (ContextParallel, {"buffers": {"positions": "0"}}, "{name: dimension}"),
+        (Pipeline, {"degree": 0}, r"Pipeline\(degree=\) must be a positive integer or None, not 0"),
+        (Pipeline, {"microbatches": 0}, r"\(microbatches=\) must be a positive integer or None, not 0"),
+        (Pipeline, {"schedule": "zigzag"}, r"\(schedule=\) must be one of .*, not 'zigzag'"),
+        (Pipeline, {"split": "block3"}, r"Pipeline\(split=\) must be a list of names .*, not 'block3'"),
+        (Pipeline, {"split": ["3"], "degree": 3}, "which makes 2 stages"),
+        (Pipeline, {"tensor": 2}, r"Pipeline\(tensor=\) must be TensorParallel.* not 2"),
+        (
+            Pipeline,
+            {"tensor": TensorParallel(degree=2, data="shard")},
+            'with data="replicate", or None',
+        ),
+        (Pipeline, {"tensor": TensorParallel()}, "needs a degree, its own or that of its tensor parallelism"),
+    ],
+)
+def test_wrong_arguments_of_strategies(strategy: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        strategy(**arguments)
 
 
 @pytest.mark.usefixtures("runtime")

@@ -183,32 +183,6 @@ except TypeError:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            {"model_creator": print, "data_creator": print},
-            "no argument model_creator, data_creator: .*make an operator from the functions .*from_creators",
-        ),
-        ({"num_replicas": 2}, "num_replicas: pass num_workers"),
-        (
-            {"batch_size": 2, "apex_args": {}},
-            r"batch_size: set it in config.*; apex_args: Apex is not used",
-        ),
-        ({"use_fp16": "apex"}, "use_fp16 must be True or False, not 'apex'; Apex is not used"),
-        (
-            {"use_fp16": True, "precision": "bf16"},
-            "use_fp16=True means precision='fp16', not 'bf16'",
-        ),
-    ],
-)
-def test_what_has_another_name_says_which(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        TorchTrainer(training_operator_cls=Digits, **arguments)
-    with pytest.raises(ConfigError, match=text):
-        TorchTrainer.as_trainable(training_operator_cls=Digits, **arguments)
-
-
-@pytest.mark.parametrize(
     ("positional", "named", "text"),
     [
         (

@@ -11,7 +11,6 @@ import pytest
 from tests.train.operators import Digits
 from tests.train.workers.killed_operator import KilledOperator
 from trainkit import tune
-from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer
 from trainkit.train.workers.placement import bundles_of_trial
 from trainkit.tune.utils import merge_dicts
@@ -82,18 +81,6 @@ def test_a_step_of_the_users_own() -> None:
         assert [(result["seen"], result["batches"]) for result in results] == [(0, 3), (1, 3)]
     finally:
         trial.stop()
-
-
-def test_wrong_arguments_are_told_before_any_trial() -> None:
-    with pytest.raises(ConfigError, match="num_workers must be a positive integer, not 0"):
-        trainable(num_workers=0)
-    with pytest.raises(
-        ConfigError,
-        match=r"no argument colour: no argument has a similar name. The arguments are .*num_workers",
-    ):
-        trainable(colour="red")
-    with pytest.raises(ConfigError, match="needs training_operator_cls="):
-        TorchTrainer.as_trainable(num_workers=2)
 
 
 class SharedName(Digits):

@@ -323,22 +323,6 @@ def test_all_mistakes_are_named_at_once() -> None:
         assert text in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            {"num_workers": 2, "config": {BATCH_SIZE: 33}},
-            r"config\['\*batch_size'\]=33 must be a multiple of 2 for the 2 workers",
-        ),
-        ({"backend": "nccl"}, "backend='nccl' needs GPUs"),
-        ({"timeout_s": 0}, "timeout_s must be a positive number of seconds, not 0"),
-    ],
-)
-def test_options_that_cannot_work(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        TorchTrainer(training_operator_cls=Digits, use_gpu=False, **options)
-
-
 def test_too_many_workers_are_told_how_to_share() -> None:
     with pytest.raises(InfeasibleError, match="not enough CPU") as caught:
         trainer(num_workers=10_000)

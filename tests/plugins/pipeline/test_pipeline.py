@@ -30,30 +30,6 @@ def trainer(
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"degree": 0}, r"Pipeline\(degree=\) must be a positive integer or None, not 0"),
-        ({"microbatches": 0}, r"Pipeline\(microbatches=\) must be a positive integer or None, not 0"),
-        ({"schedule": "zigzag"}, r"Pipeline\(schedule=\) must be one of \('1f1b', 'gpipe'\), not 'zigzag'"),
-        ({"split": "block3"}, r"Pipeline\(split=\) must be a list of names .*, not 'block3'"),
-        ({"split": ["3"], "degree": 3}, "which makes 2 stages"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Pipeline(**arguments)
-
-
-def test_what_does_not_fit_the_trainer_is_refused_before_workers_start() -> None:
-    with pytest.raises(ConfigError, match=r"num_workers must be a multiple of 2 with .*, not 3"):
-        trainer(Toy, Pipeline(degree=2), 3)
-    with pytest.raises(ConfigError, match="a stage uses one device"):
-        TorchTrainer(
-            training_operator_cls=Toy, strategy=Pipeline(), num_workers=2, use_gpu=True, gpus_per_worker=2
-        )
-
-
 # -- on workers --------------------------------------------------------------------------------
 
 

@@ -141,23 +141,6 @@ def test_what_cannot_be_computed_in_parts(operator: Any, config: dict[str, Any],
         gang.train()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"degree": 0}, "degree must be a positive integer, not 0"),
-        ({"seq_dim": -1}, "seq_dim must be a dimension >= 0, not -1"),
-        ({"buffers": {"positions": "0"}}, "{name: dimension}"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ContextParallel(**arguments)
-
-
-def test_wrong_together() -> None:
-    with pytest.raises(ConfigError, match="needs at least 2 workers"):
-        tagging(1, "context")
-    with pytest.raises(ConfigError, match="a multiple of 3"):
-        tagging(4, ContextParallel(degree=3))
+def test_buffers_that_a_model_lacks_are_named() -> None:
     with pytest.raises(ConfigError, match="Tagger has no buffer place; it has positions"):
         tagging(2, ContextParallel(buffers={"place": 0}))

@@ -391,16 +391,3 @@ class Odd(Digits):
 def test_what_cannot_be_sharded_is_refused(what: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         trainer(Odd, num_workers=1, config={"what": what})
-
-
-def test_what_does_not_go_together_is_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="leave out channels_last"):
-        trainer(channels_last=True)
-    with pytest.raises(ConfigError, match="FSDP uses one GPU per worker"):
-        trainer(gpus_per_worker=2, use_gpu="auto")
-    for replicas, text in ((3, "2 workers can't hold 3 sharded copies"), (2, "a multiple of 2, at least 4")):
-        with pytest.raises(ConfigError, match=text):
-            trainer(strategy=FSDP(replicas=replicas))
-    for wrong in (0, 1.5, True):
-        with pytest.raises(ConfigError, match="replicas must be a positive integer, not "):
-            trainer(strategy=FSDP(replicas=wrong))  # type: ignore[arg-type]

@@ -269,23 +269,6 @@ def test_with_accumulation_and_clipping_it_is_as_without_placement() -> None:
 # -- mistakes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options", "text"),
-    [
-        ("layers", {}, "each worker has only one device: pass gpus_per_worker=2, or"),
-        (Layers(devices=["cpu"]), {}, "devices must be a list of at least two"),
-        (Layers(devices=["cpu", "tpu?"]), {}, r"devices: 'tpu\?' is not a device"),
-        (Layers(["0"], devices=["cpu"] * 3), {}, "split must be a list of 2 names"),
-        (Layers("0", devices=["cpu"] * 2), {}, "split must be a list of 1 names"),
-        (Layers({"0": 2}, devices=["cpu"] * 2), {}, "the index of one of the 2 devices, 0 to 1"),
-        ("layers", {"gpus_per_worker": 2}, "gpus_per_worker=2 needs GPUs: leave it or use_gpu=False out"),
-    ],
-)
-def test_what_cannot_be_placed(strategy: Any, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        TorchTrainer(training_operator_cls=Digits, use_gpu=False, strategy=strategy, **options)
-
-
 def test_a_device_of_another_worker_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cuda:1 is not a device of this worker. Its devices are cpu"):
         build(Layers(devices=["cpu", "cuda:1"]))

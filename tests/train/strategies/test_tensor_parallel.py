@@ -333,32 +333,3 @@ def test_nothing_to_split_says_to_give_a_plan() -> None:
         planned(None, workers=3),
     ):
         pass
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"degree": 0}, "degree must be a positive integer, not 0"),
-        ({"degree": 1.0}, "degree must be a positive integer, not 1.0"),
-        ({"data": "copy"}, 'data must be "replicate" or "shard", not \'copy\''),
-        ({"plan": {"0": "columns"}}, "ColwiseParallel"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments(arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TensorParallel(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("workers", "strategy", "options", "message"),
-    [
-        (1, "tensor", {}, "raise num_workers"),
-        (4, TensorParallel(degree=1), {}, "needs at least 2 workers"),
-        (4, TensorParallel(degree=3), {}, "a multiple of 3"),
-        (4, TensorParallel(degree=2, data="shard"), {"channels_last": True}, "leave out channels_last"),
-    ],
-)
-def test_wrong_together(workers: int, strategy: Any, options: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        translator(workers, strategy, 1, **options)

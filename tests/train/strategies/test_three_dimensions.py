@@ -194,29 +194,3 @@ def test_plans_that_do_not_fit(operator: type[Toy], plan: Any, message: str) -> 
         strategy = Pipeline(split=["0.2"], tensor=TensorParallel(plan=plan))
     with pytest.raises(ConfigError, match=message), toy(operator, strategy, 4) as gang:
         gang.train()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"tensor": 2}, r"Pipeline\(tensor=\) must be TensorParallel.* not 2"),
-        ({"tensor": TensorParallel(degree=2, data="shard")}, 'with data="replicate", or None'),
-        ({"tensor": TensorParallel()}, "needs a degree, its own or that of its tensor parallelism"),
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Pipeline(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "workers", "message"),
-    [
-        (Pipeline(degree=2, tensor=TensorParallel(degree=2)), 6, "must be a multiple of 4 with"),
-        (Pipeline(degree=2, tensor=TensorParallel()), 2, "needs at least 2 workers"),
-        (Pipeline(degree=3, tensor=TensorParallel()), 8, "must be a multiple of 6 with"),
-    ],
-)
-def test_wrong_numbers_of_workers(strategy: Pipeline, workers: int, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        toy(Toy, strategy, workers)
