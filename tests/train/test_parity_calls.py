@@ -15,7 +15,6 @@ from tests.train.raysgd_cifar import train_cifar
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.keys import NUM_STEPS
-from trainkit.train.operator import CreatorOperator
 from trainkit.train.step.timers import TimerCollection, TimerStat
 from trainkit.util.sgd.utils import AverageMeterCollection
 
@@ -273,16 +272,6 @@ def test_an_epoch_of_any_version_is_given_the_arguments_that_it_takes(
     with local(operator_cls, {"samples": 20, "batch_size": 10}) as trainer:
         result = trainer.train(num_steps=1)
         assert (result["told"], result["batch_count"]) == (told, 1)
-
-
-def test_raysgds_module_paths() -> None:
-    from trainkit.tune.utils import merge_dicts
-    from trainkit.util.sgd.torch import torch_trainer, training_operator
-
-    assert torch_trainer.TorchTrainer is TorchTrainer
-    assert training_operator.TrainingOperator is TrainingOperator
-    assert training_operator.CreatorOperator is CreatorOperator
-    assert merge_dicts({"a": {"b": 1}}, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
 
 
 def test_one_bar_with_the_loss(runtime: None, capfd: pytest.CaptureFixture[str]) -> None:
