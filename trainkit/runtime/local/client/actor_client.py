@@ -87,17 +87,7 @@ class ActorLookup:
             )
         return met
 
-    def existing(self, wanted: specs.Registration | None) -> ActorEndpoint | None:
-        """Return the actor that already has the name requested in `wanted`, if any.
-
-        Return None without get_if_exists=True.
-        """
-        if wanted is None or not wanted.get_if_exists:
-            return None
-        found = self._holder(wanted)
-        return None if found is None else found[0]
-
-    def _holder(self, wanted: specs.Registration) -> Met | None:
+    def holder(self, wanted: specs.Registration) -> Met | None:
         """Return this session's actor with the wanted name, or else a detached actor of another session."""
         own = self._find_own(wanted.name, wanted.namespace)
         if isinstance(own, messages.NotFound):
@@ -131,7 +121,7 @@ class ActorLookup:
             raise ConfigError("an actor without a name can't be registered")
         with in_turn(Path(self._parts.mark).parent) if wanted.detached else contextlib.nullcontext():
             if wanted.detached:
-                found = self._holder(wanted)
+                found = self.holder(wanted)
                 if found is not None and wanted.get_if_exists:
                     return found
                 if found is not None and self.is_abroad(found[0]):
@@ -246,7 +236,8 @@ class ActorClient:
             if wanted is None or not wanted.get_if_exists:
                 return self._start(spec)
             with making:  # concurrent threads must start one actor and share one connection to it
-                return self._lookup.existing(wanted) or self._start(spec)
+                found = self._lookup.holder(wanted)
+                return self._start(spec) if found is None else found[0]
 
     def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
         placement = self._parts.placed(spec.placement, spec.name)
@@ -355,34 +346,31 @@ def in_turn(parent: Path) -> Iterator[None]:
         TrainkitError: one other thread has been running the block for 10 s.
     """
     global _turns
-    _await_turn(parent, lambda: _own_turn.acquire(timeout=_LOOK_S), lambda: (os.getpid(), _turns))
+    # The folder itself is locked, so that no lock file is left behind. The kernel releases the lock when the
+    # process ends.
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # The folder itself is locked, so that no lock file is left behind. The kernel releases the lock when
-        # the process ends.
-        fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _await_turn(parent, fd)
         try:
-            _await_turn(parent, lambda: _locks(fd), lambda: (_lock_holder(fd), 0))
             yield
         finally:
-            os.close(fd)
+            _turns += 1
     finally:
-        _turns += 1
-        _own_turn.release()
+        os.close(fd)
 
 
-_own_turn = threading.Lock()
 _turns = 0
 """Number of times that threads of this process have left the block of `in_turn`."""
 
 
-def _await_turn(parent: Path, take: Callable[[], bool], turn: Callable[[], tuple[int | None, int]]) -> None:
-    """Call the function `take` until it returns True.
+def _await_turn(parent: Path, fd: int) -> None:
+    """Lock the folder `parent`, which is open as `fd`.
 
-    Raise TrainkitError if the result of the function `turn` stays the same for 10 s.
+    Raise TrainkitError if one thread keeps the lock for 10 s.
     """
-    seen, since = turn(), SYSTEM.monotonic()
-    while not take():
-        now = turn()
+    seen, since = (_lock_holder(fd), _turns), SYSTEM.monotonic()
+    while not _locks(fd):
+        now = _lock_holder(fd), _turns
         if now != seen:
             seen, since = now, SYSTEM.monotonic()
         elif SYSTEM.monotonic() - since > _TURN_S:

@@ -124,7 +124,7 @@ class BackgroundThread:
             # The thread is woken before the job is added, so that no job is ever without a pending wake-up.
             if not self._jobs:
                 self._wake()
-                if threading.current_thread() is self._thread:
+                if self.is_current_thread:
                     # Garbage collection may call this method after the loop has taken the jobs of its current
                     # turn. The loop is woken again, so that it also runs this job.
                     os.eventfd_write(self._wake_fd, 1)
@@ -136,7 +136,7 @@ class BackgroundThread:
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="trainkit-pump", daemon=True)
             self._thread.start()
-        elif threading.current_thread() is not self._thread:
+        elif not self.is_current_thread:
             os.eventfd_write(self._wake_fd, 1)
 
     def _loop(self) -> None:
@@ -214,14 +214,12 @@ class BackgroundThread:
         """End the thread; jobs that have not run are dropped."""
         with self._lock:
             self._stopping = True
-            if self._thread is None:
-                os.close(self._wake_fd)
-                return
-            if threading.current_thread() is not self._thread:
-                os.eventfd_write(self._wake_fd, 1)
-        if threading.current_thread() is not self._thread:
+        if self.is_current_thread:  # the loop still uses its descriptor
+            return
+        if self._thread is not None:
+            os.eventfd_write(self._wake_fd, 1)
             self._thread.join(timeout=5)
-            os.close(self._wake_fd)
+        os.close(self._wake_fd)
 
 
 def _run_all(jobs: list[Callable[[], None]]) -> None:

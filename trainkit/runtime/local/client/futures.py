@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, ObjectLostError
@@ -37,28 +38,20 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
+@dataclass(slots=True, eq=False)
 class _Owed:
     """Callback that completes a future when its result arrives.
 
     The class has slots because the garbage collector may have to visit thousands of these objects.
     """
 
-    __slots__ = ("_arrive", "future", "ref", "result")
-
-    def __init__(
-        self,
-        future: Future[Any],
-        ref: LocalRef,
-        result: Callable[[LocalRef], Any],
-        arrive: Callable[[_Owed], None],
-    ) -> None:
-        self.future = future
-        self.ref = ref
-        self.result = result
-        self._arrive = arrive
+    future: Future[Any]
+    ref: LocalRef
+    result: Callable[[LocalRef], Any]
+    arrive: Callable[[_Owed], None]
 
     def __call__(self) -> None:
-        self._arrive(self)
+        self.arrive(self)
 
 
 class Futures:
@@ -87,17 +80,11 @@ class Futures:
         """
         return self._when_done(ref, value_of, into or _running(ref_future(self._background, self._callbacks)))
 
-    def awaited(self, ref: LocalRef) -> asyncio.Future[Any]:
-        """Return an asyncio future of the value of `ref`."""
+    def awaited(self, ref: LocalRef, result: Callable[[LocalRef], Any] = value_of) -> asyncio.Future[Any]:
+        """Return an asyncio future of the value of `ref`, or of `result(ref)` once `ref` is done."""
         import asyncio
 
-        return asyncio.wrap_future(self._when_done(ref, value_of))
-
-    def arrival(self, ref: LocalRef) -> asyncio.Future[None]:
-        """Return an asyncio future that completes when the answer for `ref` has arrived."""
-        import asyncio
-
-        return asyncio.wrap_future(self._when_done(ref, lambda _: None))
+        return asyncio.wrap_future(self._when_done(ref, result))
 
     def _when_done(
         self, ref: LocalRef, result: Callable[[LocalRef], Any], future: Future[Any] | None = None
@@ -190,10 +177,6 @@ class StreamRef(LocalRef):
         self.items.append(LocalRef(self._new_id(), self.peer))
         arrived.complete(VALUE, body)
 
-    def take_first(self) -> None:
-        """Remove the first item, which a reader has taken."""
-        self.items.popleft()
-
     def complete(self, kind: int, body: Any) -> None:
         # A failure takes the place of the stream's next value. A normal end marks the last item as `ENDED`.
         self.items[-1].complete(ENDED if kind == VALUE else kind, body)
@@ -241,7 +224,7 @@ class LocalStream(ObjectRefGenerator[Any]):
             if front is None:
                 raise StopAsyncIteration
             if front.kind == PENDING:
-                await self._futures.arrival(front)
+                await self._futures.awaited(front, LocalRef.done)
             elif self._take(front):
                 return front
 
@@ -258,7 +241,7 @@ class LocalStream(ObjectRefGenerator[Any]):
         with self._taking:
             if not self.call.items or self.call.items[0] is not front:
                 return False
-            self.call.take_first()
+            self.call.items.popleft()
             return True
 
     def upcoming(self) -> ObjectRef[Any]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.errors import ConfigError
@@ -25,6 +26,7 @@ _STORE_SHARE = 3
 """Default limit for the memory of objects, in tenths of the machine's memory."""
 
 
+@dataclass(frozen=True, eq=False)
 class NodeProcess:
     """Node process, as seen by the driver.
 
@@ -34,13 +36,10 @@ class NodeProcess:
         account: budget of the shared memory that the session's objects use.
     """
 
-    def __init__(
-        self, child: subprocess.Popen[bytes], control: socket.socket, mark: str, account: StoreBudget
-    ) -> None:
-        self.child = child
-        self.control = control
-        self.mark = mark
-        self.account = account
+    child: subprocess.Popen[bytes]
+    control: socket.socket
+    mark: str
+    account: StoreBudget
 
     def status(self) -> str:
         """Return a description of how the node ended, for error messages."""

@@ -158,9 +158,7 @@ class ReconnectingConnection(ActorConnection):
     def on_answers(
         self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], spent_s: float
     ) -> None:
-        for call_id in ids:
-            self._calls.pop(call_id, None)
-        for call_id, _ in pickled:
+        for call_id in [*ids, *(call_id for call_id, _ in pickled)]:
             self._calls.pop(call_id, None)
         super().on_answers(ids, values, pickled, spent_s)
 
@@ -295,11 +293,8 @@ class ReconnectingConnection(ActorConnection):
 
     def _fail(self, refs: list[int], why: Callable[[], Exception]) -> None:
         for ref_id in refs:
-            waiting = self.pending.pop(ref_id, None)
             self._retriable.pop(ref_id, None)
-            ref = None if waiting is None else waiting()
-            if ref is not None:
-                ref.complete(LOST, why)
+            self._complete(ref_id, LOST, why)
 
     def _fail_pending(self) -> None:
         super()._fail_pending()
@@ -317,12 +312,9 @@ class ReconnectingConnection(ActorConnection):
         if parts is None:
             super().finish_sending()
         else:
-            parts.background.run(self._release)
+            parts.background.run(functools.partial(self._release, parts))
 
-    def _release(self) -> None:
-        parts = self._parts
-        if parts is None:
-            return
+    def _release(self, parts: ClientParts) -> None:
         again = [call for call in list(self._calls.values()) if call.retries_left]
         if again:  # the actor and this connection stay until these calls are answered
             actor = ActorEndpoint(self)

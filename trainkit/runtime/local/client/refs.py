@@ -237,15 +237,19 @@ class CallConnection(channel.Connection):
             if target is not None:
                 target.item(frame.body)
             return
-        waiting = self.pending.pop(frame.call_id, None)
-        ref = None if waiting is None else waiting()
-        body = frame.body
-        if frame.kind == channel.FAILURE and waiting is not None and frame.call_id not in self._asked_for:
+        call_id, body = frame.call_id, frame.body
+        if frame.kind == channel.FAILURE and call_id in self.pending and call_id not in self._asked_for:
             # A failure without a reference is garbage-collected unread, and is thereby reported.
             body = self.failure(frame)
-        self._asked_for.discard(frame.call_id)
+        self._asked_for.discard(call_id)
+        self._complete(call_id, frame.kind, body)
+
+    def _complete(self, call_id: int, kind: int, body: Any) -> None:
+        """Complete the reference that waits for an answer, if the reference still exists."""
+        waiting = self.pending.pop(call_id, None)
+        ref = None if waiting is None else waiting()
         if ref is not None and ref.kind == PENDING:  # some results of a retried call are complete already
-            ref.complete(frame.kind, body)
+            ref.complete(kind, body)
 
     def failure(self, frame: channel.Frame) -> Packed:
         """Return the failure in `frame`, wrapped so that it is reported if it stays unread."""
@@ -267,7 +271,7 @@ class CallConnection(channel.Connection):
             return
         try:
             for _ in range(_MOST_CHUNKS):
-                if not self._receive():
+                if not self.read_available():
                     return
         finally:
             self.release_reading()
@@ -276,19 +280,12 @@ class CallConnection(channel.Connection):
         self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], _: float
     ) -> None:
         """Complete the references of several small answers: `values` are immutable, `pickled` are pickles."""
-        take = self.pending.pop
         if self._asked_for:
             self._asked_for.difference_update(ids, (call_id for call_id, _ in pickled))
         for call_id, value in zip(ids, values, strict=True):
-            waiting = take(call_id, None)
-            ref = None if waiting is None else waiting()
-            if ref is not None:
-                ref.complete(ATOM, value)
+            self._complete(call_id, ATOM, value)
         for call_id, payload in pickled:
-            waiting = take(call_id, None)
-            ref = None if waiting is None else waiting()
-            if ref is not None:
-                ref.complete(channel.VALUE, Packed(payload))
+            self._complete(call_id, channel.VALUE, Packed(payload))
 
     def on_close(self) -> None:
         self.close()

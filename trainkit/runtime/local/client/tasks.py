@@ -131,9 +131,7 @@ class TaskPools:
 
     def reclaim(self) -> None:
         """Give the idle leases back to the node, and busy leases when they become idle."""
-        with self._lock:
-            pools = self.pools()
-        for pool in pools:
+        for pool in self.pools():
             pool.reclaim()
 
     def listed(self, pids: Mapping[str, int | None]) -> list[dict[str, Any]]:
@@ -142,9 +140,7 @@ class TaskPools:
         Args:
             pids: process id of each leased worker, by the worker id that the node lists.
         """
-        with self._lock:
-            pools = self.pools()
-        return [row for pool in pools for row in pool.listed(pids)]
+        return [row for pool in self.pools() for row in pool.listed(pids)]
 
     def unfinished(self) -> list[LocalRef]:
         """Return a reference of each task that is not finished."""

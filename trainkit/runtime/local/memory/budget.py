@@ -95,11 +95,6 @@ class StoreBudget:
         """Number of bytes counted as used, which may be too high but never too low."""
         return self._cells[_USED]
 
-    @property
-    def spilled(self) -> tuple[int, int]:
-        """Bytes and number of the values that were written to disk since the start of the session."""
-        return self._cells[_SPILLED_BYTES], self._cells[_SPILLED_COUNT]
-
     def note_spilled(self, size_bytes: int, *, freed: bool) -> None:
         """Count a value that was written to disk.
 
@@ -160,7 +155,6 @@ class StoreBudget:
 
     def figures(self) -> dict[str, int]:
         """Return the memory limit, the current use of memory and disk, and the total of spilled values."""
-        spilled_bytes, spilled_objects = self.spilled
         # Other processes make and free segments during these readings. A segment that is in both readings was
         # certainly in use between the readings.
         before, after = locks.sizes_in_use(self.session), locks.sizes_in_use(self.session)
@@ -168,8 +162,8 @@ class StoreBudget:
             "limit_bytes": self.limit_bytes,
             "used_bytes": sum(size for inode, size in before.items() if inode in after),
             "on_disk_bytes": sum(locks.sizes_in_use(self.session, on_disk=True).values()),
-            "spilled_bytes": spilled_bytes,
-            "spilled_objects": spilled_objects,
+            "spilled_bytes": self._cells[_SPILLED_BYTES],
+            "spilled_objects": self._cells[_SPILLED_COUNT],
         }
 
     def _become_maker(self) -> None:

@@ -72,26 +72,20 @@ def span_of(fd: int) -> Span:
         return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
     with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
         for line in file:
-            span = locked_span(line.decode())
-            if span is not None:
-                return span
+            found = _parsed(line.decode())
+            if found is not None:
+                return Span(*found[1:])
     raise RuntimeError(f"{name} arrived as an object in shared memory, but has no lock on it")
-
-
-def locked_span(line: str) -> Span | None:
-    """Return the lock range in a line of /proc/locks or of a descriptor's fdinfo.
-
-    Return None if the line does not show a segment's lock.
-    """
-    found = _parsed(line)
-    return None if found is None else Span(*found[1:])
 
 
 def _parsed(line: str) -> tuple[int, int, int, bool] | None:
     """Return a segment's inode, session, size, and True if it is on disk, from a line about its lock.
 
+    Return None if the line does not show a segment's lock.
+
     Args:
-        line: a line such as "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455".
+        line: a line of /proc/locks or of a descriptor's fdinfo, such as
+            "7: OFDLCK ADVISORY  READ -1 00:01:1153 5497558138880 5497559187455".
     """
     fields = line.removeprefix("lock:").split()
     if len(fields) < 8 or fields[1] != "OFDLCK" or fields[7] == "EOF":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -98,20 +99,20 @@ def holders(
     sizes = locks.sizes_in_use(session, on_disk=on_disk)
     if not sizes:
         return {}
-    found: dict[int, set[int]] = {}
     if on_disk:
-        for pid, inode in _open_files(pids, sizes):
-            found.setdefault(inode, set()).add(pid)
+        opened = _open_files(pids, sizes)
     else:
-        for segment in open_segments(pids, session):
-            if segment.locked:
-                found.setdefault(segment.inode, set()).add(segment.pid)
-    for pid in pids:
-        for inode in mapped_by_readers(pid, sizes):
-            found.setdefault(inode, set()).add(pid)
-    if session is None:  # segments in sockets could belong to any program and are left out
-        return {inode: (size, found[inode]) for inode, size in sizes.items() if inode in found}
-    return {inode: (size, found.get(inode, set())) for inode, size in sizes.items()}
+        opened = ((each.pid, each.inode) for each in open_segments(pids, session) if each.locked)
+    mapped = ((pid, inode) for pid in pids for inode in mapped_by_readers(pid, sizes))
+    users: dict[int, set[int]] = {}
+    for pid, inode in itertools.chain(opened, mapped):
+        users.setdefault(inode, set()).add(pid)
+    return {
+        inode: (size, users.get(inode, set()))
+        for inode, size in sizes.items()
+        # Without a session, segments in sockets could belong to any program and are left out.
+        if session is not None or inode in users
+    }
 
 
 def objects(processes: Mapping[int, str]) -> list[dict[str, Any]]:

@@ -26,7 +26,6 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from trainkit.clock import SYSTEM
@@ -176,9 +175,7 @@ class Explained:
     def __enter__(self) -> None:
         """Begin the block."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
             self._explain(error)
 
@@ -478,7 +475,7 @@ class Connection:
                     if not done() and not self._receive_shortly():
                         begun = now()
                         if guard.poll([self.sock.fileno()], left):
-                            self._receive()
+                            self.read_available()
                         self._is_quick = now() - begun < 2 * SHORT_WAIT_S
                 finally:
                     self.release_reading()
@@ -501,7 +498,7 @@ class Connection:
             now = SYSTEM.monotonic
             end = now() + SHORT_WAIT_S
             while now() < end:
-                if self._receive():
+                if self.read_available():
                     return True
                 os.sched_yield()
             self._is_quick = False
@@ -519,14 +516,10 @@ class Connection:
             with self._changed:
                 self._changed.notify_all()
 
-    def read_available(self) -> None:
-        """Process the frames that have arrived, without waiting. The caller must hold the lock `reading`."""
-        self._receive()
-
     def read_all(self) -> None:
         """Process all arrived frames. One read is not enough, as a read ends at each descriptor."""
         with self.reading:
-            while self._receive():
+            while self.read_available():
                 pass
 
     def try_read(self) -> bool:
@@ -539,8 +532,11 @@ class Connection:
             self.release_reading()
         return True
 
-    def _receive(self) -> bool:
-        """Read once and process the frames. Return True if data or the end of the connection had arrived."""
+    def read_available(self) -> bool:
+        """Process the frames that have arrived, without waiting. The caller must hold the lock `reading`.
+
+        Return True if data or the end of the connection had arrived.
+        """
         if self.closed or self.ended:
             return False
         try:
