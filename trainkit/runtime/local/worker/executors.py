@@ -380,7 +380,7 @@ class AsyncioExecutor:
 
     async def _resolved(self, value: Any) -> Any:
         if isinstance(value, LocalRef) and not value.done():
-            await self._futures.arrival(value)
+            await self._futures.awaited(value, LocalRef.done)
         return self._calls.resolved(value)
 
     async def _run(self, call: _Call, args: list[Any], kwargs: dict[str, Any], group: _Group) -> None:
