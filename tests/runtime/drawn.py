@@ -21,39 +21,8 @@ from typing import Any
 import numpy as np
 
 import trainkit
-from tests.runtime.program_model import (
-    ANY,
-    Model,
-)
-from tests.runtime.small_programs import (
-    KINDS,
-    LARGE,
-    Actor,
-    Add,
-    Arg,
-    Boom,
-    Bump,
-    Call,
-    Cancel,
-    Do,
-    Drop,
-    Fetch,
-    Get,
-    Int,
-    Kill,
-    Large,
-    Later,
-    Pass,
-    Program,
-    Put,
-    Refs,
-    Task,
-    Up,
-    Var,
-    Wait,
-    number,
-    run_body,
-)
+from tests.runtime import small_programs as lang
+from tests.runtime.program_model import ANY, Model
 from trainkit.errors import (
     ActorDiedError,
     GetTimeoutError,
@@ -92,7 +61,7 @@ _KINDS_OF_ERRORS: list[tuple[type[BaseException], str]] = [
 
 def _settle(ref: Any) -> Any:
     """The number that a reference stands for, or the kind of error that it comes to."""
-    steps = number([ref])
+    steps = lang.number([ref])
     try:
         value = next(steps)
         while True:
@@ -111,7 +80,7 @@ def _settle(ref: Any) -> Any:
 class Run:
     """One program on the engine in use, compared with the model as it goes."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: lang.Program) -> None:
         self.program = program
         self.model = Model(program)
         self.held: dict[int, Any] = {}
@@ -120,10 +89,10 @@ class Run:
         for step, statement in enumerate(self.program):
             self._step(step, statement)
         for step, statement in enumerate(self.program):
-            if step in self.held and not isinstance(statement, Actor):
+            if step in self.held and not isinstance(statement, lang.Actor):
                 self._check(step)
         for step, statement in enumerate(self.program):
-            if step in self.held and isinstance(statement, Actor) and not self.model.killed_at(step):
+            if step in self.held and isinstance(statement, lang.Actor) and not self.model.killed_at(step):
                 low, high = self.model.totals[step]
                 found = _settle(self.held[step].read.remote())
                 if found in self.model.fate(step):
@@ -134,9 +103,9 @@ class Run:
     def _args(self, args: Iterable[Any]) -> list[Any]:
         values: list[Any] = []
         for arg in args:
-            if isinstance(arg, Var):
+            if isinstance(arg, lang.Var):
                 values.append(self.held[arg.step])
-            elif isinstance(arg, Refs):
+            elif isinstance(arg, lang.Refs):
                 values.append([self.held[step] for step in arg.steps])
             else:
                 values.append(arg)
@@ -145,29 +114,29 @@ class Run:
     def _step(self, step: int, statement: Any) -> None:
         held = self.held
         match statement:
-            case Put(value, large):
-                held[step] = trainkit.put(np.full(LARGE, value) if large else value)
-            case Task(body, args):
-                held[step] = run_body.remote(body, *self._args(args))
-            case Actor(kind, start):
-                held[step] = KINDS[kind].remote(*self._args([start]))
-            case Call(actor, method, args):
+            case lang.Put(value, large):
+                held[step] = trainkit.put(np.full(lang.LARGE, value) if large else value)
+            case lang.Task(body, args):
+                held[step] = lang.run_body.remote(body, *self._args(args))
+            case lang.Actor(kind, start):
+                held[step] = lang.KINDS[kind].remote(*self._args([start]))
+            case lang.Call(actor, method, args):
                 held[step] = getattr(held[actor], method).remote(*self._args(args))
-            case Get(steps):
+            case lang.Get(steps):
                 for wanted in steps:
                     self._check(wanted)
-            case Wait(steps, first):
+            case lang.Wait(steps, first):
                 refs = [held[wanted] for wanted in steps]
                 ready, rest = trainkit.wait(refs, num_returns=first, timeout=PATIENCE_S)
                 if len(ready) != first:
                     raise Hang(f"step {step}: {len(ready)} of {first} are ready")
                 if sorted(map(id, ready + rest)) != sorted(map(id, refs)):
                     raise AssertionError(f"step {step}: wait made something else of its references")
-            case Kill(actor):
+            case lang.Kill(actor):
                 trainkit.kill(held[actor], no_restart=self.program[actor].kind != "restartable")
-            case Cancel(wanted):
+            case lang.Cancel(wanted):
                 trainkit.cancel(held[wanted])
-            case Drop(wanted):
+            case lang.Drop(wanted):
                 del held[wanted]
 
     def _check(self, step: int) -> None:
@@ -200,7 +169,7 @@ class Drawer:
     gone: set[int] = field(default_factory=set)
     lists: set[int] = field(default_factory=set)
 
-    def draw(self) -> Program:
+    def draw(self) -> lang.Program:
         for _ in range(2 + self.choose(8)):
             self._draw_step()
         return tuple(self.program)
@@ -222,44 +191,44 @@ class Drawer:
         kinds += ["kill", "drop actor"] if actors else []
         step, kind = len(self.program), self._pick(kinds)
         if kind == "put":
-            self._add(Put(1 + self.choose(9), large=self.choose(3) == 0), frozenset())
+            self._add(lang.Put(1 + self.choose(9), large=self.choose(3) == 0), frozenset())
         elif kind == "task":
             args, needs = self._args(below=None)
-            self._add_body(Task(self._body(args, top=True), tuple(args)), needs)
+            self._add_body(lang.Task(self._body(args, top=True), tuple(args)), needs)
         elif kind == "actor":
             start: Any = 1 + self.choose(9)
             plain = [ref for ref in refs if ref not in self.lists]
             self.queued[step] = frozenset({step})
             if plain and self.choose(4) == 0:
-                start = Var(self._pick(plain))
+                start = lang.Var(self._pick(plain))
                 self.queued[step] |= self.needs[start.step]
-            self.program.append(Actor(self._pick(list(KINDS)), start))
+            self.program.append(lang.Actor(self._pick(list(lang.KINDS)), start))
         elif kind == "call":
             self._draw_call(self._pick(actors))
         elif kind == "get":
-            self.program.append(Get((self._pick(refs),)))
+            self.program.append(lang.Get((self._pick(refs),)))
         elif kind == "wait":
             some = tuple(ref for ref in refs if self.choose(2)) or (refs[0],)
-            self.program.append(Wait(some, 1 + self.choose(len(some))))
+            self.program.append(lang.Wait(some, 1 + self.choose(len(some))))
         elif kind == "cancel":
-            tasks = [ref for ref in refs if isinstance(self.program[ref], (Task, Call))]
-            self.program.append(Cancel(self._pick(tasks)) if tasks else Get((refs[0],)))
+            tasks = [ref for ref in refs if isinstance(self.program[ref], (lang.Task, lang.Call))]
+            self.program.append(lang.Cancel(self._pick(tasks)) if tasks else lang.Get((refs[0],)))
         elif kind == "kill":
             actor = self._pick(actors)
-            if not any(isinstance(done, Kill) and done.actor == actor for done in self.program):
-                self.program.append(Kill(actor))
+            if not any(isinstance(done, lang.Kill) and done.actor == actor for done in self.program):
+                self.program.append(lang.Kill(actor))
         else:
             dropped = self._pick(actors if kind == "drop actor" else refs)
             self.gone.add(dropped)
-            self.program.append(Drop(dropped))
+            self.program.append(lang.Drop(dropped))
 
     def _add(self, statement: Any, needs: frozenset[int]) -> None:
         self.needs[len(self.program)] = needs
         self.program.append(statement)
 
     def _add_body(self, statement: Any, needs: frozenset[int]) -> None:
-        body = statement.body if isinstance(statement, Task) else statement.args[0]
-        if isinstance(body, Up):
+        body = statement.body if isinstance(statement, lang.Task) else statement.args[0]
+        if isinstance(body, lang.Up):
             self.lists.add(len(self.program))
         self._add(statement, needs)
 
@@ -267,12 +236,12 @@ class Drawer:
         method = self._pick(["bump", "running", "do"])
         if method == "do":
             args, needs = self._args(below=actor)
-            call = Call(actor, "do", (self._body(args, top=True), *args))
+            call = lang.Call(actor, "do", (self._body(args, top=True), *args))
         else:
             plain = [ref for ref in self._refs() if ref not in self.lists]
-            given = Var(self._pick(plain)) if plain and self.choose(2) else 1 + self.choose(9)
-            needs = self.needs[given.step] if isinstance(given, Var) else frozenset()
-            call = Call(actor, method, (given,))
+            given = lang.Var(self._pick(plain)) if plain and self.choose(2) else 1 + self.choose(9)
+            needs = self.needs[given.step] if isinstance(given, lang.Var) else frozenset()
+            call = lang.Call(actor, method, (given,))
         self.queued[actor] |= needs
         if method == "do":
             self._add_body(call, self.queued[actor])
@@ -301,20 +270,22 @@ class Drawer:
             if way == "number":
                 args.append(1 + self.choose(9))
             elif way == "value":
-                args.append(Var(self._pick(plain)))
+                args.append(lang.Var(self._pick(plain)))
                 needs |= self.needs[args[-1].step]
             elif way == "references":
-                args.append(Refs(tuple(dict.fromkeys(self._pick(inside) for _ in range(1 + self.choose(3))))))
+                args.append(
+                    lang.Refs(tuple(dict.fromkeys(self._pick(inside) for _ in range(1 + self.choose(3)))))
+                )
                 needs = needs.union(*(self.needs[step] for step in args[-1].steps))
             else:
-                args.append(Refs((self._pick(actors),)))
+                args.append(lang.Refs((self._pick(actors),)))
                 needs |= self.queued[args[-1].steps[0]]
         return args, needs
 
     def _body(self, args: Sequence[Any], *, top: bool = False) -> Any:
         kinds = [
             "number"
-            if not isinstance(arg, Refs)
+            if not isinstance(arg, lang.Refs)
             else "handle"
             if arg.steps[0] in self.queued
             else f"references {len(arg.steps)}"
@@ -323,9 +294,9 @@ class Drawer:
         if top:
             way = self.choose(6)
             if way == 0:
-                return Large(self._expression(kinds, 2))
+                return lang.Large(self._expression(kinds, 2))
             if way == 1:
-                return Up(*self._inner(kinds, 2))
+                return lang.Up(*self._inner(kinds, 2))
         return self._expression(kinds, 3)
 
     def _expression(self, kinds: Sequence[str], depth: int) -> Any:
@@ -338,20 +309,24 @@ class Drawer:
             ways += ["boom"] if self.choose(6) == 0 else []
         way = self._pick(ways)
         if way == "int":
-            return Int(1 + self.choose(9))
+            return lang.Int(1 + self.choose(9))
         if way == "arg":
-            return Arg(self._pick(numbers))
+            return lang.Arg(self._pick(numbers))
         if way == "fetch":
             at = self._pick(lists)
-            return Fetch(at, self.choose(int(kinds[at].split()[1]) + 1))
+            return lang.Fetch(at, self.choose(int(kinds[at].split()[1]) + 1))
         if way == "add":
-            return Add(tuple(self._expression(kinds, depth - 1) for _ in range(2)))
+            return lang.Add(tuple(self._expression(kinds, depth - 1) for _ in range(2)))
         if way == "do":
-            return Do(*self._inner(kinds, depth))
+            return lang.Do(*self._inner(kinds, depth))
         if way == "bump":
-            part = Later(*self._inner(kinds, depth)) if self.choose(2) else self._expression(kinds, depth - 1)
-            return Bump(self._pick(handles), part)
-        return Boom()
+            part = (
+                lang.Later(*self._inner(kinds, depth))
+                if self.choose(2)
+                else self._expression(kinds, depth - 1)
+            )
+            return lang.Bump(self._pick(handles), part)
+        return lang.Boom()
 
     def _inner(self, kinds: Sequence[str], depth: int) -> tuple[Any, tuple[Any, ...]]:
         """A body within a body, and what it is given."""
@@ -360,10 +335,10 @@ class Drawer:
         for _ in range(self.choose(3)):
             way = self.choose(3)
             if way == 0 and kinds:
-                given.append(Pass(self.choose(len(kinds))))
+                given.append(lang.Pass(self.choose(len(kinds))))
                 inner.append(kinds[given[-1].index])
             elif way == 1 and depth > 1:
-                given.append(Later(*self._inner(kinds, depth - 1)))
+                given.append(lang.Later(*self._inner(kinds, depth - 1)))
                 inner.append("number")
             else:
                 given.append(self._expression(kinds, depth - 1))
@@ -371,7 +346,7 @@ class Drawer:
         return self._expression(inner, depth - 1), tuple(given)
 
 
-def drawn(choose: Choose) -> Program:
+def drawn(choose: Choose) -> lang.Program:
     """A program."""
     return Drawer(choose).draw()
 
@@ -379,7 +354,7 @@ def drawn(choose: Choose) -> Program:
 # As a command.
 
 
-def check(program: Program) -> None:
+def check(program: lang.Program) -> None:
     """Run it on the engine in use; it must come to what the model says, and leave nothing.
 
     Raises:
@@ -400,7 +375,7 @@ def check(program: Program) -> None:
 
 def check_all_free() -> None:
     """A task that needs all CPUs must run, whoever has kept some of them for tasks of its own."""
-    whole = run_body.options(num_cpus=trainkit.cluster_resources()["CPU"]).remote(Int(7))
+    whole = lang.run_body.options(num_cpus=trainkit.cluster_resources()["CPU"]).remote(lang.Int(7))
     if _settle(whole) != 7:
         raise AssertionError("a task that needs all CPUs came to nothing")
 

@@ -7,29 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.runtime.small_programs import (
-    Actor,
-    Add,
-    Arg,
-    Boom,
-    Bump,
-    Call,
-    Cancel,
-    Do,
-    Drop,
-    Fetch,
-    Int,
-    Kill,
-    Large,
-    Later,
-    Pass,
-    Program,
-    Put,
-    Refs,
-    Task,
-    Up,
-    Var,
-)
+from tests.runtime import small_programs as lang
 
 ANY = "any number"
 _ANY_MOST = 1_000_000
@@ -71,17 +49,17 @@ class Model:
         totals: by actor, the least and the most that it may have counted.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: lang.Program) -> None:
         self.program = program
         self.outer: dict[int, Outcomes] = {}
         self.deep: dict[int, Outcomes] = {}
         self.births: dict[int, Outcomes] = {}
         self.totals: dict[int, tuple[int, int]] = {}
         self._callers = _callers(program)
-        self._kills = {step.actor: at for at, step in enumerate(program) if isinstance(step, Kill)}
-        self._cancels = {step.step for step in program if isinstance(step, Cancel)}
+        self._kills = {step.actor: at for at, step in enumerate(program) if isinstance(step, lang.Kill)}
+        self._cancels = {step.step for step in program if isinstance(step, lang.Cancel)}
         # What is not waited for, as something else failed or was let go of, may be counted later.
-        self._is_strict = not any(isinstance(step, (Kill, Cancel, Drop)) for step in program)
+        self._is_strict = not any(isinstance(step, (lang.Kill, lang.Cancel, lang.Drop)) for step in program)
         self._is_strict = self._is_strict and "Boom()" not in repr(program)
         self._now = 0
         self._extra: Outcomes = frozenset()
@@ -96,27 +74,27 @@ class Model:
 
     def _step(self, step: int, statement: Any) -> None:
         match statement:
-            case Put(value):
+            case lang.Put(value):
                 self.outer[step] = self.deep[step] = frozenset({value})
-            case Task(body, args):
+            case lang.Task(body, args):
                 self.outer[step], self.deep[step] = self._run(body, self._known(args), self._extra)
-            case Actor(_, start):
+            case lang.Actor(_, start):
                 (known,) = self._known([start])
                 self.births[step] = known.outer | (known.deep if known.outer != known.deep else frozenset())
                 numbers = [value for value in _values(known.deep) if value != ANY]
                 high = _ANY_MOST if ANY in known.deep else max(numbers, default=0)
                 self.totals[step] = (min(numbers, default=0), high)
-            case Call():
+            case lang.Call():
                 self.outer[step], self.deep[step] = self._call(statement)
 
     def _known(self, args: Iterable[Any]) -> list[Known]:
         known = []
         for arg in args:
-            if isinstance(arg, Var):
+            if isinstance(arg, lang.Var):
                 known.append(Known(self.outer[arg.step], self.deep[arg.step]))
-            elif isinstance(arg, Refs) and isinstance(self.program[arg.steps[0]], Actor):
+            elif isinstance(arg, lang.Refs) and isinstance(self.program[arg.steps[0]], lang.Actor):
                 known.append(Known(frozenset({0}), frozenset({0}), actor=arg.steps[0]))
-            elif isinstance(arg, Refs):
+            elif isinstance(arg, lang.Refs):
                 deep: Outcomes = frozenset({0})
                 for step in arg.steps:
                     deep = _sum(deep, self.deep[step])
@@ -125,7 +103,7 @@ class Model:
                 known.append(Known(frozenset({arg}), frozenset({arg})))
         return known
 
-    def _call(self, call: Call) -> tuple[Outcomes, Outcomes]:
+    def _call(self, call: lang.Call) -> tuple[Outcomes, Outcomes]:
         known = self._known(call.args if call.method != "do" else call.args[1:])
         extra = self._extra | self.fate(call.actor)
         if self._is_gone(call.actor):
@@ -178,14 +156,14 @@ class Model:
             for arg in args
         ]
         sure = failed | extra
-        if isinstance(body, Up):
+        if isinstance(body, lang.Up):
             given = self._given(body.args, args, sure)
             _, deep = self._run(body.body, given, sure)
             # A pending argument is the inner task's; one that is worked out first may fail here.
             first = [
                 known
                 for arg, known in zip(body.args, given, strict=True)
-                if not isinstance(arg, (Pass, Later))
+                if not isinstance(arg, (lang.Pass, lang.Later))
             ]
             outer = frozenset({0}) | sure
             for known in first:
@@ -193,15 +171,15 @@ class Model:
                     outer, frozenset(0 if value in _values(known.outer) else value for value in known.outer)
                 )
             return outer, (deep if _values(outer) else frozenset()) | _errors(outer)
-        came = self._evaluate(body.of if isinstance(body, Large) else body, args, sure)
+        came = self._evaluate(body.of if isinstance(body, lang.Large) else body, args, sure)
         return came | sure, came | sure
 
     def _given(self, given: Iterable[Any], args: list[Known], sure: Outcomes) -> list[Known]:
         known = []
         for arg in given:
-            if isinstance(arg, Pass):
+            if isinstance(arg, lang.Pass):
                 known.append(args[arg.index])
-            elif isinstance(arg, Later):
+            elif isinstance(arg, lang.Later):
                 known.append(Known(*self._run(arg.body, self._given(arg.args, args, sure), sure)))
             else:
                 came = self._evaluate(arg, args, sure)
@@ -210,40 +188,40 @@ class Model:
 
     def _evaluate(self, body: Any, args: list[Known], sure: Outcomes) -> Outcomes:
         match body:
-            case Int(value):
+            case lang.Int(value):
                 return frozenset({value})
-            case Arg(index) | Fetch(index):
+            case lang.Arg(index) | lang.Fetch(index):
                 return args[index].deep
-            case Add(parts):
+            case lang.Add(parts):
                 total: Outcomes = frozenset({0})
                 for part in parts:
                     if not _values(total):
                         break
                     total = _sum(total, self._evaluate(part, args, sure | _errors(total)))
                 return total
-            case Do(inner, given):
+            case lang.Do(inner, given):
                 return self._run(inner, self._given(given, args, sure), sure)[1]
-            case Bump(index, part):
+            case lang.Bump(index, part):
                 actor = args[index].actor
                 assert actor is not None
                 (amount,) = self._given([part], args, sure)
                 if self._is_gone(actor):
                     return frozenset({"died"}) | _errors(amount.outer) | sure
                 return self._bump(actor, amount.outer, self.fate(actor) | sure)
-            case Boom():
+            case lang.Boom():
                 return frozenset({"boom"})
         raise TypeError(body)
 
 
-def _callers(program: Program) -> dict[int, set[str]]:
+def _callers(program: lang.Program) -> dict[int, set[str]]:
     """Return the callers of each actor: the driver, or those that were given its handle."""
     callers: dict[int, set[str]] = {
-        step: set() for step, made in enumerate(program) if isinstance(made, Actor)
+        step: set() for step, made in enumerate(program) if isinstance(made, lang.Actor)
     }
     for statement in program:
-        if isinstance(statement, Call):
+        if isinstance(statement, lang.Call):
             callers[statement.actor].add("driver")
         for arg in getattr(statement, "args", ()):
-            if isinstance(arg, Refs) and arg.steps[0] in callers:
+            if isinstance(arg, lang.Refs) and arg.steps[0] in callers:
                 callers[arg.steps[0]].add("others")
     return callers

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,6 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import numpy as np
 import psutil
 import pytest
 
@@ -38,10 +36,6 @@ class Awkward(Exception):
         self.code = code
 
 
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if process.exists(pid)]
-
-
 def run_script(source: str, *arguments: str, folder: Path, module: bool = False) -> str:
     script = folder / "program.py"
     script.write_text(source)
@@ -52,37 +46,10 @@ def run_script(source: str, *arguments: str, folder: Path, module: bool = False)
 def test_1_3_descendants_end_with_their_worker() -> None:
     actor = trainkit.remote(Victim).remote()
     family = trainkit.get(actor.spawn_family.remote())
-    assert alive(family) == family
+    assert all(map(process.exists, family))
     with pytest.raises(ActorDiedError):
         trainkit.get(actor.kill_itself.remote(signal.SIGKILL))
-    assert eventually(lambda: not alive(family))
-
-
-@pytest.mark.external
-def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
-    source = """
-import os, signal, time, trainkit
-from tests.runtime.local.victims import Victim
-trainkit.init(num_cpus=1)
-victims = [trainkit.remote(Victim).remote() for _ in range(2)]
-print(*sum(trainkit.get([v.spawn_family.remote() for v in victims]), []), flush=True)
-time.sleep(60)
-"""
-    script = tmp_path / "driver.py"
-    script.write_text(source)
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    ) as driver:
-        assert driver.stdout is not None
-        family = [int(pid) for pid in driver.stdout.readline().split()]
-        everyone = [*family, *(child.pid for child in psutil.Process(driver.pid).children(recursive=True))]
-        assert len(alive(family)) == 6
-        driver.kill()
-        assert eventually(lambda: not alive(everyone))
+    assert eventually(lambda: not any(map(process.exists, family)))
 
 
 def test_1_4_an_impossible_request_is_refused_at_once() -> None:
@@ -220,8 +187,8 @@ def test_1_7_a_dead_worker_says_how_it_died(code: str, text: str) -> None:
         sys.stderr.flush()
         exec(code, {"os": os})
 
-    with pytest.raises(WorkerDiedError, match=text) as caught:
-        trainkit.get(trainkit.remote(max_retries=0)(die).remote())
+    with pytest.raises(WorkerDiedError, match=rf"die \(pid \d+\).*{text}") as caught:
+        trainkit.get(trainkit.remote(max_retries=1)(die).remote())
     assert "the last line" in str(caught.value)
     assert caught.value.pid is not None
 
@@ -279,35 +246,6 @@ def test_1_20_workers_are_not_forked_from_the_program() -> None:
     pid, parent = trainkit.get(trainkit.remote(lambda: (os.getpid(), os.getppid())).remote())
     assert parent not in (os.getpid(), 1)
     assert process.environment(pid)
-
-
-def test_1_23_the_working_directory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Reader:
-        def read(self, path: str) -> str:
-            return Path(path).read_text()
-
-    monkeypatch.chdir(tmp_path)
-    Path("data.txt").write_text("here")
-    assert trainkit.get(trainkit.remote(Reader).remote().read.remote("data.txt")) == "here"
-
-
-def test_1_25_data_is_written_once_and_mapped_by_all() -> None:
-    class Reader:
-        def read(self, array: Any) -> float:
-            self.array = array
-            return float(array.sum())
-
-        def share(self) -> int:
-            """Bytes of memory, a page that several processes share counted as a part of each."""
-            return int(psutil.Process().memory_full_info().pss)
-
-    array = np.ones(30_000_000)  # 240 MB
-    ref = trainkit.put(array)
-    readers = [trainkit.remote(Reader).remote() for _ in range(4)]
-    before = sum(trainkit.get([reader.share.remote() for reader in readers]))
-    assert trainkit.get([reader.read.remote(ref) for reader in readers]) == [array.size] * 4
-    after = sum(trainkit.get([reader.share.remote() for reader in readers]))
-    assert after - before < 1.3 * array.nbytes
 
 
 @pytest.mark.external

@@ -6,18 +6,9 @@ import os
 import signal
 from typing import Any
 
-import psutil
-
 import trainkit
 from tests.runtime.local.restartable import Restartable
 from trainkit.errors import ActorDiedError
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def restartable(*args: Any, max_restarts: int = -1, **options: Any) -> Any:
@@ -28,8 +19,17 @@ def pid_of(actor: Any) -> int:
     return int(trainkit.get(actor.pid.remote(), timeout=60))
 
 
-def kill(pid: int) -> None:
+def kill(actor: Any) -> int:
+    """Kill an actor's process, which may be given by its pid; returns the pid."""
+    pid = actor if isinstance(actor, int) else pid_of(actor)
     os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def assert_born_again(actor: Any) -> None:
+    """Kill the process of an actor, and wait for the next one."""
+    old = kill(actor)
+    assert stable_pid_after(actor, old) != old
 
 
 def stable_pid_after(actor: Any, old: int) -> int:

@@ -84,6 +84,7 @@ def environment(name: str) -> str | None:
 
 
 def test_a_worker_sees_the_drivers_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Promise 1.23 of docs/promises.md."""
     monkeypatch.setenv("SOME_SETTING", "driver")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -143,6 +144,7 @@ def test_siblings_draw_different_numbers() -> None:
 
 
 def test_a_large_array_is_mapped_by_every_reader_and_copied_by_none() -> None:
+    """Promise 1.25 of docs/promises.md."""
     array = np.ones(8_000_000)  # 64 MB
     ref = trainkit.put(array)
     actors = [probe() for _ in range(2)]

@@ -10,8 +10,9 @@ import pytest
 import trainkit
 from tests.conftest import eventually, session_fixture
 from tests.runtime.local.restartable import Borrower, Doomed, Leaver, Restartable, born
-from tests.runtime.local.restarting import alive, kill, pid_of, restartable, stable_pid_after
+from tests.runtime.local.restarting import assert_born_again, kill, pid_of, restartable, stable_pid_after
 from trainkit.errors import ActorDiedError
+from trainkit.runtime.local.system import process
 
 session = session_fixture("function", num_cpus=4)
 
@@ -20,7 +21,7 @@ def test_kill_ends_it_for_good_unless_told_otherwise() -> None:
     actor = restartable(max_task_retries=-1)
     old = pid_of(actor)
     trainkit.kill(actor, no_restart=False)
-    assert not alive(old)
+    assert not process.exists(old)
     new = pid_of(actor)
     assert new != old
     waiting = actor.sleep.remote(60)
@@ -48,11 +49,11 @@ def test_kill_counts_as_a_restart() -> None:
 
 def test_kill_while_it_is_made_anew(tmp_path: Path) -> None:
     actor = restartable(tmp_path / "log")
-    kill(pid_of(actor))
+    kill(actor)
     trainkit.kill(actor)
     with pytest.raises(ActorDiedError):
         pid_of(actor)
-    assert eventually(lambda: not any(map(alive, born(tmp_path / "log"))))
+    assert eventually(lambda: not any(map(process.exists, born(tmp_path / "log"))))
 
 
 def test_who_asks_for_one_that_ends_before_the_node_knows_is_told() -> None:
@@ -73,7 +74,7 @@ def test_one_that_dies_in_its_constructor_ends_after_its_restarts(tmp_path: Path
     assert len(log.read_text().split()) == 4
     later = tmp_path / "later"
     actor = trainkit.remote(max_restarts=1)(Doomed).remote(later, 1)
-    kill(pid_of(actor))
+    kill(actor)
     with pytest.raises(ActorDiedError, match=r"exit code 9|SIGKILL"):
         pid_of(actor)
     assert eventually(lambda: len(later.read_text().split()) == 2)
@@ -82,9 +83,9 @@ def test_one_that_dies_in_its_constructor_ends_after_its_restarts(tmp_path: Path
 def test_dropping_all_handles_during_a_restart_ends_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     actor = restartable(log)
-    kill(pid_of(actor))
+    kill(actor)
     del actor
-    assert eventually(lambda: not any(map(alive, born(log))))
+    assert eventually(lambda: not any(map(process.exists, born(log))))
     assert len(born(log)) <= 2
     assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
 
@@ -95,17 +96,15 @@ def test_the_owners_death_ends_it_for_good(tmp_path: Path) -> None:
     owned = trainkit.get(owner.start.remote(log), timeout=60)
     kill(owned)
     trainkit.kill(owner)
-    assert eventually(lambda: not any(map(alive, born(log))))
+    assert eventually(lambda: not any(map(process.exists, born(log))))
     time.sleep(0.3)
-    assert not any(map(alive, born(log)))
+    assert not any(map(process.exists, born(log)))
 
 
 def test_it_dies_with_its_placement_group() -> None:
     group = trainkit.placement_group([{"CPU": 1}])
     actor = restartable(num_cpus=1, placement_group=group)
-    old = pid_of(actor)
-    kill(old)
-    stable_pid_after(actor, old)
+    assert_born_again(actor)
     trainkit.remove_placement_group(group)
     with pytest.raises(ActorDiedError, match="placement group was removed"):
         pid_of(actor)
@@ -126,8 +125,7 @@ def test_one_that_waits_for_resources_can_be_killed() -> None:
 def test_after_the_last_restart_it_stays_dead() -> None:
     actor = restartable(max_restarts=2)
     for left in (1, 0):
-        old = pid_of(actor)
-        kill(old)
+        old = kill(actor)
         assert stable_pid_after(actor, old) != old, left
     last = pid_of(actor)
     waiting = actor.sleep.remote(60)

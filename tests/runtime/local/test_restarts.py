@@ -12,8 +12,9 @@ import pytest
 import trainkit
 from tests.conftest import eventually, session_fixture
 from tests.runtime.local.restartable import Borrower, Raising, Restartable, born
-from tests.runtime.local.restarting import alive, kill, pid_of, restartable, stable_pid_after
+from tests.runtime.local.restarting import assert_born_again, kill, pid_of, restartable, stable_pid_after
 from trainkit.errors import ActorDiedError, TaskError
+from trainkit.runtime.local.system import process
 
 session = session_fixture("function", num_cpus=4)
 
@@ -31,9 +32,7 @@ def test_it_is_made_anew_with_the_same_arguments_and_fresh_state() -> None:
     )
     assert trainkit.get([actor.add.remote(1), actor.add.remote(1)], timeout=60) == [1, 2]
     for _ in range(2):
-        old = pid_of(actor)
-        kill(old)
-        assert stable_pid_after(actor, old) != old
+        assert_born_again(actor)
         assert trainkit.get(actor.add.remote(1), timeout=60) == 1
         given = trainkit.get(actor.what_was_given.remote(), timeout=60)
         np.testing.assert_array_equal(given[0], array)
@@ -53,17 +52,13 @@ def test_what_a_constructor_waits_for_may_come_after_a_restart(tmp_path: Path) -
         return np.ones(1_000_000)
 
     actor = restartable(None, [value.remote()])
-    old = pid_of(actor)  # a reference in a list is not waited for
-    kill(old)
-    stable_pid_after(actor, old)
+    assert_born_again(actor)  # a reference in a list is not waited for
     waiting = restartable(None, value.remote())
     answer = waiting.what_was_given.remote()
     gate.touch()
     assert trainkit.get(trainkit.get(actor.what_was_given.remote(), timeout=60)[0][0]).sum() == 1_000_000
     assert trainkit.get(answer, timeout=60)[0].sum() == 1_000_000
-    old = pid_of(waiting)
-    kill(old)
-    stable_pid_after(waiting, old)
+    assert_born_again(waiting)
     assert trainkit.get(waiting.what_was_given.remote(), timeout=60)[0].sum() == 1_000_000
 
 
@@ -88,7 +83,7 @@ def test_a_borrower_keeps_it_when_its_owner_lets_go(tmp_path: Path) -> None:
     time.sleep(2.5)  # longer than those who were connected are waited for
     assert trainkit.get(borrower.ask_pid.remote(), timeout=60) == born(tmp_path / "log")[1]
     trainkit.get(borrower.drop.remote(), timeout=60)
-    assert eventually(lambda: not alive(born(tmp_path / "log")[1]))
+    assert eventually(lambda: not process.exists(born(tmp_path / "log")[1]))
 
 
 def test_a_handle_sent_while_it_is_made_anew_works(tmp_path: Path) -> None:
@@ -103,8 +98,7 @@ def test_a_handle_sent_while_it_is_made_anew_works(tmp_path: Path) -> None:
 
 def test_a_constructor_that_raises_when_it_is_made_anew(tmp_path: Path) -> None:
     actor = trainkit.remote(max_restarts=1, max_task_retries=1)(Raising).remote(tmp_path / "log")
-    old = pid_of(actor)
-    kill(old)
+    kill(actor)
     with pytest.raises(KeyError, match="only once") as caught:
         pid_of(actor)
     assert isinstance(caught.value, TaskError)
@@ -113,9 +107,7 @@ def test_a_constructor_that_raises_when_it_is_made_anew(tmp_path: Path) -> None:
 def test_it_holds_its_resources_while_it_is_made_anew() -> None:
     actor = restartable(num_cpus=3)
     for _ in range(3):
-        old = pid_of(actor)
-        kill(old)
-        stable_pid_after(actor, old)
+        assert_born_again(actor)
         assert trainkit.available_resources()["CPU"] == 1
     del actor
     assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)

@@ -108,7 +108,7 @@ def test_many_deaths_under_load() -> None:
     try:
         for _ in range(8):
             before = list(answered)
-            kill(pid_of(actor))
+            kill(actor)
             assert eventually(lambda seen=before: all(a > b for a, b in zip(answered, seen, strict=True)))
     finally:
         stop.set()

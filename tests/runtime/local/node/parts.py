@@ -191,9 +191,13 @@ class Timers:
 
 
 class NodeParts:
-    """The parts of a node, connected as in `Node`, with nothing that starts a process."""
+    """The parts of a node, connected as in `Node`, with nothing that starts a process.
 
-    def __init__(self, **totals: float) -> None:
+    Args:
+        actors: ids of actors that are asked for at once.
+    """
+
+    def __init__(self, *actors: int, **totals: float) -> None:
         self.timers = Timers()
         self.notices: list[tuple[int, Any]] = []
         self.emptied = 0
@@ -224,6 +228,8 @@ class NodeParts:
         self.listing = StateListing(
             session, parts.table, parts.queue, parts.groups, parts.explainer, SessionLogs("00000000")
         )
+        for worker_id in actors:
+            self.ask_actor(worker_id)
 
     def _notify(self, serial: int, message: Any) -> None:
         self.notices.append((serial, message))

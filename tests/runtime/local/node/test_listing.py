@@ -66,9 +66,7 @@ def test_tasks_are_listed_with_the_process_that_asked_for_them() -> None:
 
 
 def test_requests_are_listed_with_the_reasons_of_their_wait() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
-    node.ask_actor(12)
+    node = NodeParts(11, 12, CPU=1)
     node.ask_actor(13, ready=False)
     waits = {row["what"]: row["reasons"] for row in rows(node, "requests")}
     assert "Actor11" in "; ".join(waits["Actor12"])

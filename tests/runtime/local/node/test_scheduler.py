@@ -65,9 +65,7 @@ def test_idle_workers_beyond_one_for_each_cpu_end() -> None:
 
 
 def test_a_worker_that_waits_lends_its_cpus_and_takes_them_back() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
-    node.ask_actor(12)
+    node = NodeParts(11, 12, CPU=1)
     node.scheduler.blocked(node.worker(11).serial, True)
     node.scheduler.serve()
     assert node.living() == [11, 12]
@@ -125,8 +123,7 @@ def test_the_cpus_that_a_worker_of_a_group_lends_are_lent_once(inside_first: boo
 
 
 def test_no_lease_is_asked_for_that_would_help_nobody() -> None:
-    node = NodeParts(CPU=2)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=2)
     node.ask_actor(12, cpus=2)
     assert node.ask_lease(21) == [False], "it may be kept: the one that waits needs the end of an actor"
     node.timers.run()
@@ -137,8 +134,7 @@ def test_no_lease_is_asked_for_that_would_help_nobody() -> None:
 
 @pytest.mark.parametrize("waiting", [1, 40])
 def test_requests_that_are_alike_are_judged_as_one(waiting: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = NodeParts(CPU=3)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=3)
     for index in range(waiting):
         node.ask_actor(12 + index, cpus=3)
     assert node.ask_lease(71) == [False]
@@ -151,8 +147,7 @@ def test_requests_that_are_alike_are_judged_as_one(waiting: int, monkeypatch: py
 
 
 def test_a_worker_that_waits_is_granted_one_process_for_what_it_lends() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=1)
     serial = node.worker(11).serial
     node.ask_actor(12)
     node.scheduler.blocked(serial, True)
@@ -169,9 +164,7 @@ def test_leases_are_asked_back_when_another_process_waits() -> None:
 
 
 def test_a_long_wait_is_explained() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
-    node.ask_actor(12)
+    node = NodeParts(11, 12, CPU=1)
     for request in node.queue.all():
         request.since -= 60
     node.timers.run()
@@ -194,8 +187,7 @@ def test_a_worker_that_can_t_be_started_gives_back_what_it_was_given() -> None:
 
 
 def test_bundles_are_reserved_together_or_not_at_all() -> None:
-    node = NodeParts(CPU=2)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=2)
     answers = node.ask_group(31, [{"CPU": 1}, {"CPU": 1}])
     assert answers == []
     node.exits(11)
@@ -227,8 +219,7 @@ def test_a_group_s_name_is_taken_once() -> None:
 
 
 def test_what_a_process_asked_for_is_given_up_with_it() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=1)
     node.ask_actor(12, client=node.worker(11).serial)
     node.ask_actor(13, client=node.worker(11).serial, detached=True)
     node.exits(11)
@@ -238,8 +229,7 @@ def test_what_a_process_asked_for_is_given_up_with_it() -> None:
 
 
 def test_what_a_process_asked_for_that_ends_in_order_goes_to_the_driver() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=1)
     node.ask_actor(12, client=node.worker(11).serial)
     node.supervisor.departs(node.worker(11).serial, stays=False, reason="")
     node.exits(11, code=0)

@@ -32,8 +32,7 @@ def exit_of(node: NodeParts, worker_id: int) -> list[Any]:
 
 
 def test_a_killed_worker_is_dead_when_its_process_is() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=1)
     dead: list[ExitRecord] = []
     node.supervisor.kill(11, "it was killed", dead.append)
     assert (node.processes.killed, dead) == ([11], [])
@@ -43,9 +42,7 @@ def test_a_killed_worker_is_dead_when_its_process_is() -> None:
 
 
 def test_a_worker_killed_before_its_turn_is_never_started() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
-    node.ask_actor(12)
+    node = NodeParts(11, 12, CPU=1)
     answers = exit_of(node, 12)
     node.supervisor.kill(12, "no more", lambda _: None)
     assert [answer.reason for answer in answers] == ["it was killed before it was started"]
@@ -60,17 +57,14 @@ def test_an_unknown_worker_belongs_to_a_session_that_has_ended() -> None:
 
 
 def test_a_cancellation_finds_its_worker_started_or_not() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
-    node.ask_actor(12)
+    node = NodeParts(11, 12, CPU=1)
     for worker_id in (11, 12, 99):
         node.supervisor.cancel(Cancel(worker_id, 1, False))
     assert node.processes.cancelled == [11, -12]
 
 
 def test_workers_end_with_the_worker_that_asked_for_them() -> None:
-    node = NodeParts(CPU=3)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=3)
     serial = node.worker(11).serial
     node.ask_actor(12, client=serial)
     node.ask_actor(13, client=serial, detached=True)
@@ -81,8 +75,7 @@ def test_workers_end_with_the_worker_that_asked_for_them() -> None:
 
 
 def test_a_lease_of_a_worker_that_ends_in_order_is_returned() -> None:
-    node = NodeParts(CPU=2)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=2)
     serial = node.worker(11).serial
     node.ask_lease(21, client=serial)
     node.supervisor.departs(serial, stays=False, reason="it ended itself")
@@ -102,8 +95,7 @@ def test_an_actor_that_stays_for_its_results_is_over_all_the_same() -> None:
 
 
 def test_an_actor_stays_that_a_connection_is_on_its_way_to() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=1)
     serial = node.worker(11).serial
     assert not node.supervisor.may_leave(serial, introduced=-1)
     assert node.supervisor.may_leave(serial, introduced=0)
@@ -173,8 +165,7 @@ def test_a_client_is_connected_to_the_next_process_of_its_actor() -> None:
 
 
 def test_a_client_of_an_actor_that_is_never_restarted_is_told_how_it_ended() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=1)
     node.exits(11)
     answers: list[Any] = []
     node.supervisor.reconnect(1, Reconnect(11, 0), first(), answers.append)
@@ -228,8 +219,7 @@ def test_an_actor_whose_first_connection_was_lost_never_starts() -> None:
 
 
 def test_a_connection_lost_on_the_way_to_a_living_worker_is_no_end() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11)
+    node = NodeParts(11, CPU=1)
     node.worker(11).pid = os.getpid()
     (answer,) = exit_of(node, 11)
     assert isinstance(answer, ObjectLostError)
