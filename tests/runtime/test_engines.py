@@ -16,63 +16,21 @@ from tests.suites.engine_calls import CallSuite
 from tests.suites.engine_placement import PlacementSuite
 from tests.suites.engine_retries import RetrySuite
 from tests.suites.engine_state import StateSuite
-from tests.suites.parts import Keeper, nested_surroundings, surroundings
+from tests.suites.parts import BUILT_IN, Keeper, nested_surroundings, surroundings
 
-
-class TestInline(EngineSuite):
-    engine = "inline"
-
-
-class TestInlineActors(ActorSuite):
-    engine = "inline"
-
-
-class TestInlineArguments(ArgumentSuite):
-    engine = "inline"
-
-
-class TestInlineCalls(CallSuite):
-    engine = "inline"
-
-
-class TestInlinePlacement(PlacementSuite):
-    engine = "inline"
-
-
-class TestInlineRetries(RetrySuite):
-    engine = "inline"
-
-
-class TestInlineState(StateSuite):
-    engine = "inline"
-
-
-class TestLocal(EngineSuite):
-    engine = "local"
-
-
-class TestLocalActors(ActorSuite):
-    engine = "local"
-
-
-class TestLocalArguments(ArgumentSuite):
-    engine = "local"
-
-
-class TestLocalCalls(CallSuite):
-    engine = "local"
-
-
-class TestLocalPlacement(PlacementSuite):
-    engine = "local"
-
-
-class TestLocalRetries(RetrySuite):
-    engine = "local"
-
-
-class TestLocalState(StateSuite):
-    engine = "local"
+SUITES = {
+    "": EngineSuite,
+    "Actors": ActorSuite,
+    "Arguments": ArgumentSuite,
+    "Calls": CallSuite,
+    "Placement": PlacementSuite,
+    "Retries": RetrySuite,
+    "State": StateSuite,
+}
+for engine in BUILT_IN:
+    for what, suite in SUITES.items():
+        name = f"Test{engine.title()}{what}"
+        globals()[name] = type(name, (suite,), {"engine": engine, "__module__": __name__})
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -96,7 +96,3 @@ class Eater:
 
     def read(self, values: Any) -> int:
         return int(sum(value.sum(dtype=np.int64) for value in values))
-
-    def count(self, seconds: float) -> int:
-        time.sleep(seconds)
-        return 1

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
@@ -24,16 +21,9 @@ BEGINS = """
 """
 
 
-@pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    several = Programs(tmp_path)
-    several.sessions.mkdir()
-    yield several
-    several.end()
-
-
 def printed(programs: Programs, script: str) -> list[str]:
     """Return the words that a program prints, which begins a node's process first of all."""
+    programs.sessions.mkdir()
     program = programs.begin(f"{BEGINS}\n{script}")
     out, err = program.communicate(timeout=300)
     assert program.returncode == 0, err

@@ -19,7 +19,7 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually, run_python, session_fixture
-from tests.runtime.local.crowded import Crowded, occupy
+from tests.runtime.local.crowded import occupy
 from tests.runtime.local.victims import AwaitingVictim, ForkedVictim, Victim, fork, yield_forks
 from trainkit.errors import ActorDiedError, NodeDiedError, ObjectLostError, TaskError, WorkerDiedError
 from trainkit.runtime.local.system import process
@@ -107,18 +107,6 @@ def test_descendants_die_when_their_worker_ends_by_itself() -> None:
     assert eventually(lambda: gone(family))
 
 
-def test_a_killed_task_is_run_again(tmp_path: Path) -> None:
-    @trainkit.remote
-    def dies_twice() -> int:
-        tries = len(list(tmp_path.iterdir()))
-        (tmp_path / str(tries)).touch()
-        if tries < 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return tries
-
-    assert trainkit.get(dies_twice.remote(), timeout=60) == 2
-
-
 def test_a_nested_actor_dies_with_its_owner() -> None:
     class Owner:
         def start(self) -> int:
@@ -139,14 +127,6 @@ def test_a_nested_actor_dies_with_its_owner() -> None:
     trainkit.kill(owner)
     assert eventually(lambda: gone([pid]))
     assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
-
-
-def test_resources_of_the_dead_are_free_again() -> None:
-    for _ in range(3):
-        actor = victim(num_cpus=4)
-        pid = trainkit.get(actor.pid.remote(), timeout=60)
-        os.kill(pid, signal.SIGKILL)
-    assert trainkit.get(victim(num_cpus=4).pid.remote(), timeout=60)
 
 
 def test_a_killed_node_is_an_error_and_a_new_start() -> None:
@@ -190,22 +170,6 @@ def test_what_is_left_of_a_session_does_nothing_to_the_next() -> None:
         trainkit.get(old.pid.remote(), timeout=60)
     assert trainkit.get(new.pid.remote()) == pid
     assert trainkit.available_resources()["CPU"] == 3
-
-
-def test_an_interrupt_in_get_leaves_the_session_usable(tmp_path: Path) -> None:
-    actor, until = trainkit.remote(Crowded).remote(), tmp_path / "until"
-    trainkit.get(actor.pid.remote())
-    ref = actor.occupy.remote(str(tmp_path / "began"), str(until))
-    previous = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-            trainkit.get(ref)
-    finally:
-        signal.signal(signal.SIGALRM, previous)
-    until.touch()
-    assert trainkit.get(ref, timeout=60) is None
-    assert trainkit.get(actor.pid.remote(), timeout=60)
 
 
 def test_interrupts_lose_no_answer() -> None:

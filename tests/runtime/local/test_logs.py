@@ -292,14 +292,13 @@ def test_marks_are_taken_out_wherever_a_read_ends(size: int) -> None:
     assert b"".join(kept) == b"plain\na\x1d\nbc\nd\x1d"
 
 
-@pytest.mark.parametrize("variable", ["RAY_DEDUP_LOGS"])
 def test_lines_of_several_workers_are_shown_once(
-    folder: Path, variable: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TRAINKIT_DEDUP_LOGS")
     for turned_off in (False, True):
         if turned_off:
-            monkeypatch.setenv(variable, "0")
+            monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
         trainkit.init(num_cpus=4)
         actors = [talker() for _ in range(3)]
         pids = trainkit.get([actor.pid.remote() for actor in actors])

@@ -93,14 +93,6 @@ def test_an_unknown_name_is_told_with_its_nearest() -> None:
     assert trainkit.get(kept.same.remote(1)) == 1
 
 
-def test_a_name_is_free_when_its_actor_dies() -> None:
-    mortal = named("mortal").remote()
-    with pytest.raises(ActorDiedError):
-        trainkit.get(mortal.end.remote(1))
-    assert eventually(lambda: not known("mortal"))
-    assert trainkit.get(named("mortal").remote().same.remote(4)) == 4
-
-
 def known(name: str) -> bool:
     try:
         trainkit.get_actor(name)

@@ -117,20 +117,18 @@ def test_a_value_handed_on_outlives_its_maker(small_store: None) -> None:
     assert found["pids"] == [trainkit.get(keeper.pid.remote())]
 
 
-@pytest.mark.parametrize("order", [(1, 2, 0)])
-def test_holders_let_go_in_any_order(small_store: None, order: tuple[int, ...]) -> None:
+def test_a_value_is_held_until_the_last_of_its_holders_lets_go(small_store: None) -> None:
     keepers = [memory_holder() for _ in range(2)]
-    ref = trainkit.put(block(50, 3))
-    trainkit.get([keeper.keep.remote(ref) for keeper in keepers])
-    for index in order:
+    refs = [trainkit.put(block(50, 3))]
+    trainkit.get([keeper.keep.remote(refs[0]) for keeper in keepers])
+    for let_go in (
+        lambda: trainkit.get(keepers[1].forget.remote()),
+        refs.clear,
+        lambda: trainkit.kill(keepers[0]),
+    ):
         with pytest.raises(ObjectStoreFullError):
             trainkit.put(block(50))
-        if index == 2:
-            del ref
-        elif index == 1:
-            trainkit.get(keepers[1].forget.remote())
-        else:
-            trainkit.kill(keepers[0])
+        let_go()
     assert eventually(lambda: not objects(keepers[1]))
     assert trainkit.get(trainkit.put(block(50, 4)))[0] == 4
 
