@@ -13,6 +13,13 @@ import trainkit
 LARGE = 40_000
 """Numbers in an array that goes to shared memory."""
 
+
+@dataclass(frozen=True)
+class Task:
+    body: Any
+    args: tuple[Any, ...] = ()
+
+
 # What a task or a method does: an expression, whose value is a number.
 
 
@@ -41,12 +48,8 @@ class Fetch:
     first: int = 0
 
 
-@dataclass(frozen=True)
-class Do:
+class Do(Task):
     """The result of a task of its own, which is started and waited for."""
-
-    body: Any
-    args: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,8 @@ class Large:
     of: Any
 
 
-@dataclass(frozen=True)
-class Up:
+class Up(Task):
     """The reference of a task that may still run, in a list."""
-
-    body: Any
-    args: tuple[Any, ...] = ()
 
 
 # What is given to a task, besides expressions.
@@ -90,12 +89,8 @@ class Pass:
     index: int
 
 
-@dataclass(frozen=True)
-class Later:
+class Later(Task):
     """The reference of a task that may still run."""
-
-    body: Any
-    args: tuple[Any, ...] = ()
 
 
 # What the program itself does, step by step; its variables are numbered by the steps.
@@ -119,12 +114,6 @@ class Refs:
 class Put:
     value: int
     large: bool = False
-
-
-@dataclass(frozen=True)
-class Task:
-    body: Any
-    args: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Session:
     def serve(self) -> None:
         granted = serve(self.queue, self.ledger, self._grant, self._in_reach)
         self.queue = [waiting for waiting in self.queue if waiting not in granted]
+        self.check()
 
     def _in_reach(self, waiting: Demand) -> bool:
         holds = [
@@ -79,7 +80,6 @@ class Session:
         for key in [key for key in self.held if (self.lasts_s[key] or 1e9) <= self.now - self.since[key]]:
             self.release(key)
         self.serve()
-        self.check()
 
     def _grant(self, waiting: Demand) -> list[str] | None:
         held = self.ledger.take_all(waiting.bundles)
@@ -115,15 +115,12 @@ def test_nothing_is_handed_out_twice_and_nothing_is_lost(
     for gang, nested in wanted:
         session.ask(gang, nested)
         session.serve()
-        session.check()
         if session.held and data.draw(st.booleans()):
             session.release(data.draw(st.sampled_from(sorted(session.held))))
             session.serve()
-            session.check()
     while session.held:
         session.release(next(iter(session.held)))
         session.serve()
-        session.check()
     assert not session.queue, "whatever fits an empty machine is granted in the end"
     assert session.ledger.amounts() == TOTALS
 
@@ -164,7 +161,6 @@ def test_a_gang_gets_its_turn_however_many_requests_come_after_it(
         for _ in range(12):  # enough to take all that there is of one kind
             session.ask([crumbs])
         session.serve()
-        session.check()
 
 
 durations = st.sampled_from([None, 1, 20, 100, 1000])

@@ -141,22 +141,18 @@ class Processes:
         self.publish(WorkerStarted(worker))
 
     def kill(self, worker: WorkerRecord) -> None:
-        """Note it."""
         self.killed.append(worker.worker_id)
 
     def cancel(self, worker: WorkerRecord, message: Cancel) -> None:
-        """Note it."""
         self.cancelled.append(worker.worker_id)
 
     def cancel_early(self, message: Cancel) -> None:
-        """Note it."""
         self.cancelled.append(-message.worker_id)
 
     def forget_early(self, worker_id: int) -> None:
         """Nothing is kept."""
 
     def end(self, worker: WorkerRecord) -> None:
-        """Note it."""
         self.unneeded.append(worker.worker_id)
 
     def exit_record(self, worker: WorkerRecord, code: int) -> ExitRecord:

@@ -60,15 +60,11 @@ class ActorLookup:
     def __init__(self, parts: ClientParts, namespace: str) -> None:
         self._parts = parts
         self._node = parts.node
-        self._waiter = parts.waiter
         self._namespace = namespace
 
     def is_abroad(self, actor: ActorEndpoint) -> bool:
         """Return True if an actor belongs to a different session than this process."""
         return actor.peer.home not in (None, self._parts.mark)
-
-    def _answer(self, ref: LocalRef) -> Any:
-        return self._waiter.get([ref], None)[0]
 
     def find(self, name: str, namespace: str | None) -> Met:
         """Return the endpoint and the interface of the actor named `name`; see `Engine.find_actor`."""
@@ -131,7 +127,7 @@ class ActorLookup:
                         specs.taken_message(wanted.name, wanted.namespace or self._namespace, holder)
                     )
             try:
-                answer: messages.Found | None = self._answer(self._node.ask(request, handles, buffers))
+                answer: messages.Found | None = self._node.demand(request, handles, buffers)
             except (KeyboardInterrupt, SystemExit):
                 # The actor may be registered already and would wait forever for its first frame, so the node
                 # is asked to kill the actor.
@@ -148,7 +144,7 @@ class ActorLookup:
     def _find_own(self, name: str, namespace: str | None) -> Met | messages.NotFound:
         """Return the actor named `name` in this process's session."""
         message = messages.FindActor(name, namespace, False)
-        return self._ask_for(self._parts.mark, lambda conn: self._answer(self._node.ask(message, conn)))
+        return self._ask_for(self._parts.mark, lambda conn: self._node.demand(message, conn))
 
     def _ask_for(self, home: str, ask: Callable[[Sequence[Descriptor]], _Answer]) -> Met | messages.NotFound:
         """Connect to an actor in the session with the folder `home`.

@@ -100,9 +100,9 @@ class NodeClient(CallConnection):
         self.request(REQUEST, packed(message, handles, buffers), [ref])
         return ref
 
-    def demand(self, message: Any) -> Any:
+    def demand(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> Any:
         """Send a request and wait for its answer."""
-        return self._answer(self.ask(message))
+        return self._answer(self.ask(message, handles, buffers))
 
     def demand_end(self, message: Any) -> None:
         """Send a request to end an actor or a group, and wait. Do nothing if the node has ended."""
@@ -146,7 +146,7 @@ class NodeClient(CallConnection):
         """Return the node's record of how the process at the other end of `peer` ended."""
         if peer.worker_id is None:
             return restart_policy.ExitRecord(reason="its connection closed")
-        exit_: restart_policy.ExitRecord = self._answer(self.ask(QueryExit(peer.worker_id)))
+        exit_: restart_policy.ExitRecord = self.demand(QueryExit(peer.worker_id))
         return exit_
 
     def death_of(self, peer: CallConnection) -> TrainkitError:

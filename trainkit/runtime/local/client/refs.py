@@ -280,10 +280,15 @@ class CallConnection(channel.Connection):
         self, ids: list[int], values: list[Any], pickled: list[tuple[int, bytes]], _: float
     ) -> None:
         """Complete the references of several small answers: `values` are immutable, `pickled` are pickles."""
+        take = self.pending.pop
         if self._asked_for:
             self._asked_for.difference_update(ids, (call_id for call_id, _ in pickled))
+        # `_complete` is inlined for speed, as immutable answers are the most frequent answers.
         for call_id, value in zip(ids, values, strict=True):
-            self._complete(call_id, ATOM, value)
+            waiting = take(call_id, None)
+            ref = None if waiting is None else waiting()
+            if ref is not None:
+                ref.complete(ATOM, value)
         for call_id, payload in pickled:
             self._complete(call_id, channel.VALUE, Packed(payload))
 

@@ -65,7 +65,7 @@ def group_folders(membership: str, mounts: str, controller: str) -> list[PurePos
     for root, point, version, options in _cgroup_mounts(mounts):
         if version == 1 and controller not in options.split(","):
             continue
-        group = _group(membership, None if version == 2 else controller)
+        group = _group(membership, "" if version == 2 else controller)
         if group is None:
             continue
         inside = PurePosixPath(group)
@@ -86,16 +86,14 @@ def _cgroup_mounts(mounts: str) -> Iterator[tuple[str, str, int, str]]:
             yield fields[3], fields[4].replace("\\040", " "), 2 if kind[0] == "cgroup2" else 1, kind[2]
 
 
-def _group(membership: str, controller: str | None) -> str | None:
+def _group(membership: str, controller: str) -> str | None:
     """Return the path of a process's cgroup for a version 1 `controller`.
 
-    If `controller` is None, return the path in cgroup version 2.
+    If `controller` is "", return the path in cgroup version 2, whose line names no controllers.
     """
     for line in membership.splitlines():
-        number, controllers, path = line.split(":", 2)
-        if controller is None and number == "0" and not controllers:
-            return path
-        if controller is not None and controller in controllers.split(","):
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
             return path
     return None
 
