@@ -15,15 +15,7 @@ from typing import Any
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, ObjectLostError, TrainkitError, did_you_mean
 from trainkit.runtime import specs
-from trainkit.runtime.local.client import reconnecting
-from trainkit.runtime.local.client.actors import (
-    ActorConnection,
-    ActorEndpoint,
-    CallAwaitingArguments,
-    ClientParts,
-    known_endpoint,
-    shared,
-)
+from trainkit.runtime.local.client import actors, reconnecting
 from trainkit.runtime.local.client.futures import Results
 from trainkit.runtime.local.client.refs import CallConnection, LocalRef, is_own
 from trainkit.runtime.local.client.waiting import pending
@@ -46,7 +38,7 @@ _TURN_S = 10.0
 _LOOK_S = 0.5
 _ROOM_BYTES = 1 << 20
 _Answer = messages.Found | messages.NotFound
-Met = tuple[ActorEndpoint, specs.Interface]
+Met = tuple[actors.ActorEndpoint, specs.Interface]
 
 
 class ActorLookup:
@@ -57,12 +49,12 @@ class ActorLookup:
         namespace: this process's namespace, which is the default for lookups.
     """
 
-    def __init__(self, parts: ClientParts, namespace: str) -> None:
+    def __init__(self, parts: actors.ClientParts, namespace: str) -> None:
         self._parts = parts
         self._node = parts.node
         self._namespace = namespace
 
-    def is_abroad(self, actor: ActorEndpoint) -> bool:
+    def is_abroad(self, actor: actors.ActorEndpoint) -> bool:
         """Return True if an actor belongs to a different session than this process."""
         return actor.peer.home not in (None, self._parts.mark)
 
@@ -158,7 +150,7 @@ class ActorLookup:
         if isinstance(answer, messages.NotFound):
             return answer
         with _meeting:
-            known = known_endpoint(home, answer.worker_id)
+            known = actors.known_endpoint(home, answer.worker_id)
             if known is not None:
                 return known, answer.interface
             ours, theirs = socket.socketpair()
@@ -170,10 +162,10 @@ class ActorLookup:
             return self._met(home, answer, sock)
 
     def _met(self, home: str, answer: messages.Found, sock: socket.socket) -> Met:
-        connection = ActorConnection if answer.life is None else reconnecting.ReconnectingConnection
+        connection = actors.ActorConnection if answer.life is None else reconnecting.ReconnectingConnection
         peer = connection(sock, answer.label, answer.worker_id)
         peer.home, peer.in_order, peer.max_task_retries = home, answer.in_order, answer.max_task_retries
-        endpoint = shared(ActorEndpoint(peer))
+        endpoint = actors.shared(actors.ActorEndpoint(peer))
         if endpoint.peer is peer:
             peer.follow(self._parts, life=answer.life or 0)
         return endpoint, answer.interface
@@ -218,14 +210,14 @@ class ActorClient:
         results: factory of the references that a call returns.
     """
 
-    def __init__(self, parts: ClientParts, lookup: ActorLookup, results: Results) -> None:
+    def __init__(self, parts: actors.ClientParts, lookup: ActorLookup, results: Results) -> None:
         self._parts = parts
         self._node = parts.node
         self._lookup = lookup
         self._codec = parts.codec
         self._results = results
 
-    def start(self, spec: specs.ActorSpec) -> ActorEndpoint:
+    def start(self, spec: specs.ActorSpec) -> actors.ActorEndpoint:
         """Request the start of an actor and return the actor's endpoint; see `Engine.start_actor`."""
         wanted = spec.registration
         with descriptors_explained:
@@ -235,7 +227,7 @@ class ActorClient:
                 found = self._lookup.holder(wanted)
                 return self._start(spec) if found is None else found[0]
 
-    def _start(self, spec: specs.ActorSpec) -> ActorEndpoint:
+    def _start(self, spec: specs.ActorSpec) -> actors.ActorEndpoint:
         placement = self._parts.placed(spec.placement, spec.name)
         definition = self._codec.definition(spec.cls, spec.name)
         waits_for = pending(spec.args, spec.kwargs)
@@ -285,7 +277,7 @@ class ActorClient:
 
     def call(
         self,
-        actor: ActorEndpoint,
+        actor: actors.ActorEndpoint,
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -310,7 +302,7 @@ class ActorClient:
         )
         if waits_for or peer.keeps_back:
             refs = self._results.new(spec.num_returns, None)
-            held = CallAwaitingArguments(
+            held = actors.CallAwaitingArguments(
                 self._parts, actor, peer, method, body.owned(), refs, spec, ready=not waits_for
             )
             peer.hold(held, waits_for)
@@ -321,7 +313,7 @@ class ActorClient:
             peer.call(actor, body, refs, spec)
         return self._results.handed_out(refs, spec.num_returns)
 
-    def kill(self, actor: ActorEndpoint, no_restart: bool) -> None:
+    def kill(self, actor: actors.ActorEndpoint, no_restart: bool) -> None:
         """End an actor; see `Engine.kill`."""
         peer, reason = actor.peer, "it was killed by trainkit.kill()"
         if peer.worker_id is None:
