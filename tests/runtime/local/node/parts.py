@@ -8,41 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainkit.runtime.local.node import records
 from trainkit.runtime.local.node.logs import SessionLogs
 from trainkit.runtime.local.node.loop import Loop
 from trainkit.runtime.local.node.node import Parts
-from trainkit.runtime.local.node.records import (
-    DRIVER,
-    RequestGranted,
-    SessionRecord,
-    StartFailed,
-    WorkerExited,
-    WorkerRecord,
-    WorkerStarted,
-    WorkerTable,
-)
 from trainkit.runtime.local.node.state import StateListing
+from trainkit.runtime.local.wire import messages
 from trainkit.runtime.local.wire.channel import Connection, Descriptor
-from trainkit.runtime.local.wire.messages import (
-    Cancel,
-    ConstructorCall,
-    RequestLease,
-    Reserve,
-    StartActor,
-    WorkerEnvironment,
-    WorkerSpec,
-)
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import Packed
-from trainkit.runtime.specs import (
-    Interface,
-    Placement,
-    PlacementGroupId,
-    Registration,
-    SessionSpec,
-)
+from trainkit.runtime.specs import Interface, Placement, PlacementGroupId, Registration, SessionSpec
 
-ENVIRONMENT = WorkerEnvironment(inherited=b"", cwd="/", preload=frozenset())
+ENVIRONMENT = messages.WorkerEnvironment(inherited=b"", cwd="/", preload=frozenset())
 
 
 class Silence:
@@ -70,9 +47,9 @@ class Processes:
         ends: of the workers' connections.
     """
 
-    table: WorkerTable
+    table: records.WorkerTable
     publish: Callable[[Any], None]
-    started: list[WorkerSpec] = field(default_factory=list)
+    started: list[messages.WorkerSpec] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -81,21 +58,21 @@ class Processes:
     full: bool = False
     ends: list[Connection] = field(default_factory=list)
 
-    def grant(self, event: RequestGranted) -> None:
+    def grant(self, event: records.RequestGranted) -> None:
         """Enter the worker that would be started, as if its template had forked it."""
         if event.idle is not None:
             self.reused.append(event.idle.worker_id)
             return
         if self.full:
-            self.publish(StartFailed(event, "no descriptor left"))
+            self.publish(records.StartFailed(event, "no descriptor left"))
             return
         message = event.request.start
         assert message is not None
-        spec = WorkerSpec(
+        spec = messages.WorkerSpec(
             worker_id=message.worker_id,
             serial=self.table.next_serial(),
             name=message.name,
-            is_actor=isinstance(message, StartActor),
+            is_actor=isinstance(message, messages.StartActor),
             cpus=0,
             gpus={},
             visible_gpus=[],
@@ -117,13 +94,13 @@ class Processes:
             ledger_group=event.where,
         )
 
-    def start(self, spec: WorkerSpec, first: Any, *, delay_s: float = 0.0, **more: Any) -> None:
+    def start(self, spec: messages.WorkerSpec, first: Any, *, delay_s: float = 0.0, **more: Any) -> None:
         """Enter a worker, as if its template had forked it."""
         if self.full:
             raise OSError("no descriptor left")
         ours, theirs = socket.socketpair()
         self.ends.append(Connection(theirs))
-        worker = WorkerRecord(
+        worker = records.WorkerRecord(
             worker_id=spec.worker_id,
             serial=spec.serial,
             name=spec.name,
@@ -138,24 +115,24 @@ class Processes:
         self.table.add(worker)
         self.started.append(spec)
         self.delays.append(delay_s)
-        self.publish(WorkerStarted(worker))
+        self.publish(records.WorkerStarted(worker))
 
-    def kill(self, worker: WorkerRecord) -> None:
+    def kill(self, worker: records.WorkerRecord) -> None:
         self.killed.append(worker.worker_id)
 
-    def cancel(self, worker: WorkerRecord, message: Cancel) -> None:
+    def cancel(self, worker: records.WorkerRecord, message: messages.Cancel) -> None:
         self.cancelled.append(worker.worker_id)
 
-    def cancel_early(self, message: Cancel) -> None:
+    def cancel_early(self, message: messages.Cancel) -> None:
         self.cancelled.append(-message.worker_id)
 
     def forget_early(self, worker_id: int) -> None:
         """Nothing is kept."""
 
-    def end(self, worker: WorkerRecord) -> None:
+    def end(self, worker: records.WorkerRecord) -> None:
         self.unneeded.append(worker.worker_id)
 
-    def exit_record(self, worker: WorkerRecord, code: int) -> ExitRecord:
+    def exit_record(self, worker: records.WorkerRecord, code: int) -> ExitRecord:
         """Return how a worker ended with that exit code."""
         return ExitRecord(
             pid=worker.pid,
@@ -201,7 +178,7 @@ class NodeParts:
         loop.after = self.timers.after  # type: ignore[method-assign]
         spec = SessionSpec(totals=totals, namespace="default")
         template: Any = None  # nothing is forked
-        session = SessionRecord(
+        session = records.SessionRecord(
             spec,
             Path("/tmp/session-abc"),
             account_fd=-1,
@@ -233,7 +210,7 @@ class NodeParts:
     def _emptied(self, _: object) -> None:
         self.emptied += 1
 
-    def ask_actor(self, worker_id: int, client: int = DRIVER, **more: Any) -> None:
+    def ask_actor(self, worker_id: int, client: int = records.DRIVER, **more: Any) -> None:
         """Ask for an actor's process, and grant what can be granted."""
         message = actor(worker_id, **more)
         if self.named.register(message, lambda _: None):
@@ -241,10 +218,12 @@ class NodeParts:
             self.scheduler.enqueue(client, message, first())
         self.scheduler.serve()
 
-    def ask_lease(self, worker_id: int, client: int = DRIVER, **resources: float) -> list[Any]:
+    def ask_lease(self, worker_id: int, client: int = records.DRIVER, **resources: float) -> list[Any]:
         """Ask for a process for tasks, and grant what can be granted; returns the answers to come."""
         answers: list[Any] = []
-        message = RequestLease(worker_id, "task", Placement(resources=resources or {"CPU": 1}), ENVIRONMENT)
+        message = messages.RequestLease(
+            worker_id, "task", Placement(resources=resources or {"CPU": 1}), ENVIRONMENT
+        )
         self.scheduler.enqueue(client, message, first(), answers.append)
         self.scheduler.serve()
         return answers
@@ -253,12 +232,12 @@ class NodeParts:
         """Ask for a placement group; returns the answers to come."""
         answers: list[Any] = []
         said = {"strategy": "PACK", "name": "", "detached": False, **more}
-        self.groups.reserve(DRIVER, Reserve(group_id, bundles, **said), lambda _: None)
+        self.groups.reserve(records.DRIVER, messages.Reserve(group_id, bundles, **said), lambda _: None)
         self.groups.await_group(group_id, answers.append)
         self.scheduler.serve()
         return answers
 
-    def worker(self, worker_id: int) -> WorkerRecord:
+    def worker(self, worker_id: int) -> records.WorkerRecord:
         """Return the living worker of that id."""
         worker = self.table.get(worker_id)
         assert worker is not None
@@ -270,7 +249,7 @@ class NodeParts:
         heir = self.table.heir(worker)
         self.table.remove_process(worker.serial)
         exit_ = self.processes.exit_record(worker, code)
-        self.publish(WorkerExited(worker, exit_, heir, worker.departs and code == 0))
+        self.publish(records.WorkerExited(worker, exit_, heir, worker.departs and code == 0))
         self.scheduler.serve()
 
     def living(self) -> list[int]:
@@ -292,14 +271,14 @@ def actor(
     name: str | None = None,
     detached: bool = False,
     ready: bool = True,
-) -> StartActor:
+) -> messages.StartActor:
     """Return a request for an actor's process."""
     registration = None
     if name is not None or detached:
         registration = Registration(
             name=name or f"name{worker_id}", namespace=None, detached=detached, get_if_exists=False
         )
-    return StartActor(
+    return messages.StartActor(
         worker_id,
         f"Actor{worker_id}",
         Placement(
@@ -307,7 +286,7 @@ def actor(
             group=None if group is None else PlacementGroupId(group=group, bundle=None, capture=False),
         ),
         ENVIRONMENT,
-        constructor_call=ConstructorCall(max_restarts, b"", False, ()) if max_restarts else None,
+        constructor_call=messages.ConstructorCall(max_restarts, b"", False, ()) if max_restarts else None,
         registration=registration,
         interface=Interface(name="Actor", methods={}) if registration else None,
         ready=ready,

@@ -10,24 +10,15 @@ import pytest
 
 from tests.runtime.local.node.parts import NodeParts, actor, first
 from trainkit.errors import ConfigError, ObjectLostError
+from trainkit.runtime.local.wire import messages
 from trainkit.runtime.local.wire.channel import Descriptor
-from trainkit.runtime.local.wire.messages import (
-    Cancel,
-    FindActor,
-    Found,
-    NotFound,
-    QueryExit,
-    Reconnect,
-    Reconnected,
-    Waits,
-)
 from trainkit.runtime.restart_policy import ExitRecord
 
 
 def exit_of(node: NodeParts, worker_id: int) -> list[Any]:
     """Ask how a worker ended; returns the answers to come."""
     answers: list[Any] = []
-    node.supervisor.query_exit(QueryExit(worker_id), answers.append)
+    node.supervisor.query_exit(messages.QueryExit(worker_id), answers.append)
     return answers
 
 
@@ -59,7 +50,7 @@ def test_an_unknown_worker_belongs_to_a_session_that_has_ended() -> None:
 def test_a_cancellation_finds_its_worker_started_or_not() -> None:
     node = NodeParts(11, 12, CPU=1)
     for worker_id in (11, 12, 99):
-        node.supervisor.cancel(Cancel(worker_id, 1, False))
+        node.supervisor.cancel(messages.Cancel(worker_id, 1, False))
     assert node.processes.cancelled == [11, -12]
 
 
@@ -144,7 +135,7 @@ def test_a_restart_waits_for_descriptors() -> None:
     node.worker(11).pid = 4711
     node.processes.full = True
     node.exits(11)
-    (told,) = [message for _, message in node.notices if isinstance(message, Waits)]
+    (told,) = [message for _, message in node.notices if isinstance(message, messages.Waits)]
     assert "Actor11 (pid 4711) can't be restarted yet and waits: no descriptor left" in told.text
     node.processes.full = False
     node.timers.run()
@@ -156,10 +147,10 @@ def test_a_client_is_connected_to_the_next_process_of_its_actor() -> None:
     node.ask_actor(11, max_restarts=1)
     answers: list[Any] = []
     ours, theirs = socket.socketpair()
-    node.supervisor.reconnect(1, Reconnect(11, 0), Descriptor(theirs.detach()), answers.append)
+    node.supervisor.reconnect(1, messages.Reconnect(11, 0), Descriptor(theirs.detach()), answers.append)
     assert answers == []
     node.exits(11)
-    assert [type(answer) for answer in answers] == [Reconnected]
+    assert [type(answer) for answer in answers] == [messages.Reconnected]
     assert answers[0].life == 1
     ours.close()
 
@@ -168,7 +159,7 @@ def test_a_client_of_an_actor_that_is_never_restarted_is_told_how_it_ended() -> 
     node = NodeParts(11, CPU=1)
     node.exits(11)
     answers: list[Any] = []
-    node.supervisor.reconnect(1, Reconnect(11, 0), first(), answers.append)
+    node.supervisor.reconnect(1, messages.Reconnect(11, 0), first(), answers.append)
     assert [answer.code for answer in answers] == [-9]
 
 
@@ -178,28 +169,28 @@ def test_a_client_of_an_actor_that_is_never_restarted_is_told_how_it_ended() -> 
 def find(node: NodeParts, name: str) -> Any:
     """Return the answer to the question for the actor of a name."""
     answers: list[Any] = []
-    node.named.find(FindActor(name, None, False), [], answers.append)
+    node.named.find(messages.FindActor(name, None, False), [], answers.append)
     return answers[0]
 
 
 def test_a_name_is_free_when_its_actor_has_ended_for_good() -> None:
     node = NodeParts(CPU=2)
     node.ask_actor(11, name="clerk", max_restarts=1)
-    assert isinstance(find(node, "clerk"), Found)
+    assert isinstance(find(node, "clerk"), messages.Found)
     node.exits(11)
     assert find(node, "clerk").life == 1
     answers: list[Any] = []
     assert not node.named.register(actor(12, name="clerk"), answers.append)
     assert isinstance(answers[0], ConfigError)
     node.exits(11)
-    assert isinstance(find(node, "clerk"), NotFound)
+    assert isinstance(find(node, "clerk"), messages.NotFound)
 
 
 def test_an_actor_that_is_being_killed_is_not_found() -> None:
     node = NodeParts(CPU=1)
     node.ask_actor(11, name="clerk")
     node.supervisor.kill(11, "no more", lambda _: None)
-    assert isinstance(find(node, "clerk"), NotFound)
+    assert isinstance(find(node, "clerk"), messages.NotFound)
 
 
 def test_the_end_of_the_last_detached_actor_is_told() -> None:
