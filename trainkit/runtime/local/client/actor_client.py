@@ -36,6 +36,7 @@ _meeting = threading.RLock()
 _SEARCH_S = 2.0
 _TURN_S = 10.0
 _LOOK_S = 0.5
+_TRY_S = 0.001
 _ROOM_BYTES = 1 << 20
 _Answer = messages.Found | messages.NotFound
 Met = tuple[actors.ActorEndpoint, specs.Interface]
@@ -376,7 +377,7 @@ def _locks(fd: int) -> bool:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
-        SYSTEM.sleep(0.005)
+        SYSTEM.sleep(_TRY_S)
     return False
 
 
