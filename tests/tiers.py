@@ -61,7 +61,7 @@ OTHERS = {
         runtime/local/node/test_supervisor.py runtime/inline/test_inline.py
         runtime/test_placement.py runtime/test_restart_rules.py runtime/test_turns.py
         sklearn/test_copy_files.py sklearn/test_estimator_checks.py sklearn/test_fold_order.py
-        sklearn/test_from_tune_sklearn.py sklearn/test_own_words.py sklearn/test_passes.py
+        sklearn/test_from_tune_sklearn.py sklearn/test_own_words.py
         sklearn/test_piecewise.py sklearn/test_search_candidates.py sklearn/test_search_cv.py
         sklearn/test_settings.py sklearn/test_spaces.py train/checkpoint/test_checkpoint.py
         train/strategies/test_cutting.py train/data/test_data.py train/test_inline.py

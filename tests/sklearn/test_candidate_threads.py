@@ -1,4 +1,4 @@
-"""How many threads an estimator has: as many as its candidate has CPUs."""
+"""How many threads an estimator, and any library of a trial, has: as many as there are CPUs for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_info
 
+import trainkit
+from tests.conftest import eventually
 from trainkit.sklearn import TuneGridSearchCV
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -58,3 +60,29 @@ def test_lightgbm_has_them_too_unless_the_user_gives_it_others(
         ).fit(X, Y)
         assert set(search.cv_results_["mean_test_score"]) == {used}
         assert search.best_estimator_.named_steps["model"].n_jobs == given
+
+
+class Process:
+    """A process of its own, forked from what was loaded beforehand."""
+
+    def threads(self) -> dict[str, set[int]]:
+        """Return by kind of library how many threads those that are loaded have."""
+        found: dict[str, set[int]] = {}
+        for pool in threadpool_info():
+            found.setdefault(pool["user_api"], set()).add(pool["num_threads"])
+        return found
+
+
+def test_libraries_that_were_loaded_before_take_the_cpus_of_the_trial() -> None:
+    for cpus in (1, 2, 3):
+        seen: dict[str, set[int]] = {}
+
+        def is_loaded(cpus: int = cpus, seen: dict[str, set[int]] = seen) -> bool:
+            """Look into a new process: the first ones don't wait until all imports are made."""
+            one = trainkit.remote(num_cpus=cpus)(Process).remote()
+            seen.update(trainkit.get(one.threads.remote()))
+            trainkit.kill(one)
+            return "openmp" in seen
+
+        assert eventually(is_loaded)
+        assert seen["openmp"] == seen["blas"] == {cpus}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,9 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 from sklearn.linear_model import (
     ElasticNet,
     LogisticRegression,
+    Perceptron,
     SGDClassifier,
+    SGDOneClassSVM,
     SGDRegressor,
 )
 from sklearn.mixture import GaussianMixture
@@ -113,6 +116,41 @@ def test_labels_that_go_together_are_classes() -> None:
     assert ours.predict(points).shape == labels.shape
 
 
+# row 1.38
+@pytest.mark.parametrize("kind", [SGDClassifier, SGDRegressor, Perceptron, SGDOneClassSVM])
+def test_several_portions_at_once_are_the_passes_of_one_fit(kind: Any) -> None:
+    labels = None if kind is SGDOneClassSVM else Y
+    piecewise = IncrementalFit(kind(random_state=0), 9, last_step=True, labels=Y)
+    piecewise.advance(lambda: (X, labels, {}), 6)
+    whole = kind(random_state=0, max_iter=6, tol=None).fit(X, labels)
+    assert np.array_equal(piecewise.estimator.coef_, whole.coef_)
+    assert piecewise.estimator.get_params() == kind(random_state=0).get_params()
+    piecewise.advance(lambda: (X, labels, {}), 3)
+    assert piecewise.done == 9
+    assert piecewise.estimator.t_ == 9 * len(X) + 1
+    pickle.loads(pickle.dumps(piecewise.estimator))
+
+
+class Counts(SGDClassifier):
+    """Counts its calls."""
+
+    calls = 0
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
+        self.calls += 1
+        return super().partial_fit(X, y, classes, sample_weight)
+
+
+@pytest.mark.parametrize(
+    "estimator", [Counts(random_state=0), MLPClassifier((8,), random_state=0)], ids=["own class", "MLP"]
+)
+def test_others_are_called_once_for_each_of_several_portions(estimator: Any) -> None:
+    piecewise = IncrementalFit(clone(estimator), 4, last_step=True, labels=Y)
+    piecewise.advance(lambda: (X, Y, {}), 3)
+    assert same(piecewise.estimator, passed(clone(estimator), 3))
+    assert getattr(piecewise.estimator, "calls", 3) == 3
+
+
 # --- warm starts ------------------------------------------------------------------------------------
 
 
@@ -156,6 +194,14 @@ def test_an_ensemble_that_has_grown_is_one_fitted_at_once(estimator: Any, done: 
     at_once = clone(estimator).set_params(n_estimators=grown).fit(X[FEW], Y[FEW])
     assert same(ours, at_once)
     assert ours.get_params() == at_once.get_params()
+
+
+def test_several_portions_of_an_ensemble_are_one_fit() -> None:
+    forest = RandomForestClassifier(n_estimators=9, random_state=0)
+    piecewise = IncrementalFit(clone(forest), 9, last_step=True, labels=Y)
+    for portions in (1, 3, 5):
+        piecewise.advance(lambda: (X, Y, {}), portions)
+    assert same(piecewise.estimator, clone(forest).fit(X, Y))
 
 
 # row 1.38

@@ -147,29 +147,26 @@ class Inconsistent(KFold):
 
 
 @pytest.mark.parametrize(
-    ("search", "text"),
+    ("given", "text"),
     [
-        (TuneGridSearchCV(SVC(), []), "the parameter space has no candidates"),
-        (TuneGridSearchCV(SVC(), ONE, cv=[]), "produces no folds"),
-        (TuneGridSearchCV(SVC(), ONE, cv=Inconsistent(3)), "Expected 4 splits, got 3"),
-        (TuneGridSearchCV(SVC(), ONE, mode="best"), "mode must be 'max', 'min', or None"),
+        ({"param_grid": []}, "the parameter space has no candidates"),
+        ({"cv": []}, "produces no folds"),
+        ({"cv": Inconsistent(3)}, "Expected 4 splits, got 3"),
+        ({"mode": "best"}, "mode must be 'max', 'min', or None"),
+        ({"scoring": ["f1", "accuracy"], "refit": False, "mode": "min"}, "'f1', 'accuracy'"),
         (
-            TuneGridSearchCV(SVC(), ONE, scoring=["f1", "accuracy"], refit=False, mode="min"),
-            "'f1', 'accuracy'",
-        ),
-        (
-            TuneGridSearchCV(SVC(), ONE, scoring=lambda *_: {"a": 1, "b": 2}, refit=False, mode="min"),
+            {"scoring": lambda *_: {"a": 1, "b": 2}, "refit": False, "mode": "min"},
             "refit=False names none of 'a', 'b'",
         ),
-        (TuneGridSearchCV(SVC(), ONE, scoring=["f1", "accuracy"]), "refit must be set to a scorer key"),
-        (TuneGridSearchCV(SVC(), {"C": 1}), "needs to be a list"),
-        (TuneGridSearchCV(SVC(), ONE, use_gpu="yes"), "'use_gpu' parameter"),
+        ({"scoring": ["f1", "accuracy"]}, "refit must be set to a scorer key"),
+        ({"param_grid": {"C": 1}}, "needs to be a list"),
+        ({"use_gpu": "yes"}, "'use_gpu' parameter"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_mistake_is_told(search: Any, text: str) -> None:
+def test_a_mistake_is_told(given: dict[str, Any], text: str) -> None:
     with pytest.raises((ValueError, TypeError), match=text):
-        search.fit(X, Y)
+        TuneGridSearchCV(SVC(), **{"param_grid": ONE, **given}).fit(X, Y)
 
 
 def test_less_is_better_turns_ranks_and_the_best() -> None:

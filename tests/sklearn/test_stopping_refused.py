@@ -21,89 +21,80 @@ pytestmark = pytest.mark.usefixtures("runtime")
 # --- what is refused --------------------------------------------------------------------------------
 
 
+def refused(estimator: Any, grid: Any, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        TuneGridSearchCV(estimator, grid, **{"max_iters": 5, "cv": 2, **settings}).fit(X, Y)
+
+
+SCALED, SCALED_SGD = (make_pipeline(StandardScaler(), each) for each in (SVC(), SGD))
+FOREST, SMALL = RandomForestClassifier(), RandomForestClassifier(n_estimators=3)
+
+
 # row 1.38
 @pytest.mark.parametrize(
     ("estimator", "grid", "settings", "words"),
     [
-        (SVC(), {"C": [1]}, {"early_stopping": True}, "SVC can't be trained a portion at a time"),
+        (SVC(), {"C": [1]}, {}, "SVC can't be trained a portion at a time"),
+        (SCALED, {"svc__C": [1]}, {}, "SVC can't be trained a portion at a time"),
+        (SCALED_SGD, {}, {"pipeline_auto_early_stop": False}, "pipeline_auto_early_stop=True"),
+        (FOREST, {"n_estimators": [10]}, {}, "n_estimators cannot be searched.*remove n_estimators from the"),
+        (SMALL, [{"max_depth": [1]}], {}, "n_estimators=3 cannot be divided into max_iters=5"),
+    ],
+)
+def test_an_estimator_that_cannot_be_stopped_is_refused(
+    estimator: Any, grid: Any, settings: dict[str, Any], words: str
+) -> None:
+    refused(estimator, grid, {"early_stopping": True, **settings}, words)
+
+
+# row 1.38
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("nobody", "early_stopping='nobody' is not one of asha"),
+        ("Ahsa", "Did you mean 'asha'"),
+        (3, "early_stopping must be True"),
         (
-            make_pipeline(StandardScaler(), SVC()),
-            {"svc__C": [1]},
-            {"early_stopping": True},
-            "SVC can't be trained a portion at a time",
-        ),
-        (
-            make_pipeline(StandardScaler(), SGD),
-            {"sgdclassifier__alpha": [1]},
-            {"early_stopping": True, "pipeline_auto_early_stop": False},
-            "pipeline_auto_early_stop=True",
-        ),
-        (
-            RandomForestClassifier(),
-            {"n_estimators": [10, 20]},
-            {"early_stopping": True},
-            "n_estimators cannot be searched.*remove n_estimators from the search",
-        ),
-        (
-            RandomForestClassifier(n_estimators=3),
-            [{"max_depth": [1]}, {"max_depth": [2]}],
-            {"early_stopping": True},
-            "n_estimators=3 cannot be divided into max_iters=5",
-        ),
-        (SGD, {"alpha": [1]}, {"early_stopping": "nobody"}, "early_stopping='nobody' is not one of asha"),
-        (SGD, {"alpha": [1]}, {"early_stopping": "Ahsa"}, "Did you mean 'asha'"),
-        (SGD, {"alpha": [1]}, {"early_stopping": 3}, "early_stopping must be True"),
-        (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": True, "max_iters": 0},
-            "max_iters must be a positive integer, not 0",
-        ),
-        (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": ASHAScheduler(metric="loss", mode="max")},
+            ASHAScheduler(metric="loss", mode="max"),
             r"ASHAScheduler\(metric='loss'\) contradicts the search, whose metric is 'average_test_score'",
         ),
         (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": ASHAScheduler(mode="min")},
+            ASHAScheduler(mode="min"),
             r"ASHAScheduler\(mode='min'\) contradicts the search, whose mode is 'max'",
         ),
         (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": ASHAScheduler(time_attr="epoch")},
+            ASHAScheduler(time_attr="epoch"),
             "needs a count that candidates don't report: use time_attr='training_iteration'",
         ),
         (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": ASHAScheduler(grace_period=20)},
+            ASHAScheduler(grace_period=20),
             "makes no decision before training_iteration=20, but max_iters=5",
         ),
-        (SGD, {"alpha": [1]}, {"early_stopping": "pareto"}, "ParetoScheduler compares several metrics"),
+        ("pareto", "ParetoScheduler compares several metrics"),
         (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": "PopulationBasedTraining"},
+            "PopulationBasedTraining",
             r"PopulationBasedTraining\(time_attr='training_iteration', perturbation_interval=1, "
             r"hyperparam_mutations=\{'alpha': .*has nothing to explore",
         ),
+    ],
+)
+def test_what_cannot_stop_candidates_is_refused(how: Any, words: str) -> None:
+    refused(SGD, {"alpha": [1]}, {"early_stopping": how}, words)
+
+
+# row 1.38
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_iters": 0}, "max_iters must be a positive integer, not 0"),
         (
-            SGD,
-            {"alpha": [1]},
-            {"early_stopping": True, "scoring": ["accuracy", "f1_macro"], "refit": False},
+            {"scoring": ["accuracy", "f1_macro"], "refit": False},
             "refit=False names none of the scorers 'accuracy', 'f1_macro', but early_stopping needs one",
         ),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_runs(
-    estimator: Any, grid: Any, settings: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        TuneGridSearchCV(estimator, grid, **{"max_iters": 5, "cv": 2, **settings}).fit(X, Y)
+def test_other_arguments_are_refused_with_it(settings: dict[str, Any], words: str) -> None:
+    refused(SGD, {"alpha": [1]}, {"early_stopping": True, **settings}, words)
 
 
 # row 1.38

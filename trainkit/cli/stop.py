@@ -17,7 +17,7 @@ from trainkit.cli.experiments import (
 )
 from trainkit.cli.sessions import NO_SESSION, find_session, sessions
 from trainkit.client import Experiment
-from trainkit.clock import SYSTEM, Clock
+from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError, NodeDiedError, StoreError, TrainkitError, TuneError
 from trainkit.runtime.local.client.launch import end_leftovers
 from trainkit.runtime.local.system import boot, process
@@ -79,14 +79,13 @@ class Stop(Command):
         return stop_experiment(arguments.experiment, arguments.trial, as_json=arguments.json)
 
 
-def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, clock: Clock = SYSTEM) -> int:
+def stop_experiment(word: str, trial: str | None, *, as_json: bool = False) -> int:
     """Stop the experiment `word` as Ctrl-C does, or one of its trials, and wait for the end.
 
     Args:
         word: path or name of the experiment.
         trial: id, name or number of the trial; None means the whole experiment.
         as_json: True prints the experiment's answer as JSON, and does not wait for the end.
-        clock: clock for the wait.
 
     Raises:
         ConfigError: the experiment or trial does not exist.
@@ -99,8 +98,8 @@ def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, cloc
     if as_json:
         sys.stdout.write(f"{answer.as_json()}\n")
         return 0
-    patience_ends = clock.monotonic() + PATIENCE_S
-    while clock.monotonic() < patience_ends:
+    patience_ends = SYSTEM.monotonic() + PATIENCE_S
+    while SYSTEM.monotonic() < patience_ends:
         running = owner_of(folder) is not None
         done = end_of(folder) if chosen is None else _outcome(folder, chosen)
         if done and (chosen is not None or not running):
@@ -110,7 +109,7 @@ def stop_experiment(word: str, trial: str | None, *, as_json: bool = False, cloc
             raise TuneError(
                 f"the process that ran {folder} has ended before it completed the request: {answer.outcome}"
             )
-        clock.sleep(_EVERY_S)
+        SYSTEM.sleep(_EVERY_S)
     raise TuneError(f"the process that runs {folder} has not completed the request within {PATIENCE_S:g} s")
 
 
@@ -121,12 +120,12 @@ def _outcome(folder: Path, trial_id: str) -> str:
     return f"trial {trial_id} is {trial.status}: {trial.reason}" if trial.status.is_finished else ""
 
 
-def wait_for_end(folder: Path, patience_ends: float, clock: Clock = SYSTEM) -> bool:
+def wait_for_end(folder: Path, patience_ends: float) -> bool:
     """Wait until no process runs the experiment; return False if it still runs at time `patience_ends`."""
     while owner_of(folder) is not None:
-        if clock.monotonic() >= patience_ends:
+        if SYSTEM.monotonic() >= patience_ends:
             return False
-        clock.sleep(_EVERY_S)
+        SYSTEM.sleep(_EVERY_S)
     return True
 
 
