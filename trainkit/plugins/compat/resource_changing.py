@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from trainkit.errors import ConfigError
 from trainkit.resources import describe, normalize
@@ -36,20 +36,23 @@ if TYPE_CHECKING:
     from trainkit.tune.core.trial import Trial
 
 
-class Asks(Protocol):
-    """Attributes and methods of the scheduler that an allocation function may use."""
+class Situation(NamedTuple):
+    """State of the experiment at a trial's report, from which `DistributeResources` computes.
 
-    metric: str | None
-    mode: str | None
+    Attributes:
+        live: all trials that have not ended, including the trial that reported.
+        has: number of units that each trial has now beyond its initial reservation, by trial id.
+        free: number of units that are not in use; if negative, the number of units by which trials exceed
+            the resources.
+        spare: number of units that remain if each live trial has its initial reservation.
+        scheduler: the calling scheduler.
+    """
 
-    @property
-    def base_trial_resources(self) -> PlacementGroupFactory | None:
-        """Resources that each trial reserves at its first start; None if no trial has reported yet."""
-        ...
-
-    def request_of(self, trial: Trial) -> PlacementGroupFactory:
-        """Return the reservation of a trial: the current one, or the new one for its next start."""
-        ...
+    live: Sequence[Trial]
+    has: Mapping[str, int]
+    free: int
+    spare: int
+    scheduler: ResourceChangingScheduler
 
 
 class DistributeResources:
@@ -94,7 +97,11 @@ class DistributeResources:
         return {**{name: getattr(self, name) for name in names}, "increase_by": self.increase_by or None}
 
     def __call__(
-        self, tune_controller: ExperimentView, trial: Trial, result: Mapping[str, Any], scheduler: Asks
+        self,
+        tune_controller: ExperimentView,
+        trial: Trial,
+        result: Mapping[str, Any],
+        scheduler: ResourceChangingScheduler,
     ) -> PlacementGroupFactory | None:
         """Return the new reservation of `trial`; None keeps the current reservation.
 
@@ -121,33 +128,16 @@ class DistributeResources:
         free = _times(unit, {name: amount - used.get(name, 0.0) for name, amount in room.items()})
         at_first = base.required_resources
         spare = {name: amount - len(live) * at_first.get(name, 0.0) for name, amount in room.items()}
-        units = self._wanted(trial, live, has, free, max(0, _times(unit, spare)), scheduler)
+        there = Situation(live, has, free, max(0, _times(unit, spare)), scheduler)
+        units = self._wanted(trial, there)
         most = self.increase_by_times if self.increase_by and self.increase_by_times >= 1 else math.inf
         return self._request(base, unit, int(max(0, min(units, most))))
 
-    def _wanted(
-        self,
-        trial: Trial,
-        live: Sequence[Trial],
-        has: Mapping[str, int],
-        free: int,
-        spare: int,
-        scheduler: Asks,
-    ) -> int:
-        """Return the number of units that the trial should have beyond its initial reservation.
-
-        Args:
-            trial: trial that has just reported.
-            live: all trials that have not ended, including `trial`.
-            has: number of additional units that each trial has now, by trial id.
-            free: number of units that are not in use; if negative, the number of units by which trials exceed
-                the resources.
-            spare: number of units that remain if each live trial has its initial reservation.
-            scheduler: the calling scheduler.
-        """
+    def _wanted(self, trial: Trial, there: Situation) -> int:
+        """Return the number of units that the reporting trial should have beyond its first reservation."""
         # Rounding up lets some trials receive one unit more than others while units are free.
-        share = -(-spare // len(live))
-        return min(share, has[trial.trial_id] + free)
+        share = -(-there.spare // len(there.live))
+        return min(share, there.has[trial.trial_id] + there.free)
 
     def _unit(self, base: PlacementGroupFactory) -> dict[str, float]:
         if self.increase_by:
@@ -204,29 +194,22 @@ class DistributeResourcesToTopJob(DistributeResources):
     def arguments(self) -> dict[str, Any]:
         return {**super().arguments, "metric": self.metric, "mode": self.mode}
 
-    def _wanted(
-        self,
-        trial: Trial,
-        live: Sequence[Trial],
-        has: Mapping[str, int],
-        free: int,
-        spare: int,
-        scheduler: Asks,
-    ) -> int:
-        metric, mode = self.metric or scheduler.metric, self.mode or scheduler.mode
+    def _wanted(self, trial: Trial, there: Situation) -> int:
+        metric, mode = self.metric or there.scheduler.metric, self.mode or there.scheduler.mode
         if metric is None or mode is None:
             raise ConfigError(
                 "DistributeResourcesToTopJob gives resources to the best trial by a metric: "
                 "set TuneConfig(metric='loss', mode='min') to what your trainable reports"
             )
-        own = has[trial.trial_id]
-        if free < 0:
-            return own + free
+        own = there.has[trial.trial_id] + min(there.free, 0)
         limited = self.increase_by and self.increase_by_times >= 1
-        growing = [one for one in live if not limited or has[one.trial_id] < self.increase_by_times]
+        growing = [
+            one for one in there.live if not limited or there.has[one.trial_id] < self.increase_by_times
+        ]
         # Of equally good trials, `max` always returns the first.
         best = max(growing, key=lambda one: _score(one, metric, mode), default=None)
-        return own + free if best is not None and best.trial_id == trial.trial_id else own
+        is_best = best is not None and best.trial_id == trial.trial_id
+        return own + max(there.free, 0) if is_best else own
 
 
 def _score(trial: Trial, metric: str, mode: str) -> float:

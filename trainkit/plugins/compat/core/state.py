@@ -108,32 +108,19 @@ list_placement_groups = _listing(list_actors, "placement_groups", "List the plac
 list_workers = _listing(list_actors, "workers", "List the living processes of the session")
 
 
-def get_actor(
-    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
-) -> State | None:
-    """Return the row of the actor with the id `id`; None if no such actor exists."""
-    return _only(_rows("actors"), "actor_id", id)
+def _getting(kind: str, column: str, doc: str) -> Callable[..., State | None]:
+    def get(id: str, address: str | None = None, timeout: float = 30, _explain: bool = False) -> State | None:
+        return next((row for row in _rows(kind) if row.get(column) == id), None)
+
+    get.__name__ = get.__qualname__ = f"get_{kind.removesuffix('s')}"
+    get.__doc__ = f"Return the row of the {doc} with the id `id`; None if it does not exist."
+    return get
 
 
-def get_node(
-    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
-) -> State | None:
-    """Return the row of the machine with the id `id`; None if no such machine exists."""
-    return _only(_rows("nodes"), "node_id", id)
-
-
-def get_worker(
-    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
-) -> State | None:
-    """Return the row of the process with the id `id`; None if no such process exists."""
-    return _only(_rows("workers"), "worker_id", id)
-
-
-def get_placement_group(
-    id: str, address: str | None = None, timeout: float = 30, _explain: bool = False
-) -> State | None:
-    """Return the row of the placement group with the id `id`; None if no such group exists."""
-    return _only(_rows("placement_groups"), "placement_group_id", id)
+get_actor = _getting("actors", "actor_id", "actor")
+get_node = _getting("nodes", "node_id", "machine")
+get_worker = _getting("workers", "worker_id", "process")
+get_placement_group = _getting("placement_groups", "placement_group_id", "placement group")
 
 
 def get_objects(
@@ -400,10 +387,6 @@ def _equal(value: Any, wanted: Any) -> bool:
             return wanted == str(value)
         return isinstance(value, str) and value.lower() == wanted.lower()
     return bool(value == wanted)
-
-
-def _only(rows: Sequence[State], column: str, wanted: str) -> State | None:
-    return next((row for row in rows if row.get(column) == wanted), None)
 
 
 # --- logs -----------------------------------------------------------------------------------------
