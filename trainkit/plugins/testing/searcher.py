@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -125,18 +125,13 @@ class Search:
     def run(self, number: int | None = None) -> list[dict[str, Any]]:
         """Run trials one after another, at most `number` of them; return the configurations of all trials."""
         before = len(self.configs)
-        while number is None or len(self.configs) < before + number:
-            if (config := self.next()) is None:
-                break
+        while (number is None or len(self.configs) < before + number) and self.next() is not None:
             self.finish(list(self.configs)[-1])
-            assert config
         return list(self.configs.values())
 
     def restored(self) -> Search:
         """Return a new search to which this search's log was replayed."""
-        other = Search(
-            self.row, self.space, self.num_samples, self.seed, self.arguments, self.allow_duplicates
-        )
+        other = replace(self)
         for what, trial_id, value in self.log:
             if what == "suggest":
                 stored = decode_config(encode_config(value))
