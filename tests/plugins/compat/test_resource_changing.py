@@ -147,12 +147,11 @@ def test_what_can_never_be_met_ends_the_experiment_with_an_error(given, words):
     assert words in str(game.controller.error)
 
 
-@pytest.mark.parametrize("given", [{"cpu": 5}])
-def test_in_a_simulation_it_is_the_workers_that_are_too_few(given):
+def test_in_a_simulation_it_is_the_workers_that_are_too_few():
     def learning(config, training_iteration, rng):
         return {"m": training_iteration, "done": training_iteration == 3}
 
-    config = tune.TuneConfig(scheduler=ResourceChangingScheduler(None, lambda *_: given))
+    config = tune.TuneConfig(scheduler=ResourceChangingScheduler(None, lambda *_: {"cpu": 5}))
     with pytest.raises(
         InfeasibleError, match=r"the simulated workers have 4 CPU.*simulate more workers"
     ) as told:

@@ -21,7 +21,7 @@ from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.dashboard.experiments import board, reading
 from trainkit.plugins.dashboard.experiments.board import Board
-from trainkit.plugins.dashboard.mcp import MAX_TEXT, ReadingTools, _plain
+from trainkit.plugins.dashboard.mcp import MAX_TEXT, Tools, _plain
 from trainkit.tune.results.overview import LogReader
 from trainkit.tune.results.printed import printed_files
 
@@ -189,7 +189,7 @@ def test_no_log_is_read_outside_of_the_experiment(tmp_path: Path) -> None:
         os.symlink(tmp_path / "stdout", folder / trial.dirname / name)
     assert printed_files(folder, trial.dirname, True) == []
     with pytest.raises(ConfigError, match="has no printed output: set"):
-        ReadingTools(tmp_path).logs("e", trial.trial_id)
+        Tools(tmp_path).logs("e", trial.trial_id)
 
 
 def test_texts_for_agents_are_cut() -> None:

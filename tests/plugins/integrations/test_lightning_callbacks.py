@@ -61,7 +61,7 @@ def data():
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, 3 * x), batch_size=8)
 
 
-def train(lr, callback, epochs=3, ckpt_path=None, **arguments):
+def train(lr, *callbacks, epochs=3, ckpt_path=None, **arguments):
     torch.manual_seed(0)
     trainer = pl.Trainer(
         max_epochs=epochs,
@@ -71,7 +71,7 @@ def train(lr, callback, epochs=3, ckpt_path=None, **arguments):
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-        callbacks=[callback],
+        callbacks=[*callbacks],
         **arguments,
     )
     trainer.fit(Line(lr), data(), data(), ckpt_path=ckpt_path)
@@ -95,7 +95,7 @@ def test_each_validation_is_a_report_but_the_sanity_check(fit):
 
 @pytest.mark.parametrize("on", ["train_epoch_end", "on_train_epoch_end", ["on_train_epoch_end"]])
 def test_events_are_named_with_and_without_on(fit, on):  # row 1.41
-    (result,) = fit(lambda config: train(0.3, TuneReportCallback(["train_loss"], on=on), 2) and None)
+    (result,) = fit(lambda config: train(0.3, TuneReportCallback(["train_loss"], on=on), epochs=2) and None)
     assert len(history(result, "train_loss")) == 2
 
 
@@ -117,20 +117,9 @@ def test_a_trial_goes_on_from_its_checkpoint(fit, tmp_path):
                 if path is None and trainer.current_epoch == 2:
                     raise RuntimeError("the machine is gone")
 
-        train_with = [callback, Dies()]
-        torch.manual_seed(0)
-        trainer = pl.Trainer(
-            max_epochs=4,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            callbacks=train_with,
-        )
-        trainer.fit(Line(0.3), data(), data(), ckpt_path=path)
+        train(0.3, callback, Dies(), epochs=4, ckpt_path=path)
 
-    (whole,) = fit(lambda config: train(0.3, TuneReportCallback({"loss": "val_loss"}), 4) and None)
+    (whole,) = fit(lambda config: train(0.3, TuneReportCallback({"loss": "val_loss"}), epochs=4) and None)
     run = {"failure_config": tune.FailureConfig(max_failures=1), "name": "again"}
     (result,) = fit(trainable, metric="loss", run=run)
     assert (tmp_path / "starts").read_text().split() == ["False", "True"]

@@ -25,49 +25,24 @@ def loss_of(config) -> float:
     return (config["x"] - 2) ** 2 + (math.log10(config["net"]["lr"]) + 2) ** 2
 
 
-def run(search: Search, number: int | None = None) -> list[dict]:
-    before = len(search.configs)
-    while number is None or len(search.configs) < before + number:
-        if (config := search.next()) is None:
-            break
-        search.finish(list(search.configs)[-1], loss=loss_of(config))
-    return list(search.configs.values())
-
-
 # row 1.24
 @pytest.mark.slow
 def test_it_finds_the_best_in_few_trials_and_one_seed_gives_one_history():
-    configs = run(Search(row_of(), PLANE, num_samples=14))
+    configs = Search(row_of(), PLANE, num_samples=14).run(loss=loss_of)
     assert all(config["constant"] == [1, 2] for config in configs)
     assert min(map(loss_of, configs)) < 0.5
-    assert configs[:8] == run(Search(row_of(), PLANE, num_samples=8))
-    assert configs[:4] == run(Search(row_of(), PLANE, num_samples=4, seed=5))  # Ray's default seed is its own
-    assert configs[:4] != run(Search(row_of(random_state=1), PLANE, num_samples=4))
+    assert configs[:8] == Search(row_of(), PLANE, num_samples=8).run(loss=loss_of)
+    # Ray's default seed is its own.
+    assert configs[:4] == Search(row_of(), PLANE, num_samples=4, seed=5).run(loss=loss_of)
+    assert configs[:4] != Search(row_of(random_state=1), PLANE, num_samples=4).run(loss=loss_of)
 
 
 @pytest.mark.parametrize("kind", ["ucb", "ei", "poi"])
 def test_each_acquisition_function_learns_where_more_is_better(kind):
     row = row_of(utility_kwargs={"kind": kind, "kappa": 2.0, "xi": 0.01}, mode="max")
-    search = Search(row, PLANE, num_samples=8)
-    losses = []
-    while (config := search.next()) is not None:
-        losses.append(loss_of(config))
-        search.finish(list(search.configs)[-1], loss=-losses[-1])
+    configs = Search(row, PLANE, num_samples=8).run(loss=lambda config: -loss_of(config))
+    losses = list(map(loss_of, configs))
     assert min(losses[4:]) < min(losses[:4])
-
-
-@pytest.mark.slow
-def test_an_interrupted_search_goes_on(fit, tmp_path):
-    def objective(config):
-        return {"loss": loss_of(config)}
-
-    given = {"metric": "loss", "max_concurrent_trials": 1}
-    whole = fit(objective, PLANE, num_samples=13, search_alg="bayesopt", run={"name": "w"}, **given)
-    fit(objective, PLANE, num_samples=11, search_alg=BayesOptSearch(), **given)
-    more = tune.TuneConfig(num_samples=13)
-    quiet = tune.RunConfig(verbose=0)
-    restored = tune.Tuner.restore(tmp_path / "e", objective, tune_config=more, run_config=quiet).fit()
-    assert [result.config for result in restored] == [result.config for result in whole]
 
 
 @pytest.mark.slow
@@ -91,18 +66,12 @@ def test_failures_in_the_random_phase_do_not_stall_it():
 @pytest.mark.slow
 def test_a_search_that_insists_ends_by_its_patience():
     """At a constant slope the model wants the corner, again and again."""
-    row = row_of(utility_kwargs={"kappa": 0.0}, random_search_steps=3, repeat_float_precision=1)
-    search = Search(row, {"x": tune.uniform(0, 1)}, num_samples=30)
-    while (config := search.next()) is not None:
-        search.finish(list(search.configs)[-1], loss=config["x"])
-    assert len(search.configs) < 30
-    again = row_of(
-        utility_kwargs={"kappa": 0.0}, random_search_steps=3, repeat_float_precision=1, skip_duplicate=False
-    )
-    search = Search(again, {"x": tune.uniform(0, 1)}, num_samples=10)
-    while (config := search.next()) is not None:
-        search.finish(list(search.configs)[-1], loss=config["x"])
-    assert len(search.configs) == 10
+    insists = {"utility_kwargs": {"kappa": 0.0}, "random_search_steps": 3, "repeat_float_precision": 1}
+    space = {"x": tune.uniform(0, 1)}
+    configs = Search(row_of(**insists), space, num_samples=30).run(loss=lambda config: config["x"])
+    assert len(configs) < 30
+    again = row_of(**insists, skip_duplicate=False)
+    assert len(Search(again, space, num_samples=10).run(loss=lambda config: config["x"])) == 10
 
 
 def test_bounds_of_its_own_as_in_ray(fit):
@@ -111,20 +80,13 @@ def test_bounds_of_its_own_as_in_ray(fit):
     for result in grid:
         assert set(result.config) == {"x", "net", "c"}
         assert 1e-4 <= result.config["net"]["lr"] <= 1
-    own = Row("own", lambda **given: BayesOptSearch({"x": (0, 1)}, random_search_steps=3, **given))
-    search = Search(own, {"c": 1}, num_samples=9)
-    search.run(5)
-    restored = search.restored()
-    assert search.run(2) == restored.run(2)
 
 
 def test_what_is_forbidden_never_comes():
     space = {"x": tune.uniform(0, 1), "rule": tune.forbid(lambda config: config["x"] < 0.5)}
-    search = Search(row_of(), space, num_samples=6)
-    while (config := search.next()) is not None:
-        assert config["x"] >= 0.5
-        search.finish(list(search.configs)[-1], loss=-config["x"])
-    assert len(search.configs) == 6
+    configs = Search(row_of(), space, num_samples=6).run(loss=lambda config: -config["x"])
+    assert len(configs) == 6
+    assert all(config["x"] >= 0.5 for config in configs)
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ def test_a_parameter_that_no_constraint_can_have_is_named(name: str) -> None:
 def test_an_optimizer_of_nevergrad_comes_near_the_best(optimizer: Any) -> None:
     space = {"x": tune.uniform(-1, 1), "y": tune.loguniform(1e-3, 1e3)}
     search = Search(Row(str(optimizer), lambda **given: NevergradSearch(optimizer, **given)), space, 80)
-    losses = []
-    while (config := search.next()) is not None:
-        losses.append((config["x"] - 0.3) ** 2 + abs(config["y"] - 1) / 1000)
-        search.finish(list(search.configs)[-1], loss=losses[-1])
-    assert min(losses) < 0.02
+
+    def loss(config: dict[str, Any]) -> float:
+        return float((config["x"] - 0.3) ** 2 + abs(config["y"] - 1) / 1000)
+
+    assert min(map(loss, search.run(loss=loss))) < 0.02
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import hyperopt
@@ -76,24 +77,21 @@ def test_ends_of_whole_numbers_are_as_likely_as_their_neighbours():
 
 
 def test_a_conditional_parameter_is_modelled_by_the_trials_that_have_it():
-    search = Search(ROW, TREE, num_samples=100)
-    while (config := search.next()) is not None:
+    def loss(config):
         model = config["model"]
-        loss = 1.0 if model["name"] == "tree" else abs(model["width"] - 0.3)
-        search.finish(list(search.configs)[-1], loss=loss)
-    late = [config["model"] for config in list(search.configs.values())[60:]]
+        return 1.0 if model["name"] == "tree" else abs(model["width"] - 0.3)
+
+    late = [config["model"] for config in Search(ROW, TREE, num_samples=100).run(loss=loss)[60:]]
     nets = [model["width"] for model in late if model["name"] == "net"]
     assert len(nets) > 20
     assert np.median(np.abs(np.array(nets) - 0.3)) < 0.15
 
 
 def test_running_trials_and_nan_are_taken_for_bad_and_failures_are_left_out():
+    bad = itertools.cycle([math.inf, -math.inf, math.nan])
     search = Search(ROW, {"x": tune.uniform(0, 1), "y": tune.uniform(0, 1)}, num_samples=120)
-    while (config := search.next()) is not None:
-        value = {0: math.nan, 1: math.inf, 2: -math.inf}[len(search.configs) % 3]
-        search.finish(list(search.configs)[-1], loss=value if config["x"] < 0.7 else config["y"])
-    late = [config["x"] > 0.7 for config in list(search.configs.values())[60:]]
-    assert sum(late) > 30  # of 60; by chance it would be 18
+    configs = search.run(loss=lambda config: next(bad) if config["x"] < 0.7 else config["y"])
+    assert sum(config["x"] > 0.7 for config in configs[60:]) > 30  # of 60; by chance it would be 18
     failing = Search(ROW, PLANE, num_samples=50)
     while failing.next() is not None:
         failing.finish(list(failing.configs)[-1], error=True)
@@ -157,19 +155,6 @@ def test_what_text_cannot_hold_is_asked_for_again():
     config = search.suggest("t")
     assert config["f"] in (math.sin, math.cos)
     assert search.replay("u", decode_config(encode_config(config))) is None
-
-
-def test_an_interrupted_search_goes_on(fit, tmp_path):
-    def loss(config):
-        return {"loss": config["x"] ** 2 + config["y"]}
-
-    given = {"metric": "loss", "seed": 2, "max_concurrent_trials": 1}
-    whole = fit(loss, PLANE, num_samples=26, search_alg="hyperopt", run={"name": "w"}, **given)
-    fit(loss, PLANE, num_samples=22, search_alg=HyperOptSearch(), **given)
-    more = tune.TuneConfig(num_samples=26)
-    quiet = tune.RunConfig(verbose=0)
-    restored = tune.Tuner.restore(tmp_path / "e", loss, tune_config=more, run_config=quiet).fit()
-    assert [result.config for result in restored] == [result.config for result in whole]
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ import io
 import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from types import UnionType
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from starlette.responses import Response, StreamingResponse
 
@@ -31,7 +30,7 @@ from trainkit.plugins.dashboard.endpoints import (
     QueryParameter,
     require_writable,
 )
-from trainkit.plugins.dashboard.experiments.board import Board, Row, TrialTable
+from trainkit.plugins.dashboard.experiments.board import Row, TrialTable
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.openapi import TEXT, many, ref, version
 from trainkit.tune.core.metrics import encode, without_objects
@@ -45,8 +44,6 @@ from trainkit.tune.store.commands import asker
 MAX_PAGE = 1000
 """Maximum number of trials in a page."""
 MAX_EVENTS = 10_000
-_PIECE = 64 * 1024
-"""Minimum number of characters of an export that are sent at once, except for the last piece."""
 NOTES = "notes.json"
 """File with the user's notes in an experiment's folder. The file maps "" to the note about the experiment,
 and trial ids to the notes about trials."""
@@ -57,34 +54,24 @@ COMMAND_S = 30.0
 """Seconds to wait until an experiment's process answers a command."""
 
 
-class Served(Protocol):
-    """Attributes of the server that the functions of this module use."""
-
-    board: Board
-    read_only: bool
-
-
 def folder_of(call: Call) -> Path:
     """Return the folder of the experiment that the request's path names."""
-    server: Served = call.server
-    return server.board.folder_of(call.path["name"])
+    return call.server.board.folder_of(call.path["name"])
 
 
 def table_of(call: Call) -> TrialTable:
     """Return the up-to-date table of trials of the experiment that the request's path names."""
-    server: Served = call.server
-    table = server.board.table(folder_of(call))
+    table = call.server.board.table(folder_of(call))
     table.refresh()
     return table
 
 
 def status(call: Call) -> dict[str, Any]:
     """Return the server's version, folder and mode, the time, and all kinds of charts."""
-    server: Served = call.server
     return {
         "version": version(),
-        "root": str(server.board.root),
-        "read_only": server.read_only,
+        "root": str(call.server.board.root),
+        "read_only": call.server.read_only,
         "now": SYSTEM.now(),
         "charts": list(charts.KINDS),
     }
@@ -92,20 +79,18 @@ def status(call: Call) -> dict[str, Any]:
 
 def experiments(call: Call) -> list[dict[str, Any]]:
     """Return the summaries of all experiments."""
-    server: Served = call.server
-    return server.board.summaries()
+    return call.server.board.summaries()
 
 
 def experiment(call: Call) -> dict[str, Any]:
     """Return one experiment: its summary, settings, search space, column names, note and available charts."""
-    server: Served = call.server
     folder = folder_of(call)
     with RowReader(folder) as reader:
         facts = reader.facts()
         chosen, reported = reader.names()
     settings, space = settings_of(facts), space_of(facts)
     return {
-        **server.board.summary(folder),
+        **call.server.board.summary(folder),
         # The summary's objectives already contain the metric and the mode, so these two settings are left
         # out.
         "settings": {name: value for name, value in settings.items() if name not in ("metric", "mode")},
@@ -126,8 +111,7 @@ def trials(call: Call) -> dict[str, Any]:
     states = [text for text in (wanted["status"] or "").split(",") if text]
     if unknown := set(states).difference(STATES, TrialStatus):
         raise BadRequestError(f"{min(unknown)[:100]!r} is not a state: choose from {', '.join(STATES)}")
-    server: Served = call.server
-    total, rows = server.board.table(folder_of(call)).page(
+    total, rows = call.server.board.table(folder_of(call)).page(
         offset=wanted["offset"],
         limit=wanted["limit"],
         sort=wanted["sort"],
@@ -225,65 +209,52 @@ def events(call: Call) -> dict[str, Any]:
 def export(call: Call) -> Response:
     """Return all trials as one file."""
     table, kind = table_of(call), call.query["format"]
-    if kind not in ("csv", "json"):
+    kinds = {"csv": (_csv, "text/csv; charset=utf-8"), "json": (_json, "application/json")}
+    if kind not in kinds:
         raise BadRequestError(f"{kind[:100]!r} is not a format: choose csv or json")
-    rows = _all_rows(table)
+    written, media_type = kinds[kind]
     head = {"Content-Disposition": f'attachment; filename="trials.{kind}"'}
-    if kind == "json":
-        parts = _in_pieces(chain(["["], _joined(map(encode, rows)), ["]"]))
-        return StreamingResponse(parts, media_type="application/json", headers=head)
-    return StreamingResponse(_csv(table, rows), media_type="text/csv; charset=utf-8", headers=head)
+    return StreamingResponse(written(table), media_type=media_type, headers=head)
 
 
-def _all_rows(table: TrialTable) -> Iterator[Row]:
+def _pages(table: TrialTable) -> Iterator[list[Row]]:
     place = 0
     while rows := table.page(offset=place, limit=MAX_PAGE)[1]:
-        yield from rows
+        yield rows
         place += len(rows)
 
 
-def _in_pieces(texts: Iterator[str]) -> Iterator[str]:
-    """Join the texts into fewer, larger pieces, because sending each piece takes a switch to a thread."""
-    parts, size = list[str](), 0
-    for text in texts:
-        parts.append(text)
-        size += len(text)
-        if size > _PIECE:
-            yield "".join(parts)
-            parts, size = [], 0
-    yield "".join(parts)
+def _json(table: TrialTable) -> Iterator[str]:
+    before = "["
+    for rows in _pages(table):
+        yield before + ",\n".join(map(encode, rows))
+        before = ",\n"
+    yield "[]" if before == "[" else "]"
 
 
-def _joined(texts: Iterator[str]) -> Iterator[str]:
-    for place, text in enumerate(texts):
-        yield f",\n{text}" if place else text
-
-
-def _csv(table: TrialTable, rows: Iterator[Row]) -> Iterator[str]:
+def _csv(table: TrialTable) -> Iterator[str]:
     with RowReader(table.folder) as reader:
         config, metrics = reader.names()
     plain = (
         "trial_id index name status state reason reports last best attempt failures started ended error"
     ).split()
-    written = io.StringIO()
-    writer = csv.writer(written)
-    writer.writerow(
-        [*plain, *(f"config/{name}" for name in config), *(f"metrics/{name}" for name in metrics)]
-    )
-    for row in rows:
-        writer.writerow(
-            _cell(value)
-            for value in (
+    head = [*plain, *(f"config/{name}" for name in config), *(f"metrics/{name}" for name in metrics)]
+    yield _lines([head])
+    for rows in _pages(table):
+        yield _lines(
+            [
                 *(row[name] for name in plain),
                 *(row["config"].get(name) for name in config),
                 *(row["metrics"].get(name) for name in metrics),
-            )
+            ]
+            for row in rows
         )
-        if written.tell() > _PIECE:
-            yield written.getvalue()
-            written.seek(0)
-            written.truncate()
-    yield written.getvalue()
+
+
+def _lines(rows: Iterable[Iterable[Any]]) -> str:
+    written = io.StringIO()
+    csv.writer(written).writerows(map(_cell, row) for row in rows)
+    return written.getvalue()
 
 
 def _cell(value: Any) -> Any:
@@ -294,10 +265,7 @@ def _cell(value: Any) -> Any:
 
 def chart(call: Call) -> dict[str, Any]:
     """Return a chart as a Plotly figure."""
-    kind = call.path["kind"]
-    if kind not in charts.KINDS:
-        raise NotFoundError(f"{kind[:100]!r} is not a chart: choose one of {', '.join(charts.KINDS)}")
-    return charts.chart(folder_of(call), kind, call.others)
+    return charts.chart(folder_of(call), call.path["kind"], call.others)
 
 
 def note_of(folder: Path, trial_id: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from trainkit.cli import HELP, Command
 from trainkit.cli.experiments import folder_of_experiments
@@ -36,13 +37,8 @@ class ServeDashboard(Command):
             return _serve_optuna(root, arguments.port)
         host = arguments.host or "127.0.0.1"
         with dashboard.Dashboard(root, arguments.port, host, read_only=arguments.read_only) as server:
-            sys.stdout.write(f"Experiments in {root}: open {server.address}\nCtrl-C stops the server.\n")
-            sys.stdout.flush()
             dashboard.stand_back()
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                sys.stdout.write("\n")
+            _serve(server, f"Experiments in {root}: open {server.address}")
         return 0
 
 
@@ -50,11 +46,14 @@ def _serve_optuna(root: Path, port: int) -> int:
     with dashboard.OptunaDashboard(root, port) as server:
         for name, why in server.storage.left_out.items():
             sys.stdout.write(f"Experiment {name} is left out: {why}\n")
-        sys.stdout.write(f"Experiments in {root}, in Optuna's dashboard: open {server.address}\n")
-        sys.stdout.write("Ctrl-C stops the server.\n")
-        sys.stdout.flush()
-        try:
-            server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            sys.stdout.write("\n")
+        _serve(server, f"Experiments in {root}, in Optuna's dashboard: open {server.address}")
     return 0
+
+
+def _serve(server: Any, words: str) -> None:
+    sys.stdout.write(f"{words}\nCtrl-C stops the server.\n")
+    sys.stdout.flush()
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")

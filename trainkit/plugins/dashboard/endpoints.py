@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from trainkit.errors import ConfigError, TrainkitError
+from trainkit.errors import TrainkitError
+from trainkit.plugins.dashboard.experiments.board import Board
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError
 from trainkit.plugins.dashboard.security import answer, refusal
 from trainkit.plugins.dashboard.threads import BusyError, Threads
@@ -32,8 +33,32 @@ _LONGEST = 10_000
 """Maximum number of characters of a query parameter."""
 
 
+class BadRequestError(Exception):
+    """Error for a request with an invalid parameter or body."""
+
+
 class ForbiddenError(Exception):
     """Request that this server never allows, such as a write to a read-only server."""
+
+
+_STATUSES: dict[type[Exception], int] = {
+    BadRequestError: 400,
+    ForbiddenError: 403,
+    NotFoundError: 404,
+    BusyError: 429,
+}
+
+
+class Server(Protocol):
+    """Attributes of the server that the functions of endpoints use."""
+
+    board: Board
+    threads: Threads
+    read_only: bool
+
+    @property
+    def is_ending(self) -> bool:
+        """True if streams and traces must end now."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +85,28 @@ class QueryParameter:
         """Parse the parameter's value from its texts in the URL.
 
         Raises:
-            ConfigError: the value is invalid, or the parameter is given several times.
+            BadRequestError: the value is invalid, or the parameter is given several times.
         """
         if not texts:
             return self.default
         if len(texts) > 1:
-            raise ConfigError(f"parameter {self.name} is given {len(texts)} times: give it once")
+            raise BadRequestError(f"parameter {self.name} is given {len(texts)} times: give it once")
         (text,) = texts
         if len(text) > _LONGEST:
-            raise ConfigError(f"parameter {self.name} has {len(text)} characters: the maximum is {_LONGEST}")
+            raise BadRequestError(
+                f"parameter {self.name} has {len(text)} characters: the maximum is {_LONGEST}"
+            )
         if self.kind == "boolean":
             if text not in ("true", "false"):
-                raise ConfigError(f"{self.name} must be true or false, not {text[:100]!r}")
+                raise BadRequestError(f"{self.name} must be true or false, not {text[:100]!r}")
             return text == "true"
         if self.kind == "integer":
             if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-                raise ConfigError(f"{self.name} must be an integer of at least 0, not {text[:100]!r}")
+                raise BadRequestError(f"{self.name} must be an integer of at least 0, not {text[:100]!r}")
             if self.at_most is not None and int(text) > self.at_most:
-                raise ConfigError(f"{self.name} must be at most {self.at_most}, not {text}")
+                raise BadRequestError(f"{self.name} must be at most {self.at_most}, not {text}")
             if int(text) < self.at_least:
-                raise ConfigError(f"{self.name} must be at least {self.at_least}, not {text}")
+                raise BadRequestError(f"{self.name} must be at least {self.at_least}, not {text}")
             return int(text)
         return text
 
@@ -101,7 +128,7 @@ class Call:
     """One request to an endpoint, passed to the endpoint's function.
 
     Attributes:
-        server: server that received the request, such as a `Dashboard`.
+        server: server that received the request.
         path: values of the placeholders in the endpoint's path.
         query: parsed values of the parameters that the endpoint declares.
         others: further parameters as strings, if the endpoint accepts any parameters.
@@ -110,7 +137,7 @@ class Call:
             `in_turn`.
     """
 
-    server: Any
+    server: Server
     path: Mapping[str, str]
     query: Mapping[str, Any]
     others: Mapping[str, str]
@@ -177,7 +204,7 @@ class Endpoint:
     in_turn: bool = True
     method: str = "GET"
 
-    def route(self, server: Any) -> Route:
+    def route(self, server: Server) -> Route:
         """Return the route that lets `server` answer requests to this endpoint."""
 
         async def handle(request: Request) -> Response:
@@ -185,37 +212,30 @@ class Endpoint:
 
         return Route(self.path, handle, methods=[self.method])
 
-    async def _handle(self, server: Any, request: Request) -> Response:
-        threads: Threads = server.threads
+    async def _handle(self, server: Server, request: Request) -> Response:
         try:
-            call = await self._call(server, request)
+            call = self._call(server, request)
             if self.is_async:
                 response: Response = await self.run(call)
                 return response
-            make = partial(self._made, threads, call)
+            make = partial(self._made, call)
             if self.method == "GET" and self.in_turn and not isinstance(self.answers, str):
                 # Concurrent requests are compared by raw path and query, because `request.url` changes names
                 # with '#' or a tab.
                 asked = request.scope["path"], request.scope["query_string"]
-                return await threads.share(asked, make)
+                return await server.threads.share(asked, make)
             return await make()
         except asyncio.CancelledError:
             if not server.is_ending:
                 raise
             return refusal(503, "this dashboard has stopped")
-        except NotFoundError as error:
-            return refusal(404, str(error))
-        except ForbiddenError as error:
-            return refusal(403, str(error))
-        except BadRequestError as error:
-            return refusal(400, str(error))
-        except BusyError as error:
-            return refusal(429, str(error))
+        except tuple(_STATUSES) as error:
+            return refusal(_STATUSES[type(error)], str(error))
         except TrainkitError as error:
             return refusal(409, str(error))
 
-    async def _made(self, threads: Threads, call: Call) -> Response:
-        make = partial(self._answered, call)
+    async def _made(self, call: Call) -> Response:
+        threads, make = call.server.threads, partial(self._answered, call)
         if not self.waits:
             return await threads.read(make, call.path.get("name"))
         if self.in_turn and (session := call.path.get("session")) is not None:
@@ -227,46 +247,36 @@ class Endpoint:
         found = self.run(call)
         return found if isinstance(found, Response) else answer(found)
 
-    async def _call(self, server: Any, request: Request) -> Call:
+    def _call(self, server: Server, request: Request) -> Call:
         given = {name: request.query_params.getlist(name) for name in request.query_params}
         known = {each.name: each for each in self.query}
-        try:
-            query = {name: each.read(given.get(name, [])) for name, each in known.items()}
-            other = sorted(given.keys() - known)
-            if other and not self.takes_any:
-                there = f"choose from {', '.join(known)}" if known else "this request takes none"
-                raise ConfigError(f"unknown parameter {other[0][:100]!r}: {there}")
-            others = {name: QueryParameter(name, "").read(given[name]) for name in other}
-            body = {} if self.body is None else self._body(await request.body())
-        except ConfigError as error:
-            raise BadRequestError(str(error)) from error
+        query = {name: each.read(given.get(name, [])) for name, each in known.items()}
+        other = sorted(given.keys() - known)
+        if other and not self.takes_any:
+            there = f"choose from {', '.join(known)}" if known else "this request takes none"
+            raise BadRequestError(f"unknown parameter {other[0][:100]!r}: {there}")
+        others = {name: QueryParameter(name, "").read(given[name]) for name in other}
+        body = {} if self.body is None else self._body(request.scope["body"])
         return Call(server, request.path_params, query, others, body, request)
 
     def _body(self, data: bytes) -> dict[str, Any]:
         try:
             body = json.loads(data, parse_constant=_no_number) if data else {}
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"the body is not valid JSON: {error}") from None
+            raise BadRequestError(f"the body is not valid JSON: {error}") from None
         if not isinstance(body, dict):
-            raise ConfigError("the body must be a JSON object, such as {...}")
+            raise BadRequestError("the body must be a JSON object, such as {...}")
         fields = self.body or {}
         for name, value in body.items():
             if name not in fields:
-                raise ConfigError(
-                    f"the body has an unknown field {name[:100]!r}: its fields are {', '.join(fields)}"
-                    if fields
-                    else f"the body has an unknown field {name[:100]!r}: it takes no fields"
-                )
+                there = f"its fields are {', '.join(fields)}" if fields else "it takes no fields"
+                raise BadRequestError(f"the body has an unknown field {name[:100]!r}: {there}")
             kinds = fields[name]["type"]
             if not any(_IS[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
-                raise ConfigError(f"the field {name} of the body must be of type {_words(kinds)}")
+                raise BadRequestError(f"the field {name} of the body must be of type {_words(kinds)}")
         if lacking := [name for name in self.required if name not in body]:
-            raise ConfigError(f"the body lacks the required fields {', '.join(lacking)}")
+            raise BadRequestError(f"the body lacks the required fields {', '.join(lacking)}")
         return body
-
-
-class BadRequestError(Exception):
-    """Error for a request with an invalid parameter or body."""
 
 
 def _no_number(text: str) -> Any:

@@ -102,12 +102,11 @@ def server_of(root: Path, *, allow_steering: bool) -> Any:
     kinds = load("mcp.types", "agents' tools", "mcp").ToolAnnotations
     version = sys.modules["trainkit"].__version__
     server = module.MCPServer("trainkit", instructions=_INSTRUCTIONS, version=version, log_level="WARNING")
-    reading, steering = ReadingTools(root), SteeringTools(root)
-    for tool in reading.tools():
-        _add(server, tool, failure, kinds(read_only_hint=True, open_world_hint=False))
-    for tool in steering.tools() if allow_steering else ():
-        ends = tool.__name__ == "stop"
-        _add(server, tool, failure, kinds(read_only_hint=False, destructive_hint=ends, open_world_hint=False))
+    tools = Tools(root)
+    for name in (*READING, *STEERING) if allow_steering else READING:
+        reads, ends = name in READING, name == "stop"
+        hints = kinds(read_only_hint=reads, destructive_hint=ends, open_world_hint=False)
+        _add(server, getattr(tools, name), failure, hints)
     return server
 
 
@@ -138,7 +137,20 @@ def _cut(value: Any) -> Any:
     return [_cut(each) for each in value] if isinstance(value, list) else value
 
 
-class _Tools:
+READING = ("list_experiments", "show_experiment", "list_trials", "show_trial", "why", "logs")
+"""Tools that read experiments."""
+STEERING = ("pause", "resume", "stop", "add", "prioritise", "set")
+"""Tools that steer a running experiment. Each returns after the experiment's program has carried out the
+command."""
+
+
+class Tools:
+    """Tools for agents, one for each method in `READING` and `STEERING`.
+
+    Args:
+        root: folder of an experiment, or of several experiments.
+    """
+
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -151,25 +163,6 @@ class _Tools:
             known = ", ".join(folders) or "none"
             raise ConfigError(f"{self._root} has no experiment {name!r}; its experiments: {known}")
         return Experiment(folders[name], by=f"an agent of {asker()}")
-
-
-class ReadingTools(_Tools):
-    """Tools that read experiments.
-
-    Args:
-        root: folder of an experiment, or of several experiments.
-    """
-
-    def tools(self) -> list[Callable[..., Json]]:
-        """Return all reading tools."""
-        return [
-            self.list_experiments,
-            self.show_experiment,
-            self.list_trials,
-            self.show_trial,
-            self.why,
-            self.logs,
-        ]
 
     def list_experiments(self) -> dict[str, Any]:
         """List the experiments: name, state, metric, counts of trials by state, best last report."""
@@ -303,19 +296,6 @@ class ReadingTools(_Tools):
         most = min(max(0, lines), MAX_LINES)
         found = last_lines(files, search, most, max_line=MAX_LINE)
         return {file["name"]: file["lines"] for file in found}
-
-
-class SteeringTools(_Tools):
-    """Tools that steer a running experiment. Each tool returns after the experiment's program has carried out
-    the command.
-
-    Args:
-        root: folder of an experiment, or of several experiments.
-    """
-
-    def tools(self) -> list[Callable[..., Json]]:
-        """Return all steering tools."""
-        return [self.pause, self.resume, self.stop, self.add, self.prioritise, self.set]
 
     def pause(self, experiment: str, trial: str | None = None) -> dict[str, Any]:
         """Pause a trial that has a checkpoint. Without a trial, pause all trials: none starts until `resume`.

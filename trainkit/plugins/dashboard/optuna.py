@@ -124,16 +124,14 @@ def _guarded(app: Application, page: bytes, access: Access) -> Application:
     return answer
 
 
-def _sent(start: Start, body: bytes, kind: str, *headers: tuple[str, str]) -> Iterable[bytes]:
+def _sent(
+    start: Start, body: bytes, kind: str, *headers: tuple[str, str], status: HTTPStatus = HTTPStatus.OK
+) -> Iterable[bytes]:
     about = [("Content-Type", kind), ("Content-Length", str(len(body))), ("Referrer-Policy", "no-referrer")]
-    start("200 OK", [*about, *headers])
+    start(f"{status.value} {status.phrase}", [*about, *headers])
     return [body]
 
 
 def _refusal(start: Start, status: HTTPStatus, words: str) -> Iterable[bytes]:
-    body = json.dumps({"reason": words}).encode()  # Optuna's pages expect this form.
-    start(
-        f"{status.value} {status.phrase}",
-        [("Content-Type", "application/json"), ("Content-Length", str(len(body)))],
-    )
-    return [body]
+    # Optuna's pages expect this form.
+    return _sent(start, json.dumps({"reason": words}).encode(), "application/json", status=status)

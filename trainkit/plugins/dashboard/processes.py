@@ -87,10 +87,6 @@ def _session_of(call: Call) -> Session:
     raise NotFoundError(f"you have no running session {call.path['session']!r}")
 
 
-def _listed(call: Call) -> list[Row]:
-    return sessions()
-
-
 def _session(call: Call) -> Row:
     session = _session_of(call)
     state = state_of(session, [*KINDS, "objects", "workers", "logs", "calls"])
@@ -170,14 +166,9 @@ def _logs(call: Call) -> Row:
     wanted = call.query["worker"]
     if wanted and wanted not in paths:
         raise NotFoundError(f"this session has no log {wanted[:100]!r}")
-    chosen = (
-        [paths[wanted]] if wanted else sorted(filter(Path.is_file, paths.values()), key=_changed)[-MAX_LOGS:]
-    )
+    chosen = [paths[wanted]] if wanted else [path for path in paths.values() if path.is_file()]
+    chosen = sorted(chosen, key=lambda path: path.stat().st_mtime)[-MAX_LOGS:]
     return {"files": last_lines(chosen, call.query["search"], call.query["lines"])}
-
-
-def _changed(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 def _answered(state: SessionState) -> SessionState:
@@ -232,7 +223,9 @@ def _trace(call: Call) -> Response:
 
 _SESSION = "/api/sessions/{session}"
 SESSIONS = (
-    Endpoint("/api/sessions", "Your sessions on this machine.", _listed, many(ref("SessionHead"))),
+    Endpoint(
+        "/api/sessions", "Your sessions on this machine.", lambda _: sessions(), many(ref("SessionHead"))
+    ),
     Endpoint(
         _SESSION,
         "Processes, actors, tasks, placement groups of one session, and waiting requests with their reasons.",

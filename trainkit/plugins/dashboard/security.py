@@ -6,6 +6,8 @@ import asyncio
 import math
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -60,8 +62,8 @@ def _closing(status: int, words: str) -> Response:
 
 
 class Guard:
-    """Middleware that refuses requests that are not from the user, and reads the bodies of all others
-    completely.
+    """Middleware that refuses requests that are not from the user. It reads the bodies of all others
+    completely, into `scope["body"]`.
 
     Args:
         app: application to protect.
@@ -86,84 +88,61 @@ class Guard:
                 message = {**message, "headers": headers}
             await send(message)
 
-        refused = self._refused(scope, is_api=is_api)
-        body = b""
-        if refused is None:
+        found = self._refused(Headers(scope=scope), scope, is_api=is_api)
+        if found is None:
             try:
                 async with asyncio.timeout(REQUEST_S):
-                    found = await _body(receive)
+                    found = await _body(Request(scope, receive))
             except TimeoutError:
                 found = _closing(408, f"the request was incomplete after {REQUEST_S:g} s")
-            if found is None:  # the client has disconnected
+            except ClientDisconnect:
                 return
-            if isinstance(found, Response):
-                refused = found
-            else:
-                body = found
-        if refused is not None:
-            await refused(scope, receive, send_guarded)
-            return
-        is_read = False
+        if isinstance(found, Response):
+            await found(scope, receive, send_guarded)
+        else:
+            await self._app({**scope, "body": found}, receive, send_guarded)
 
-        async def receive_read() -> Message:
-            nonlocal is_read
-            if is_read:
-                return await receive()
-            is_read = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, receive_read, send_guarded)
-
-    def _refused(self, scope: Scope, *, is_api: bool) -> Response | None:
+    def _refused(self, headers: Headers, scope: Scope, *, is_api: bool) -> Response | bytes | None:
         """Check the path and headers of a request; return a refusal, or None if the request is allowed."""
         size = len(scope["raw_path"]) + len(scope["query_string"])
-        if size + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
+        if size + sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
             return _closing(431, f"the URL and headers of the request have more than {MAX_HEAD} bytes")
-        values: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            values.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        hosts, origins = values.get("host", []), values.get("origin", [])
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._access.knows_host(hosts[0]):
             return _closing(
                 403,
                 f"{', '.join(hosts)!r} is not a name of this server: use a name or IP address of its machine",
             )
         is_foreign = any(origin not in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins)
-        site = values.get("sec-fetch-site", ["none"])[0]
+        site = headers.get("sec-fetch-site", "none")
         if is_foreign or (is_api and site not in ("none", "same-origin")):
             return _closing(
                 403,
                 "requests from pages of other sites are refused: open the address that `trainkit "
                 "dashboard` printed",
             )
-        if is_api and not self._access.knows_token(values.get("authorization", [])):
+        if is_api and not self._access.knows_token(headers.getlist("authorization")):
             return _closing(
                 403,
                 "the token is missing or wrong: open the address that `trainkit dashboard` printed, or send "
                 "the token of that address as `Authorization: Bearer TOKEN`",
             )
-        lengths = values.get("content-length", ["0"])
-        if not lengths[0].isascii() or not lengths[0].isdecimal():
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdecimal():
             return _closing(400, "the Content-Length header is not a number")
-        if len(lengths[0]) > 18 or int(lengths[0]) > MAX_BODY:
+        if len(length) > 18 or int(length) > MAX_BODY:
             return _too_long()
         return None
 
 
-async def _body(receive: Receive) -> bytes | Response | None:
-    """Return a request's body; a refusal if it is too long; None if the client has disconnected."""
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY:
+async def _body(request: Request) -> bytes | Response:
+    """Return a request's body; a refusal if it is too long."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
             return _too_long()
-        more = message.get("more_body", False)
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _too_long() -> Response:

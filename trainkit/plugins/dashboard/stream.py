@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from trainkit.clock import SYSTEM, busy_s
 from trainkit.errors import StoreError
-from trainkit.plugins.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter
+from trainkit.plugins.dashboard.endpoints import STREAM, Call, Endpoint, QueryParameter, Server
 from trainkit.plugins.dashboard.experiments.board import Board, Row
 from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.processes import sessions
@@ -34,17 +34,6 @@ its trials again."""
 MAX_EVENTS = 200
 
 Change = dict[str, Any]
-
-
-class Watched(Protocol):
-    """Attributes of the server that this module uses."""
-
-    board: Board
-    threads: Threads
-
-    @property
-    def is_ending(self) -> bool:
-        """True if streams must end now."""
 
 
 class Since(NamedTuple):
@@ -140,8 +129,7 @@ class ListWatch:
 
 async def stream(call: Call) -> Response:
     """Return a response that sends changes until the client disconnects."""
-    server: Watched = call.server
-    name = call.query["experiment"]
+    server, name = call.server, call.query["experiment"]
     if call.query["sessions"]:
         watch: ExperimentWatch | ListWatch = ListWatch("sessions", sessions, "age_s")
     elif name:
@@ -179,7 +167,7 @@ async def _look(threads: Threads, watch: ExperimentWatch | ListWatch, since: Sin
     return await threads.share((watch.name, since), lambda: threads.look(look, watch.name))
 
 
-async def _told(server: Watched, watch: ExperimentWatch | ListWatch, found: _Found) -> AsyncIterator[str]:
+async def _told(server: Server, watch: ExperimentWatch | ListWatch, found: _Found) -> AsyncIterator[str]:
     last = SYSTEM.monotonic()
     while not server.is_ending:
         if found.news is not None:

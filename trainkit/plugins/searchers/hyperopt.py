@@ -189,9 +189,6 @@ def _plain(value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0 else value
 
 
-__all__ = ["HyperOptForm", "Values", "form_of"]
-
-
 class HyperOptForm(Form, Protocol):
     """Search space of HyperOptSearch: tune's domains or a hyperopt expression.
 

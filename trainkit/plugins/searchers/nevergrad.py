@@ -42,7 +42,8 @@ class NevergradSearch(UnitSearcher):
     """
 
     _module, _extra = "nevergrad", "nevergrad"
-    _shared: ClassVar = ("_space", "_form", "_make", "_given")
+    _own = ("optimizer", "optimizer_kwargs", "budget")
+    _shared: ClassVar = ("_space", "_form", "_make", "_optimizer")
     _least_initial = 0
 
     def __init__(
@@ -64,9 +65,10 @@ class NevergradSearch(UnitSearcher):
             optimizer_kwargs is None or isinstance(optimizer_kwargs, Mapping),
             f"optimizer_kwargs={optimizer_kwargs!r} is not a dictionary of arguments of the optimizer",
         )
-        self._given, self._keywords, self._budget = optimizer, dict(optimizer_kwargs or {}), budget
+        self._optimizer, self._optimizer_kwargs = optimizer, dict(optimizer_kwargs or {})
+        self._budget = budget
         self._parametrization: Any = None
-        self._optimizer: Any = None
+        self._running_optimizer: Any = None
         self._candidate: Any = None
         """Nevergrad's object for the latest suggestion."""
         self._candidates: dict[str, Any] = {}
@@ -76,13 +78,6 @@ class NevergradSearch(UnitSearcher):
     def _load(cls) -> Any:
         with _with_removed_name():
             return super()._load()
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        own = {"optimizer": self._given, "optimizer_kwargs": self._keywords, "budget": self._budget}
-        shared = super().arguments
-        del shared["n_initial_points"]
-        return shared | own
 
     def _begin_model(self, form: UnitSpace) -> None:
         if not form.sizes:
@@ -94,18 +89,18 @@ class NevergradSearch(UnitSearcher):
         )
         self._parametrization = nevergrad.p.Dict(**columns)
         budget = self._budget or (self.num_samples if self.num_samples > 0 else OPEN_BUDGET)
-        self._optimizer = self._make(
+        self._running_optimizer = self._make(
             parametrization=self._parametrization,
             budget=max(budget, WORKERS),
             num_workers=WORKERS,
-            **self._keywords,
+            **self._optimizer_kwargs,
         )
 
     def _asked(self, seed: int) -> Mapping[str, Any]:
         from numpy.random import RandomState
 
         self._parametrization.random_state = RandomState(seed)
-        self._candidate = self._optimizer.ask()
+        self._candidate = self._running_optimizer.ask()
         value: Mapping[str, Any] = self._candidate.value
         return value
 
@@ -124,13 +119,13 @@ class NevergradSearch(UnitSearcher):
         super()._tell(trial_id, value)
         place, loss = self._known[trial_id]
         candidate = self._candidates.pop(trial_id, None)
-        if self._optimizer is None or loss is None or math.isnan(loss):
+        if self._running_optimizer is None or loss is None or math.isnan(loss):
             return
         if candidate is None:
             whole = self.form.whole(place)
             candidate = self._parametrization.spawn_child(new_value=whole)
         with contextlib.suppress(self._load().errors.TellNotAskedNotSupportedError):
-            self._optimizer.tell(candidate, loss)
+            self._running_optimizer.tell(candidate, loss)
 
     def replay(
         self, trial_id: str, config: dict[str, Any], *, same_space: bool = True

@@ -18,6 +18,7 @@ class RustunaSearch(UnitSearcher):
     """
 
     _module, _extra = "rustuna", "rustuna"
+    _own = ("n_initial_points", "multivariate")
 
     def __init__(
         self,
@@ -31,10 +32,6 @@ class RustunaSearch(UnitSearcher):
     ) -> None:
         super().__init__(space, metric, mode, points_to_evaluate, n_initial_points, seed)
         self._multivariate = bool(multivariate)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {**super().arguments, "multivariate": self._multivariate}
 
     def _asked(self, seed: int) -> Mapping[str, Any]:
         rustuna = self._load()

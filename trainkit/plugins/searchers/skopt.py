@@ -28,6 +28,7 @@ class SkOptSearch(UnitSearcher):
     """
 
     _module, _extra = "skopt", "skopt"
+    _own = ("n_initial_points", "base_estimator", "acq_func")
 
     def __init__(
         self,
@@ -44,14 +45,6 @@ class SkOptSearch(UnitSearcher):
         require_one_of("base_estimator", base_estimator, MODELS)
         require_one_of("acq_func", acq_func, ACQUISITIONS)
         self._base_estimator, self._acq_func = base_estimator, acq_func
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {
-            **super().arguments,
-            "base_estimator": self._base_estimator,
-            "acq_func": self._acq_func,
-        }
 
     def _asked(self, seed: int) -> Mapping[str, Any]:
         skopt = self._load()

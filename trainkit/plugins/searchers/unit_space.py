@@ -134,6 +134,8 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
     """Name of the module that the subclass needs."""
     _extra: ClassVar[str]
     """Name of trainkit's extra that installs the module."""
+    _own: ClassVar[Sequence[str]] = ("n_initial_points",)
+    """Names of the arguments that other searchers lack; an attribute `_NAME` has the value."""
     _least_initial: ClassVar[int] = 1
     """Minimum of `n_initial_points`: number of results without which the package can't suggest."""
 
@@ -157,7 +159,7 @@ class UnitSearcher(RefittedSearcher[UnitSpace]):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {**super().arguments, "n_initial_points": self._n_initial_points}
+        return {**super().arguments, **{name: getattr(self, f"_{name}") for name in self._own}}
 
     @abstractmethod
     def _asked(self, seed: int) -> Mapping[str, Any]:

@@ -130,18 +130,11 @@ class Rebuilt(TrialScheduler):
         raise AssertionError(f"{self.label} decides by `on_result`, which is passed on: call that")
 
 
-for _name in (
-    "on_begin",
-    "on_trial_add",
-    "on_result",
-    "on_trial_complete",
-    "on_trial_error",
-    "on_trial_resume",
-    "on_trial_change",
-    "on_trial_request",
-    "on_no_more_trials",
-    "resize",
-):
+_TOLD = (
+    "on_begin on_trial_add on_result on_trial_complete on_trial_error on_trial_resume on_trial_change "
+    "on_trial_request on_no_more_trials resize"
+)
+for _name in _TOLD.split():
     setattr(Rebuilt, _name, partialmethod(Rebuilt._tell, _name))
 for _name in ("completed_space", "why_not_chosen", "verdicts", "choose_trial_to_run"):
     setattr(Rebuilt, _name, partialmethod(Rebuilt._ask, _name))

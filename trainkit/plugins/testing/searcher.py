@@ -122,11 +122,13 @@ class Search:
         else:
             self.source.on_trial_complete(trial_id, result, error=what == "error")
 
-    def run(self, number: int | None = None) -> list[dict[str, Any]]:
+    def run(
+        self, number: int | None = None, loss: Callable[[dict[str, Any]], float] = loss_of
+    ) -> list[dict[str, Any]]:
         """Run trials one after another, at most `number` of them; return the configurations of all trials."""
-        before = len(self.configs)
-        while (number is None or len(self.configs) < before + number) and self.next() is not None:
-            self.finish(list(self.configs)[-1])
+        end = math.inf if number is None else len(self.configs) + number
+        while len(self.configs) < end and (config := self.next()) is not None:
+            self.finish(list(self.configs)[-1], loss(config))
         return list(self.configs.values())
 
     def restored(self) -> Search:

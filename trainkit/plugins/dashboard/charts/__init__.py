@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainkit.errors import ConfigError
 from trainkit.plugins.dashboard.charts import figures, parameter_figures
 from trainkit.plugins.dashboard.charts.figures import Figure, Line
 from trainkit.plugins.dashboard.charts.source import Options, Source
-from trainkit.plugins.dashboard.experiments.reading import RowReader
+from trainkit.plugins.dashboard.experiments.reading import NotFoundError, RowReader
 from trainkit.plugins.dashboard.experiments.rungs import bracket_of, judgements, labels_of, rungs_of
 from trainkit.tune.core.checks import is_finite
 from trainkit.tune.core.lineage import ages
@@ -32,22 +32,25 @@ if TYPE_CHECKING:
     from trainkit.tune.results.result_grid import ResultGrid
     from trainkit.tune.store.reader import Span
 
-KINDS = {
-    "history": "values of all trials, and the best so far",
-    "curves": "learning curves of the best trials",
-    "parallel": "parallel coordinates",
-    "importances": "importance of each hyperparameter",
-    "slice": "the metric over each hyperparameter",
-    "contour": "the metric over two hyperparameters",
-    "matrix": "scatter plots of each pair of hyperparameters and metrics",
-    "rungs": "rungs of a scheduler",
-    "lineage": "origin of the weights in a population",
-    "timeline": "attempts of trials over time, by worker",
-    "pareto": "the Pareto front of two objectives",
-    "edf": "cumulative share of trials over the metric",
-    "compare": "learning curves of chosen trials",
-}
-"""Description of each kind of chart."""
+Draw = Callable[[Source], Figure]
+
+
+class Kind(NamedTuple):
+    """Kind of charts.
+
+    Attributes:
+        description: what a chart of this kind shows.
+        options: options of `results.plot` for this kind.
+        draw: function that draws a chart.
+    """
+
+    description: str
+    options: list[str]
+    draw: Draw
+
+
+KINDS: dict[str, Kind] = {}
+"""All kinds of charts, in the order in which pages show them."""
 
 UNJUDGED = ("slice", "timeline", "edf", "compare")
 """Kinds of charts that do not depend on the mode of the metric."""
@@ -84,17 +87,18 @@ def chart(folder: Path, kind: str, query: Mapping[str, str]) -> Figure:
         {"data": traces, "layout": ...}, which contains only values that JSON supports.
 
     Raises:
-        ConfigError: the kind or an option is unknown, or the experiment has no data for this kind.
+        NotFoundError: the kind is unknown.
+        ConfigError: an option is unknown, or the experiment has no data for this kind.
         MetricError: no trial has reported the metric.
         MissingDependencyError: the chart shows importances, and a package for them is not installed.
         StoreError: the experiment does not exist, or its file is damaged.
     """
-    if kind not in DRAWN:
-        raise ConfigError(f"{kind[:40]!r} is not a chart: choose one of {', '.join(DRAWN)}")
+    if kind not in KINDS:
+        raise NotFoundError(f"{kind[:100]!r} is not a chart: choose one of {', '.join(KINDS)}")
     options = Options.of(query)
     with _opened(folder) as reader:
         source = Source(folder, reader, reader.facts(), options)
-        figure = DRAWN[kind](source)
+        figure = KINDS[kind].draw(source)
         if source.assumed and kind not in UNJUDGED:
             figures.say(figure, "; ".join(map(_assumption, source.assumed.items())))
         return figure
@@ -136,6 +140,31 @@ def _opened(folder: Path) -> Iterator[RowReader]:
         yield reader
 
 
+def _kind(description: str, options: str = "metric mode") -> Callable[[Draw], Draw]:
+    """Add a function to `KINDS`; the function `_history` draws the kind "history"."""
+
+    def add(draw: Draw) -> Draw:
+        KINDS[draw.__name__.removeprefix("_")] = Kind(description, options.split(), draw)
+        return draw
+
+    return add
+
+
+@_kind("values of all trials, and the best so far", "metric mode log_y")
+def _history(source: Source) -> Figure:
+    metric, mode = source.judged_by
+    trials = source.scored(MOST_TRIALS)
+    earlier = source.values[: -len(trials.values)]
+    return figures.history(
+        trials,
+        metric=metric,
+        mode=mode,
+        before=source.best_of(earlier)[1] if earlier else None,
+        log_y=source.options.log_y,
+    )
+
+
+@_kind("learning curves of the best trials", "metric mode x log_x log_y best")
 def _curves(source: Source) -> Figure:
     (metric, mode), options = source.judged_by, source.options
     values = source.reader.last_values(metric)
@@ -143,17 +172,6 @@ def _curves(source: Source) -> Figure:
     most = sys.maxsize if source.is_whole else min(options.most, MOST_CURVES)
     lost = [trial_id for trial_id in source.reader.first(most) if trial_id not in values]
     return _lines(source, [*ranked, *lost][:most], min(options.best, len(ranked)))
-
-
-def _compare(source: Source) -> Figure:
-    if not source.options.trials:
-        form = "[ID, ID]" if source.is_whole else "ID,ID"
-        raise ConfigError(f"the chart needs trials to compare: pass trials={form}")
-    known = source.reader.numbers(source.options.trials)
-    unknown = [trial_id for trial_id in source.options.trials if trial_id not in known]
-    if unknown:
-        raise ConfigError(f"the experiment has no trial {unknown[0][:60]!r}")
-    return _lines(source, source.options.trials[:MOST_CURVES], len(source.options.trials))
 
 
 def _lines(source: Source, trial_ids: Sequence[str], best: int) -> Figure:
@@ -182,19 +200,7 @@ def _lines(source: Source, trial_ids: Sequence[str], best: int) -> Figure:
     )
 
 
-def _history(source: Source) -> Figure:
-    metric, mode = source.judged_by
-    trials = source.scored(MOST_TRIALS)
-    earlier = source.values[: -len(trials.values)]
-    return figures.history(
-        trials,
-        metric=metric,
-        mode=mode,
-        before=source.best_of(earlier)[1] if earlier else None,
-        log_y=source.options.log_y,
-    )
-
-
+@_kind("parallel coordinates", "metric mode params log_metric best")
 def _parallel(source: Source) -> Figure:
     metric, mode = source.judged_by
     trials = source.scored(MOST_LINES, with_best=True)
@@ -208,6 +214,18 @@ def _parallel(source: Source) -> Figure:
     )
 
 
+@_kind("importance of each hyperparameter", "metric mode params method")
+def _importances(source: Source) -> Figure:
+    metric, mode = source.judged_by
+    trials = source.scored(MOST_LINES)
+    parameters = source.hyperparameters(trials)
+    if len(trials.values) < FEWEST or len(set(trials.values)) < 2:
+        raise ConfigError("importances need at least four trials with at least two different values")
+    shares, method = importances(parameters, trials.values, mode, source.options.method)
+    return parameter_figures.importances(shares, metric=metric, method=method)
+
+
+@_kind("the metric over each hyperparameter", "metric mode params log_y columns")
 def _slice(source: Source) -> Figure:
     metric, _ = source.judged_by
     trials = source.scored(MOST_LINES)
@@ -220,6 +238,7 @@ def _slice(source: Source) -> Figure:
     )
 
 
+@_kind("the metric over two hyperparameters", "metric mode params")
 def _contour(source: Source) -> Figure:
     metric, mode = source.judged_by
     trials = source.scored(MOST_LINES)
@@ -230,6 +249,7 @@ def _contour(source: Source) -> Figure:
     return parameter_figures.contour(across, up, trials, metric=metric, mode=mode)
 
 
+@_kind("scatter plots of each pair of hyperparameters and metrics", "metric mode params more")
 def _matrix(source: Source) -> Figure:
     metric, mode = source.judged_by
     trials = source.scored(MOST_PAIRED, with_best=True)
@@ -250,21 +270,7 @@ def _matrix(source: Source) -> Figure:
     return parameter_figures.matrix(columns, trials, metric=metric, mode=mode)
 
 
-def _edf(source: Source) -> Figure:
-    metric, _ = source.judged_by
-    return figures.edf({source.folder.name: source.scored(100_000).values}, metric=metric)
-
-
-def _importances(source: Source) -> Figure:
-    metric, mode = source.judged_by
-    trials = source.scored(MOST_LINES)
-    parameters = source.hyperparameters(trials)
-    if len(trials.values) < FEWEST or len(set(trials.values)) < 2:
-        raise ConfigError("importances need at least four trials with at least two different values")
-    shares, method = importances(parameters, trials.values, mode, source.options.method)
-    return parameter_figures.importances(shares, metric=metric, method=method)
-
-
+@_kind("rungs of a scheduler", "metric mode bracket log_y")
 def _rungs(source: Source) -> Figure:
     metric, mode = source.judged_by
     decisions, values = source.reader.judgements(metric)
@@ -339,6 +345,7 @@ def winner_of(ways: Mapping[str, Way], stretches: Sequence[Stretch]) -> list[tup
     ]
 
 
+@_kind("origin of the weights in a population", "metric mode hyperparameter log_y")
 def _lineage(source: Source) -> Figure:
     metric, mode = source.judged_by
     shown = next(iter(source.options.params), None)
@@ -393,6 +400,7 @@ def lanes(spans: Sequence[Span]) -> list[int]:
     return rows
 
 
+@_kind("attempts of trials over time, by worker", "")
 def _timeline(source: Source) -> Figure:
     every = source.reader.spans()
     if not every:
@@ -415,6 +423,7 @@ def _timeline(source: Source) -> Figure:
     )
 
 
+@_kind("the Pareto front of two objectives", "metric mode log_x log_y")
 def _pareto(source: Source) -> Figure:
     objectives = source.objectives
     if len(objectives) != 2:
@@ -435,18 +444,19 @@ def _pareto(source: Source) -> Figure:
     return figures.pareto(points, front, x=x, y=y, log_x=source.options.log_x, log_y=source.options.log_y)
 
 
-DRAWN: dict[str, Callable[[Source], Figure]] = {
-    "history": _history,
-    "curves": _curves,
-    "parallel": _parallel,
-    "importances": _importances,
-    "slice": _slice,
-    "contour": _contour,
-    "matrix": _matrix,
-    "rungs": _rungs,
-    "lineage": _lineage,
-    "timeline": _timeline,
-    "pareto": _pareto,
-    "edf": _edf,
-    "compare": _compare,
-}
+@_kind("cumulative share of trials over the metric")
+def _edf(source: Source) -> Figure:
+    metric, _ = source.judged_by
+    return figures.edf({source.folder.name: source.scored(100_000).values}, metric=metric)
+
+
+@_kind("learning curves of chosen trials", "metric mode trials x log_x log_y")
+def _compare(source: Source) -> Figure:
+    if not source.options.trials:
+        form = "[ID, ID]" if source.is_whole else "ID,ID"
+        raise ConfigError(f"the chart needs trials to compare: pass trials={form}")
+    known = source.reader.numbers(source.options.trials)
+    unknown = [trial_id for trial_id in source.options.trials if trial_id not in known]
+    if unknown:
+        raise ConfigError(f"the experiment has no trial {unknown[0][:60]!r}")
+    return _lines(source, source.options.trials[:MOST_CURVES], len(source.options.trials))

@@ -276,19 +276,18 @@ class TrialTable:
                         return reader.number_of_trials(), self._rows_of(ids)
                     self._read_new(reader, None)
             ((total,),) = self._memory.execute(f"SELECT count(*) FROM rows WHERE {condition}", values)
-            rows = self._memory.execute(
-                f"SELECT * FROM rows WHERE {condition} ORDER BY {by} LIMIT ? OFFSET ?",
-                [*values, *names, limit, offset],
-            ).fetchall()
-        return total, list(map(_row, rows))
+            return total, self._rows(
+                f"rows WHERE {condition} ORDER BY {by} LIMIT ? OFFSET ?", *values, *names, limit, offset
+            )
+
+    def _rows(self, sql: str, *values: Any) -> list[Row]:
+        """Return the rows of the table that a query selects, whose part after FROM is `sql`."""
+        return list(map(_row, self._memory.execute(f"SELECT rows.* FROM {sql}", values)))
 
     def _rows_of(self, ids: Collection[str]) -> list[Row]:
-        rows = self._memory.execute(
-            "SELECT rows.* FROM json_each(?) AS wanted CROSS JOIN rows ON rows.trial_id = wanted.value "
-            "ORDER BY wanted.key",
-            (json.dumps(list(ids)),),
-        ).fetchall()
-        return list(map(_row, rows))
+        # With CROSS JOIN, SQLite looks up each wanted id instead of reading all rows.
+        wanted = "json_each(?) AS wanted CROSS JOIN rows ON rows.trial_id = wanted.value ORDER BY wanted.key"
+        return self._rows(wanted, json.dumps(list(ids)))
 
     def row(self, trial_id: str) -> Row:
         """Return the row of a trial.
@@ -296,16 +295,15 @@ class TrialTable:
         Raises:
             NotFoundError: the trial does not exist.
         """
-        wanted = "SELECT * FROM rows WHERE trial_id = ?", (trial_id,)
         with self._lock:
-            found = self._memory.execute(*wanted).fetchone()
-            if found is None and not self._is_whole:
+            found = self._rows_of([trial_id])
+            if not found and not self._is_whole:
                 with self._reader() as reader:
                     self._read_new(reader, [trial_id])
-                found = self._memory.execute(*wanted).fetchone()
-        if found is None:
+                found = self._rows_of([trial_id])
+        if not found:
             raise NotFoundError(f"experiment {self.folder.name} has no trial {trial_id!r}")
-        return _row(found)
+        return found[0]
 
     @property
     def size_bytes(self) -> int:
@@ -320,12 +318,10 @@ class TrialTable:
     def changed_since(self, generation: int, limit: int) -> tuple[list[Row], bool]:
         """Return up to `limit` trials changed after a generation, latest first; True if some are missing."""
         with self._lock:
-            rows = self._memory.execute(
-                "SELECT * FROM rows WHERE changed > ? ORDER BY changed DESC, trial_index DESC LIMIT ?",
-                (generation, limit + 1),
-            ).fetchall()
+            latest = "rows WHERE changed > ? ORDER BY changed DESC, trial_index DESC LIMIT ?"
+            rows = self._rows(latest, generation, limit + 1)
             is_new = generation < self._renewed
-        return list(map(_row, rows[:limit])), len(rows) > limit or is_new
+        return rows[:limit], len(rows) > limit or is_new
 
 
 def _values(row: Sequence[Any], ended: float | None, *, is_owned: bool) -> tuple[Any, ...]:

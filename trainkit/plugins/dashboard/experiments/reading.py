@@ -202,8 +202,11 @@ class RowReader(LogReader):
                 shared.state = self._state
             return shared.values
 
+    def _column(self, sql: str, *values: Any) -> Iterator[Any]:
+        return (row[0] for row in self._rows(sql, *values))
+
     def _first(self, sql: str, *values: Any) -> Any:
-        return next((row[0] for row in self._rows(sql, *values)), None)
+        return next(self._column(sql, *values), None)
 
     # --- trials as rows of a table ----------------------------------------------------------------
 
@@ -217,18 +220,15 @@ class RowReader(LogReader):
 
     def ids_after(self, index: int, seq: int) -> set[str]:
         """Return ids of trials that run, were suggested after `index`, or have log entries after `seq`."""
-        return {
-            trial_id
-            for (trial_id,) in self._rows(
+        return set(
+            self._column(
                 "SELECT trial_id FROM trials WHERE trial_index > ? "
                 "UNION SELECT trial_id FROM events WHERE seq > ? AND trial_id IS NOT NULL "
                 "UNION SELECT trial_id FROM decisions WHERE seq > ? "
                 "UNION SELECT trial_id FROM trials WHERE status = 'RUNNING'",
-                index,
-                seq,
-                seq,
+                *(index, seq, seq),
             )
-        }
+        )
 
     def ends(self, after: int = -1, ids: Collection[str] | None = None) -> dict[str, float | None]:
         """Return the end time of each trial; None for a trial that was resumed later.
@@ -268,13 +268,13 @@ class RowReader(LogReader):
         way = "DESC" if descending else "ASC"
         in_order = f"SELECT trial_id FROM trials ORDER BY trial_index {way}"
         if by_last is None:
-            return [trial_id for (trial_id,) in self._rows(f"{in_order} LIMIT ? OFFSET ?", limit, offset)]
+            return list(self._column(f"{in_order} LIMIT ? OFFSET ?", limit, offset))
         values = self.last_values(by_last)
         ids = sorted(values, key=values.__getitem__)
         if descending:
             ids.reverse()
         if offset + limit > len(ids):
-            ids += [trial_id for (trial_id,) in self._rows(in_order) if trial_id not in values]
+            ids += [trial_id for trial_id in self._column(in_order) if trial_id not in values]
         return ids[offset : offset + limit]
 
     def names(self) -> tuple[list[str], list[str]]:
@@ -446,15 +446,8 @@ class RowReader(LogReader):
         across = "iteration" if x == "training_iteration" else VALUE
         names = (*(() if x == "training_iteration" else paths(x)), *paths(metric))
         columns = f"iteration, {across}, {VALUE}"
-        last = next(
-            self._rows(
-                "SELECT attempt, iteration FROM results WHERE trial_id = ? "
-                "ORDER BY attempt DESC, iteration DESC LIMIT 1",
-                trial_id,
-            ),
-            None,
-        )
-        if last is None:
+        attempt = self._first("SELECT max(attempt) FROM results WHERE trial_id = ?", trial_id)
+        if attempt is None:
             return []
         key = *self._identity, metric, x
         with self._sharing:
@@ -464,7 +457,7 @@ class RowReader(LogReader):
                 self._drawn.popitem(last=False)
         with shared.lock:
             known = shared.of.get(trial_id)
-            if known is not None and known.attempt == last[0]:
+            if known is not None and known.attempt == attempt:
                 before = len(known)
                 known.add(
                     self._rows(
@@ -475,7 +468,7 @@ class RowReader(LogReader):
                 )
             else:  # A new attempt may replace earlier reports, so all are read again.
                 before = 0 if known is None else len(known)
-                known = _Curve(last[0])
+                known = _Curve(attempt)
                 known.add(
                     self._rows(
                         f"SELECT {columns} FROM history WHERE trial_id = ? ORDER BY iteration",
@@ -488,29 +481,19 @@ class RowReader(LogReader):
 
     def numbers(self, trial_ids: Sequence[str]) -> dict[str, int]:
         """Map each trial id to the trial's number in the order of suggestion; unknown ids are left out."""
-        return dict(
-            self._rows(
-                "SELECT trial_id, trial_index FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
-                json.dumps(list(trial_ids)),
-            )
-        )
+        return self._of_trials("trial_index", trial_ids)
+
+    def _of_trials(self, column: str, trial_ids: Sequence[str]) -> dict[str, Any]:
+        sql = f"SELECT trial_id, {column} FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))"
+        return dict(self._rows(sql, json.dumps(list(trial_ids))))
 
     def first(self, count: int) -> list[str]:
         """Return the ids of the `count` trials that were suggested first."""
-        return [
-            trial_id
-            for (trial_id,) in self._rows("SELECT trial_id FROM trials ORDER BY trial_index LIMIT ?", count)
-        ]
+        return list(self._column("SELECT trial_id FROM trials ORDER BY trial_index LIMIT ?", count))
 
     def configs(self, trial_ids: Sequence[str]) -> list[Any]:
         """Return the configurations that were suggested for these trials."""
-        wanted = json.dumps(list(trial_ids))
-        found = dict(
-            self._rows(
-                "SELECT trial_id, config FROM trials WHERE trial_id IN (SELECT value FROM json_each(?))",
-                wanted,
-            )
-        )
+        found = self._of_trials("config", trial_ids)
         return [decode_config(found[trial_id]) for trial_id in trial_ids]
 
     def nothing(self, *names: str) -> MetricError:
@@ -523,8 +506,7 @@ class RowReader(LogReader):
         found = self._rows(
             f"SELECT DISTINCT trial_id FROM (SELECT trial_id, {VALUE} AS value FROM results) "
             f"WHERE {FINITE} IS NOT NULL LIMIT ?",
-            *paths(metric),
-            trials,
+            *(*paths(metric), trials),
         )
         return len(list(found)) == trials
 

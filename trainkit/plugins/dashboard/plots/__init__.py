@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import ConfigError, MetricError, did_you_mean
-from trainkit.plugins.dashboard.charts import DRAWN, KINDS, UNJUDGED
+from trainkit.plugins.dashboard.charts import KINDS, UNJUDGED
 from trainkit.plugins.dashboard.charts.source import Options, Source
 from trainkit.plugins.dashboard.experiments.rungs import CAME, JUDGED
 from trainkit.plugins.dashboard.plots import drawing, style
@@ -27,22 +27,6 @@ if TYPE_CHECKING:
     from trainkit.tune.results.result_grid import ResultGrid
     from trainkit.tune.store.reader import Span
 
-OPTIONS = {
-    "history": ("log_y",),
-    "curves": ("x", "log_x", "log_y", "best"),
-    "parallel": ("params", "log_metric", "best"),
-    "importances": ("params", "method"),
-    "slice": ("params", "log_y", "columns"),
-    "contour": ("params",),
-    "matrix": ("params", "more"),
-    "rungs": ("bracket", "log_y"),
-    "lineage": ("hyperparameter", "log_y"),
-    "timeline": (),
-    "pareto": ("log_x", "log_y"),
-    "edf": (),
-    "compare": ("trials", "x", "log_x", "log_y"),
-}
-"""Options of each kind. All kinds except "timeline" also have the options `metric` and `mode`."""
 _SPELLINGS = {
     "learning curves": "curves",
     "learning_curves": "curves",
@@ -54,7 +38,7 @@ BEST = 5
 
 
 def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any) -> Figure:
-    """Draw a chart of `grid`; see `ResultGrid.plot`, and see `OPTIONS` for the options of each kind.
+    """Draw a chart of `grid`; see `ResultGrid.plot`.
 
     Raises:
         ConfigError: the kind or an option is unknown, or `grid` has no data for this kind.
@@ -63,10 +47,10 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
     """
     name = _SPELLINGS.get(kind, kind)
     if name not in KINDS:
-        kinds = ", ".join(f"{known!r} ({what})" for known, what in KINDS.items())
+        kinds = ", ".join(f"{known!r} ({what.description})" for known, what in KINDS.items())
         raise ConfigError(f"plot() has no kind {kind!r}: choose one of {kinds}")
     load("matplotlib.figure", "plots", "tune")
-    known = OPTIONS[name] if name == "timeline" else ("metric", "mode", *OPTIONS[name])
+    known = KINDS[name].options
     for option in options:
         if option not in known:
             hint = did_you_mean(option, known, cutoff=0.6)
@@ -74,7 +58,7 @@ def plot(grid: ResultGrid, kind: str, *, ax: Axes | None = None, **options: Any)
                 f"plot({name!r}) has no option {option!r}: choose from {', '.join(known)}.{hint}"
             )
     source = GridSource(grid, name, options)
-    return drawing.draw(DRAWN[name](source), ax)
+    return drawing.draw(KINDS[name].draw(source), ax)
 
 
 class GridSource(Source):
