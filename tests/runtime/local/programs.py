@@ -14,7 +14,15 @@ from trainkit.settings import SESSION_MARK
 
 ROOT = Path(__file__).parents[3]
 
-MAKER = """
+PRINT_ERROR = """
+    def print_error(call, *args):
+        try:
+            call(*args)
+        except Exception as error:
+            print(error)
+"""
+
+MAKER = f"""{PRINT_ERROR}
     import os, sys, time, trainkit
 
     class Counter:
@@ -44,7 +52,7 @@ MAKER = """
     trainkit.get(counter.add.remote())
 """
 
-FINDER = """
+FINDER = f"""{PRINT_ERROR}
     import sys, trainkit
     trainkit.init(num_cpus=2)
     counter = trainkit.get_actor("counter")

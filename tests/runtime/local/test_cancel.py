@@ -31,6 +31,12 @@ def sleeps(begun: Path, ended: Path | None = None) -> str:
             ended.touch()
 
 
+def cancel_begun(ref: Any, folder: Path, **options: bool) -> None:
+    """Cancel a task once it has made the file "begun"."""
+    assert eventually((folder / "begun").exists)
+    trainkit.cancel(ref, **options)
+
+
 def assert_cancelled(ref: Any) -> None:
     with pytest.raises(TaskCancelledError):
         trainkit.get(ref, timeout=60)
@@ -42,8 +48,7 @@ def test_a_function_written_in_c_is_interrupted() -> None:
     assert eventually(lambda: any(row["state"] == "RUNNING" for row in trainkit.list_tasks()))
     time.sleep(0.1)  # the row says that its process has it, and not that it has begun
     trainkit.cancel(ref)
-    with pytest.raises(TaskCancelledError):
-        trainkit.get(ref, timeout=60)
+    assert_cancelled(ref)
 
 
 def test_a_task_that_waits_in_get_is_interrupted_with_what_it_started(tmp_path: Path) -> None:
@@ -52,8 +57,7 @@ def test_a_task_that_waits_in_get_is_interrupted_with_what_it_started(tmp_path: 
         return trainkit.get(sleeps.remote(tmp_path / "begun", tmp_path / "ended"))
 
     ref = parent.remote()
-    assert eventually((tmp_path / "begun").exists)
-    trainkit.cancel(ref)
+    cancel_begun(ref, tmp_path)
     assert_cancelled(ref)
     assert eventually((tmp_path / "ended").exists)
 
@@ -70,8 +74,7 @@ def test_without_recursion_what_it_started_goes_on(tmp_path: Path) -> None:
         return trainkit.get(child.remote())
 
     ref = parent.remote()
-    assert eventually((tmp_path / "begun").exists)
-    trainkit.cancel(ref, recursive=False)
+    cancel_begun(ref, tmp_path, recursive=False)
     assert_cancelled(ref)
     assert eventually((tmp_path / "ended").exists)
 
@@ -89,9 +92,8 @@ def test_busy_code_that_calls_the_runtime_is_interrupted_cleanly(tmp_path: Path)
         assert eventually(mark.exists)
         trainkit.cancel(ref)
         assert_cancelled(ref)
-    assert trainkit.get([trainkit.remote(lambda x: x).remote(i) for i in range(20)], timeout=60) == list(
-        range(20)
-    )
+    refs = [trainkit.remote(lambda x: x).remote(i) for i in range(20)]
+    assert trainkit.get(refs, timeout=60) == list(range(20))
 
 
 def test_force_ends_the_process_and_no_other_task(tmp_path: Path) -> None:
@@ -102,8 +104,7 @@ def test_force_ends_the_process_and_no_other_task(tmp_path: Path) -> None:
         time.sleep(60)
 
     ref = stubborn.remote()
-    assert eventually((tmp_path / "begun").exists)
-    trainkit.cancel(ref)
+    cancel_begun(ref, tmp_path)
     assert trainkit.wait([ref], timeout=0.2)[0] == [], "it has its own handler"
     trainkit.cancel(ref, force=True)
     assert_cancelled(ref)
@@ -160,8 +161,7 @@ def test_a_task_that_swallows_the_interrupt_keeps_its_result(tmp_path: Path) -> 
         return "slept"
 
     ref = swallows.remote()
-    assert eventually((tmp_path / "begun").exists)
-    trainkit.cancel(ref)
+    cancel_begun(ref, tmp_path)
     assert trainkit.get(ref, timeout=60) == "cleaned up"
 
 
@@ -212,8 +212,7 @@ def test_what_a_task_does_in_its_finally_is_not_interrupted(tmp_path: Path) -> N
             (tmp_path / "cleaned").touch()
 
     ref = cleans_up.remote()
-    assert eventually((tmp_path / "begun").exists)
-    trainkit.cancel(ref)
+    cancel_begun(ref, tmp_path)
     assert eventually((tmp_path / "cleaning").exists)
     trainkit.cancel(ref)
     trainkit.available_resources()  # asked of the node, which has sent the signal by then
@@ -246,7 +245,6 @@ def test_many_cancelled_in_a_row_leave_the_pool_working(tmp_path: Path) -> None:
             trainkit.cancel(ref)
         for ref in refs:
             assert_cancelled(ref)
-    assert trainkit.get([trainkit.remote(lambda x: x).remote(i) for i in range(50)], timeout=60) == list(
-        range(50)
-    )
+    refs = [trainkit.remote(lambda x: x).remote(i) for i in range(50)]
+    assert trainkit.get(refs, timeout=60) == list(range(50))
     assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())

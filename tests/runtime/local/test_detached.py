@@ -36,14 +36,8 @@ def test_another_program_finds_it_and_calls_it(programs: Programs) -> None:
         """
     trainkit.kill(counter)
     for _ in range(2):
-        try:
-            trainkit.get(counter.add.remote())
-        except trainkit.errors.ActorDiedError as error:
-            print(error)
-    try:
-        trainkit.get_actor("counter")
-    except ValueError as error:
-        print(error)
+        print_error(lambda: trainkit.get(counter.add.remote()))
+    print_error(trainkit.get_actor, "counter")
     """
     )
     assert killed.count("it was killed by trainkit.kill()") == 2
@@ -110,10 +104,7 @@ def test_all_ends_with_the_node(programs: Programs) -> None:
         + """
     print(trainkit.get(counter.add.remote()), flush=True)
     sys.stdin.readline()
-    try:
-        trainkit.get(counter.add.remote())
-    except trainkit.errors.ActorDiedError as error:
-        print(error)
+    print_error(lambda: trainkit.get(counter.add.remote()))
     """
     )
     assert program.stdout is not None
@@ -245,10 +236,8 @@ def test_a_handle_of_another_program_follows_one_that_is_made_anew(programs: Pro
     assert trainkit.get(phoenix.add.remote()) == 2
     interrupted = phoenix.wait.remote()
     os.kill(first, signal.SIGKILL)
-    try:
-        trainkit.get(interrupted, timeout=60)
-    except trainkit.errors.ActorDiedError as error:
-        assert f"pid {first}) was killed by SIGKILL" in str(error), error
+    print(first)
+    print_error(lambda: trainkit.get(interrupted, timeout=60))
     second = pid()
     trainkit.kill(phoenix, no_restart=False)
     third = pid()
@@ -260,14 +249,12 @@ def test_a_handle_of_another_program_follows_one_that_is_made_anew(programs: Pro
         return trainkit.get(handle.pid.options(max_task_retries=-1).remote())
     assert trainkit.get(kill_and_call.remote(phoenix), timeout=60) not in (first, second, third)
     trainkit.kill(phoenix)
-    try:
-        trainkit.get(phoenix.add.remote())
-    except trainkit.errors.ActorDiedError as error:
-        assert "it was killed by trainkit.kill()" in str(error), error
-        print("done")
+    print_error(lambda: trainkit.get(phoenix.add.remote()))
     """
     )
-    assert told == "done"
+    first, interrupted, *_, killed = told.splitlines()
+    assert f"pid {first}) was killed by SIGKILL" in interrupted
+    assert "it was killed by trainkit.kill()" in killed
     programs.stop()
 
 

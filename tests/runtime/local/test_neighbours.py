@@ -19,10 +19,7 @@ def test_a_name_is_one_for_all_programs_of_a_user(programs: Programs) -> None:
         again=True,
         script="""
     print(trainkit.get(counter.add.remote()))
-    try:
-        make(name="counter", lifetime="detached").remote()
-    except ValueError as error:
-        print(error)
+    print_error(make(name="counter", lifetime="detached").remote)
     mine = make(name="counter").remote()
     print(trainkit.get(trainkit.get_actor("counter").add.remote()))
     """,
@@ -42,10 +39,7 @@ def test_only_detached_actors_are_for_others(programs: Programs) -> None:
     told = programs.find(
         """
     for name in ("solo", "kounter"):
-        try:
-            trainkit.get_actor(name)
-        except ValueError as error:
-            print(error)
+        print_error(trainkit.get_actor, name)
     trainkit.remote(type("Other", (), {})).options(name="solo").remote()
     """
     ).splitlines()
