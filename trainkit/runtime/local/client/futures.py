@@ -177,6 +177,10 @@ class StreamRef(LocalRef):
         self.items.append(LocalRef(self._new_id(), self.peer))
         arrived.complete(VALUE, body)
 
+    def take_first(self) -> None:
+        """Remove the first item, which a reader has taken."""
+        self.items.popleft()
+
     def complete(self, kind: int, body: Any) -> None:
         # A failure takes the place of the stream's next value. A normal end marks the last item as `ENDED`.
         self.items[-1].complete(ENDED if kind == VALUE else kind, body)
@@ -241,7 +245,7 @@ class LocalStream(ObjectRefGenerator[Any]):
         with self._taking:
             if not self.call.items or self.call.items[0] is not front:
                 return False
-            self.call.items.popleft()
+            self.call.take_first()
             return True
 
     def upcoming(self) -> ObjectRef[Any]:
