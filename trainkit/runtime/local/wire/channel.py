@@ -57,10 +57,7 @@ UNKNOWN = "unknown"  # reason for RETURNED: the worker does not have the functio
 
 
 MOST = 256
-"""Maximum number of small calls or answers in one frame.
-
-A large batch amortizes the cost of a frame, but delays the receiver.
-"""
+"""Maximum number of small calls or answers in one frame, as a larger batch delays the receiver."""
 
 _ALONE_S = 30e-6
 """An entry that is posted more than this number of seconds after the last batch is sent at once."""
@@ -85,12 +82,9 @@ def encoded(kind: int, call_id: int, body: Packed) -> bytes:
     return b"".join([HEADER.pack(kind, body.stored, len(kinds), len(body.buffers), call_id, size), *parts])
 
 
-PROMISE = 3
-"""Type code of handles that stand for pending references."""
-ACTOR = 2
-"""Type code of handles to actors that are never restarted."""
-RECONNECTING_ACTOR = 9
-"""Type code of handles to restartable actors."""
+PROMISE = 3  # type code of handles that stand for pending references
+ACTOR = 2  # type code of handles to actors that are never restarted
+RECONNECTING_ACTOR = 9  # type code of handles to restartable actors
 _FDS_PER_SEND = 250  # the kernel's limit SCM_MAX_FD is 253
 _RECV_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 14
@@ -99,10 +93,7 @@ _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _CUT_OFF = int(socket.MSG_CTRUNC)  # a plain int is used, as enum operations are slow
 _RECEIVE_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
 SHORT_WAIT_S = 60e-6
-"""Longest busy wait for an answer, in seconds.
-
-Sleeping and waking would take about as long. The CPU is yielded between polls.
-"""
+"""Longest busy wait for an answer, in seconds. Sleeping and waking would take about as long."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_FDS_PER_SEND * 4)
 _LOST = -1
 """Placeholder among received descriptors for descriptors that this process could not open."""
@@ -181,10 +172,7 @@ class Explained:
 
 
 descriptors_explained = Explained(explain)
-"""Context manager for code that opens descriptors.
-
-The context manager raises a readable error if no descriptor is left.
-"""
+"""Context manager that raises a readable error if its block has no descriptor left to open."""
 
 
 class Connection:
@@ -242,10 +230,7 @@ class Connection:
         """Arrange that the posted entries are sent soon."""
 
     def on_tick(self) -> bool:
-        """Do periodic work in the background thread while `ticking` is True.
-
-        Return True to continue the periodic work.
-        """
+        """Do periodic work in the background thread while `ticking` is True. Return True to continue."""
         return False
 
     def fileno(self) -> int:
@@ -346,10 +331,7 @@ class Connection:
                 self.flush_posted()
 
     def _write(self, data: memoryview, fds: list[int]) -> tuple[memoryview, list[int]] | None:
-        """Write as much of `data` and `fds` as the kernel accepts now.
-
-        Return the rest, or None if all was written.
-        """
+        """Write the part of `data` and `fds` that the kernel accepts. Return the rest, or None if all fit."""
         try:
             while fds:
                 now, later = fds[:_FDS_PER_SEND], fds[_FDS_PER_SEND:]
@@ -370,9 +352,7 @@ class Connection:
         return None
 
     def open_further(self) -> int | None:
-        """Ask the other process to serve a new connection.
-
-        Return one end of the new connection, or None on failure.
+        """Ask the other process to serve a new connection, and return one end of it; None on failure.
 
         The connection to the other process must have no other use, as a frame that does not fit at once is
         dropped.
@@ -386,10 +366,7 @@ class Connection:
         return None
 
     def open_fd(self) -> int:
-        """Return the descriptor of a new connection to the process at the other end.
-
-        A third process will receive the descriptor.
-        """
+        """Return the descriptor of a new connection to the process at the other end, for a third process."""
         ours, theirs = socket.socketpair()
         # If the process at the other end is dead, the receiver finds the connection closed.
         with contextlib.suppress(OSError):
