@@ -125,6 +125,15 @@ def test_schedulers_and_searchers_by_name_take_what_they_know(caplog):  # as Ray
         (lambda: tune.RunConfig(failure_config={"max_failures": 1}), "FailureConfig"),
         (lambda: tune.RunConfig(verbose=9), "verbose=9"),
         (lambda: tune.Tuner(lambda config: 1, tune_config={"num_samples": 1}), "tune.TuneConfig"),
+        (lambda: tune.MaximumIterationStopper(0), "max_iter=0"),
+        (lambda: tune.TrialPlateauStopper("loss", metric_threshold=1.0), "metric_threshold=1.0 must be"),
+        (lambda: tune.ExperimentPlateauStopper("loss", top=1), "top=1"),
+        (lambda: tune.ExperimentPlateauStopper("loss", mode="best"), "mode='best'"),
+        (lambda: tune.TimeoutStopper(0), "timeout=0"),
+        (lambda: tune.CombinedStopper(print), "wrap a function"),
+        (lambda: tune.RunConfig(stop=tune.TimeoutStopper), "give a dict,"),
+        (lambda: tune.RunConfig(stop=[{"a": 1}, 3]), "stop=3"),
+        (lambda: tune.RunConfig(stop=[{"a": "x"}]), "number to reach"),
     ],
 )
 def test_a_bad_value_is_named(make, words):

@@ -138,24 +138,15 @@ def test_lists_that_do_not_fit_are_refused(settings):
         ({"search_alg": HyperOptSearch()}, "HyperOptSearch optimises one metric.*OptunaSearch"),
         ({"search_alg": BayesOptSearch()}, "BayesOptSearch optimises one metric"),
         ({"search_alg": ConcurrencyLimiter(HyperOptSearch(), 2)}, "HyperOptSearch optimises one metric"),
-        (
-            {"search_alg": Repeater(OptunaSearch(), 2), "num_samples": 2},
-            "Repeater averages one metric",
-        ),
+        ({"search_alg": Repeater(OptunaSearch(), 2), "num_samples": 2}, "Repeater averages one metric"),
         ({"search_alg": OptunaSearch(metric="loss", mode="min")}, "different metrics"),
         (
             {"search_alg": OptunaSearch(sampler=optuna.samplers.CmaEsSampler())},
             "CmaEsSampler optimises one metric",
         ),
         ({"scheduler": ASHAScheduler()}, "supports one metric.*ParetoScheduler"),
-        (
-            {"metric": "loss", "mode": "min", "scheduler": ParetoScheduler()},
-            "ParetoScheduler needs several",
-        ),
-        (
-            {"scheduler": ParetoScheduler(metric=["a", "b"], mode=["min", "min"])},
-            "different objectives",
-        ),
+        ({"metric": "loss", "mode": "min", "scheduler": ParetoScheduler()}, "ParetoScheduler needs several"),
+        ({"scheduler": ParetoScheduler(metric=["a", "b"], mode=["min", "min"])}, "different objectives"),
     ],
 )
 def test_who_knows_one_metric_only_says_so(fit, inline, settings, words):

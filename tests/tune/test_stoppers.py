@@ -91,25 +91,6 @@ def test_a_plateau_is_a_small_deviation_of_the_last_reports(values, num_results,
             assert answer == (count >= 4 and len(last) == num_results and deviation < std)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: tune.MaximumIterationStopper(0), "max_iter=0"),
-        (lambda: tune.TrialPlateauStopper("loss", metric_threshold=1.0), "metric_threshold=1.0 must be"),
-        (lambda: tune.ExperimentPlateauStopper("loss", top=1), "top=1"),
-        (lambda: tune.ExperimentPlateauStopper("loss", mode="best"), "mode='best'"),
-        (lambda: tune.TimeoutStopper(0), "timeout=0"),
-        (lambda: tune.CombinedStopper(print), "wrap a function"),
-        (lambda: tune.RunConfig(stop=tune.TimeoutStopper), "give a dict,"),
-        (lambda: tune.RunConfig(stop=[{"a": 1}, 3]), "stop=3"),
-        (lambda: tune.RunConfig(stop=[{"a": "x"}]), "number to reach"),
-    ],
-)
-def test_a_bad_value_is_named(make, words):
-    with pytest.raises(ConfigError, match=words):
-        make()
-
-
 def test_a_class_that_only_looks_like_a_stopper_is_refused():
     class Own:
         def __call__(self, trial_id, result):

@@ -164,14 +164,6 @@ def test_a_branch_that_is_better_is_gone_into():
     assert np.median([model["width"] for model in late if "width" in model]) < 0.3
 
 
-def test_points_are_tried_first_and_what_they_leave_open_is_drawn():
-    points = [{"x": 1.5, "y": 2.5}, {"x": 3.0}]
-    configs = Search(ROW, PLANE, num_samples=6, arguments={"points_to_evaluate": points}).run()
-    assert configs[0] == points[0] and configs[1]["x"] == 3.0
-    with pytest.raises(ConfigError, match="x=99 is not in uniform"):
-        Search(ROW, PLANE, arguments={"points_to_evaluate": [{"x": 99}]})
-
-
 @pytest.mark.parametrize(
     "make", [lambda: TuneBOHB(max_concurrent=2), lambda: ConcurrencyLimiter(TuneBOHB(), 2)]
 )
@@ -243,8 +235,9 @@ def test_a_space_of_another_package_is_refused():
         ({"seed": -1}, "seed=-1: give a whole number"),
         ({"max_concurrent": 1.5}, "max_concurrent=1.5"),
         ({"points_to_evaluate": [3]}, "give a list of dictionaries"),
+        ({"points_to_evaluate": [{"x": 99}]}, "x=99 is not in uniform"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, words):
     with pytest.raises(ConfigError, match=words):
-        TuneBOHB(**arguments)
+        Search(ROW, PLANE, arguments=arguments)

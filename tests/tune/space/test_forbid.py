@@ -52,14 +52,7 @@ def test_a_point_leaves_the_rest_of_a_grid_open():
     found = suggestions(space, num_samples=2, points_to_evaluate=[{"a": 1}, {"c": 6, "a": 2}])
     # An axis under a condition comes last, so it varies fastest.
     values = [(config.get("b"), config["c"]) for config in found]
-    assert values == [
-        (3, 6),
-        (4, 6),
-        (5, 6),
-        (3, 7),
-        (4, 7),
-        (None, 6),
-    ]
+    assert values == [(3, 6), (4, 6), (5, 6), (3, 7), (4, 7), (None, 6)]
 
 
 def test_a_grid_that_would_take_too_long_to_list_is_refused(monkeypatch):

@@ -1,8 +1,10 @@
-"""Folds or seeds of one configuration as a unit; row 2.8."""
+"""Searchers around searchers: folds of one configuration as a unit (row 2.8), fewer trials at once."""
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import statistics
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.search import BasicVariantGenerator, OptunaSearch, Repeater
+from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter, OptunaSearch, Repeater, Searcher
 from trainkit.tune.search.repeater import TRIAL_INDEX, by_unit
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -23,12 +25,14 @@ class Telling(BasicVariantGenerator):
         super().__init__()
         self.told: list = []
 
-    def on_trial_result(self, trial_id, result):
-        raise AssertionError("a single report")
-
     def on_trial_complete(self, trial_id, result=None, error=False):
         super().on_trial_complete(trial_id, result, error)
         self.told.append((int(trial_id[-2:]), result, error))
+
+
+class OfUnits(Telling):
+    def on_trial_result(self, trial_id, result):
+        raise AssertionError("a single report")
 
 
 def end(play: Play, index: int, loss: float | None) -> None:
@@ -45,7 +49,7 @@ def indexes(play: Play) -> list[int]:
 
 # row 2.8
 def test_the_searcher_sees_mean_and_spread_once_per_configuration():
-    searcher = Telling()
+    searcher = OfUnits()
     play = Play(searcher=Repeater(searcher, repeat=5), num_samples=10, cpus=1, metric="loss")
     for index, loss in enumerate([1, 2, 3, 4, 10, 1, 1, 1, 1, 1]):
         end(play, index, float(loss))
@@ -78,7 +82,7 @@ def test_the_searcher_sees_mean_and_spread_once_per_configuration():
     ],
 )
 def test_folds_are_skipped_when_the_bound_is_lost(rule, mode, losses, folds):
-    searcher = Telling()
+    searcher = OfUnits()
     play = Play(
         searcher=Repeater(searcher, repeat=3, skip=rule), num_samples=9, cpus=1, metric="loss", mode=mode
     )
@@ -91,7 +95,7 @@ def test_folds_are_skipped_when_the_bound_is_lost(rule, mode, losses, folds):
 
 
 def test_folds_that_run_already_go_on_and_the_others_are_skipped():
-    searcher = Telling()
+    searcher = OfUnits()
     play = Play(searcher=Repeater(searcher, 4, skip="aggressive"), num_samples=8, cpus=2, metric="loss")
     for index in range(4):
         end(play, index, 1.0)
@@ -106,7 +110,7 @@ def test_folds_that_run_already_go_on_and_the_others_are_skipped():
 
 
 def test_a_fold_that_fails_is_left_out_and_a_unit_without_any_has_failed():
-    searcher = Telling()
+    searcher = OfUnits()
     play = Play(searcher=Repeater(searcher, repeat=2), num_samples=6, cpus=1, metric="loss")
     for index, loss in enumerate([1.0, None, None, None, 2.0, math.nan]):
         end(play, index, loss)
@@ -145,7 +149,7 @@ def test_leftovers_are_not_run_and_without_an_index_the_configurations_are_equal
 
 
 def test_one_trial_cannot_change_the_others_configuration():
-    play = Play(searcher=Repeater(Telling(), 2), num_samples=2, space={"net": {"x": tune.uniform(0, 1)}})
+    play = Play(searcher=Repeater(OfUnits(), 2), num_samples=2, space={"net": {"x": tune.uniform(0, 1)}})
     first, second = play.controller.trials
     first.config["net"]["x"] = -1
     assert second.config["net"]["x"] >= 0
@@ -194,6 +198,10 @@ def test_it_goes_on_after_an_interruption_in_the_middle_of_a_unit(fit, restore, 
     ("make", "words"),
     [
         (lambda: Repeater(BasicVariantGenerator(), 0), "repeat=0"),
+        (lambda: ConcurrencyLimiter(BasicVariantGenerator(), 0), "max_concurrent=0"),
+        (lambda: ConcurrencyLimiter(BasicVariantGenerator(), 1.5), "max_concurrent=1.5"),
+        (lambda: ConcurrencyLimiter(BasicVariantGenerator, 1), "searcher="),
+        (lambda: BasicVariantGenerator(max_concurrent=-1), "max_concurrent=-1"),
         (lambda: Repeater("random", 2), "searcher='random'"),
         (lambda: Repeater(BasicVariantGenerator(), 2, skip="often"), "skip='often'"),
         (lambda: Play(searcher=Repeater(BasicVariantGenerator(), 5), num_samples=4), "use a multiple of 5"),
@@ -203,3 +211,95 @@ def test_it_goes_on_after_an_interruption_in_the_middle_of_a_unit(fit, restore, 
 def test_a_mistake_is_named(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+# --- fewer trials at once than fit -----------------------------------------------------------------
+
+
+def test_so_many_run_at_once():
+    play = Play(searcher=ConcurrencyLimiter(Telling(), 2), num_samples=5, cpus=4)
+    assert len(play.calls) == 2
+    play.ends(1, {"loss": 1.0})
+    assert play.statuses() == ["PENDING", "TERMINATED", "PENDING"]
+    assert len(play.calls) == 2
+    play.started(0)
+    play.failed(0)
+    assert len(play.calls) == 2
+    play.ends(2, {"loss": 1.0})
+    play.ends(3, {"loss": 1.0})
+    play.ends(4, {"loss": 1.0})
+    assert play.controller.done
+
+
+def test_a_batch_is_told_together():
+    searcher = Telling()
+    play = Play(searcher=ConcurrencyLimiter(searcher, 2, batch=True), num_samples=4, cpus=4)
+    play.ends(1, {"loss": 1.0})
+    assert (searcher.told, len(play.calls)) == ([], 1)
+    play.started(0)
+    play.failed(0)
+    assert [(index, error) for index, _, error in searcher.told] == [(1, False), (0, True)]
+    assert len(play.calls) == 2
+    play.ends(2, {"loss": 1.0})
+    play.ends(3, {"loss": 1.0})
+    assert play.controller.done
+    assert len(searcher.told) == 4
+
+
+def test_random_search_limits_itself():
+    play = Play(searcher=BasicVariantGenerator(max_concurrent=3), num_samples=5, cpus=4)
+    assert len(play.calls) == 3
+    play.ends(0, {"loss": 1.0})
+    assert len(play.calls) == 3
+
+
+class Limiting(BasicVariantGenerator):
+    """Takes the limit itself."""
+
+    limit = 0
+
+    def set_max_concurrency(self, max_concurrent):
+        self.max_concurrent = max_concurrent
+        return True
+
+
+def test_a_searcher_may_take_the_limit_itself():
+    searcher = Limiting()
+    play = Play(searcher=ConcurrencyLimiter(searcher, 2), num_samples=5, cpus=4)
+    assert (len(play.calls), searcher.max_concurrent) == (2, 2)
+
+
+def test_an_interrupted_experiment_goes_on_with_its_limit(fit, restore):
+    space = {"x": tune.uniform(0, 1)}
+    search = ConcurrencyLimiter(OptunaSearch(), 1, batch=True)
+    whole = fit(square, space, metric="loss", num_samples=14, seed=1, search_alg=search, run={"name": "w"})
+    fit(square, space, metric="loss", num_samples=12, seed=1, search_alg=search)
+    restored = restore(square, num_samples=14)
+    assert [result.config for result in restored] == [result.config for result in whole]
+
+
+def square(config):
+    return {"loss": config["x"] ** 2}
+
+
+class Waits(Searcher):
+    def suggest(self, trial_id):
+        return None
+
+
+def test_a_limiter_around_a_searcher_that_gives_nothing_is_an_error():
+    play = Play(searcher=ConcurrencyLimiter(Waits(), 2))
+    with pytest.raises(ConfigError, match="suggests nothing"):
+        raise play.controller.error
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "copied"),
+    [(ConcurrencyLimiter, copy.deepcopy), (Repeater, lambda it: pickle.loads(pickle.dumps(it)))],
+)
+def test_a_wrapper_that_was_used_can_be_copied(copied, wrapper):
+    used = wrapper(Telling(), 2)
+    Play(searcher=used, num_samples=4)
+    twin = copied(used)
+    assert (used.total_samples, used.whole) == (twin.total_samples, twin.whole)
+    twin.on_trial_complete("test_00000", {"loss": 1.0})
