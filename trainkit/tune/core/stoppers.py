@@ -247,12 +247,7 @@ class TrialPlateauStopper(Stopper):
         if iteration < self.grace_period or len(window) < self.num_results or self._is_bad(value):
             return False
         std = spread([value for _, value in window])
-        self._reason = {
-            "metric": self.metric,
-            "std": std,
-            "below": self.std,
-            "num_results": self.num_results,
-        }
+        self._reason = {"metric": self.metric, "std": std, "below": self.std, "num_results": self.num_results}
         return std < self.std
 
     def _is_bad(self, value: float) -> bool:
@@ -325,8 +320,7 @@ class TimeoutStopper(Stopper):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         require_number("timeout", seconds, "seconds above 0", above=0)
         self.timeout = seconds
-        self._elapsed_s = 0.0
-        self._told = False
+        self._elapsed_s: float | None = None
         self._since: float | None = None
         """Monotonic time of the first call; used only if the stopper runs outside an experiment."""
 
@@ -334,14 +328,15 @@ class TimeoutStopper(Stopper):
         return False
 
     def on_time(self, elapsed_s: float) -> None:
-        self._told, self._elapsed_s = True, elapsed_s
+        self._elapsed_s = elapsed_s
 
     def stop_all(self) -> bool:
-        if not self._told:  # outside an experiment, the stopper's time starts at the first call
-            now = SYSTEM.monotonic()
-            self._since = now if self._since is None else self._since
-            self._elapsed_s = now - self._since
-        return self._elapsed_s >= self.timeout
+        if self._elapsed_s is not None:
+            return self._elapsed_s >= self.timeout
+        # Outside an experiment, the stopper's time starts at the first call.
+        now = SYSTEM.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since >= self.timeout
 
     @property
     def deadline_s(self) -> float:

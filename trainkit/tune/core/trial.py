@@ -323,10 +323,7 @@ def experiment_tag(index: int, varied: Mapping[str, Any]) -> str:
 def shortest_names(paths: tuple[str, ...]) -> list[str]:
     """Return for each path the shortest ending that no other path has, such as 'lr' or 'opt/lr'."""
     return [
-        next(
-            (end for end in _ends(path) if sum(end in _ends(other) for other in paths) == 1),
-            path,
-        )
+        next((end for end in _ends(path) if sum(end in _ends(other) for other in paths) == 1), path)
         for path in paths
     ]
 
@@ -349,9 +346,7 @@ class Namer:
     """
 
     def __init__(
-        self,
-        name_of: Callable[[Trial], str] | None = None,
-        dirname_of: Callable[[Trial], str] | None = None,
+        self, name_of: Callable[[Trial], str] | None = None, dirname_of: Callable[[Trial], str] | None = None
     ) -> None:
         self._name_of = name_of
         self._dirname_of = dirname_of

@@ -323,19 +323,17 @@ class TrialSource:
         before, total_before, enough = self.num_samples, self._suggested, self._enough
         self._resize_searcher(num_samples)
         total = self._suggested
+        problem = ""
         if total == total_before and num_samples != before:
-            self._resize_searcher(before)
             many = "changes nothing" if total is None else f"makes {total} trials, as before"
-            raise ConfigError(
-                f"num_samples={num_samples} {many}, as {self.name} counts trials: give another number, "
-                "add configurations one by one, or stop the experiment"
+            problem = (
+                f"{many}, as {self.name} counts trials: give another number, add configurations one by one"
             )
-        if total is not None and total < enough:
+        elif total is not None and total < enough:
+            problem = f"makes {total} trials, but {enough} are already suggested: use a larger number"
+        if problem:
             self._resize_searcher(before)
-            raise ConfigError(
-                f"num_samples={num_samples} makes {total} trials, but {enough} are already suggested: use a "
-                "larger number, or stop the experiment"
-            )
+            raise ConfigError(f"num_samples={num_samples} {problem}, or stop the experiment")
         self._finished = False
 
     def _resize_searcher(self, num_samples: int) -> None:

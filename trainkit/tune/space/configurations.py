@@ -189,10 +189,7 @@ MAX_LISTED = 100_000
 
 
 def combinations(
-    tree: Mapping[str, Any],
-    conditions: Conditions,
-    options: Options,
-    given: Mapping[Path, Any],
+    tree: Mapping[str, Any], conditions: Conditions, options: Options, given: Mapping[Path, Any]
 ) -> Iterator[tuple[dict[Path, Any], dict[str, Any]]]:
     """Yield the chosen values and the configuration of every combination; the last leaf varies fastest.
 

@@ -61,10 +61,9 @@ class PausedAsPruned:
 
         paused = self._paused()
         affected = states is None or TrialState.RUNNING in states or TrialState.PRUNED in states
-        if not paused or not affected:
-            return self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states)
-        known_trials = self._storage.get_all_trials(study_id, deepcopy=False)
-        if sum(trial.state is TrialState.COMPLETE for trial in known_trials) >= self._enough:
+        known_trials = self._storage.get_all_trials(study_id, deepcopy=False) if paused and affected else []
+        complete = sum(trial.state is TrialState.COMPLETE for trial in known_trials)
+        if not known_trials or complete >= self._enough:
             return self._storage.get_all_trials(study_id, deepcopy=deepcopy, states=states)
         before, self._seen = self._seen, {}
         trials = []
