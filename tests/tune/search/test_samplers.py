@@ -48,8 +48,12 @@ MAKES = {
 }
 
 
-def row_of(name: str, **arguments) -> Row:
-    return Row(name, lambda **given: OptunaSearch(sampler=MAKES[name](), **arguments, **given))
+def row(name: str, make) -> Row:
+    return Row(name, lambda **given: OptunaSearch(sampler=make(), **given))
+
+
+def row_of(name: str) -> Row:
+    return row(name, MAKES[name])
 
 
 def scattered(search: Search, number: int) -> None:
@@ -117,12 +121,13 @@ def test_a_grid_and_fixed_values_are_in_the_units_of_the_space():
         "z": tune.uniform(0, 1),
     }
     fixed = samplers.PartialFixedSampler({"steps": 0.3, "kind": (3, 4)}, samplers.RandomSampler())
-    configs = Search(Row("f", lambda **given: OptunaSearch(sampler=fixed, **given)), space).run()
+    configs = Search(row("f", lambda: fixed), space).run()
     assert {(config["steps"], config["kind"]) for config in configs} == {(0.3, (3, 4))}
     assert len({config["z"] for config in configs}) == 12
     grid = samplers.GridSampler({"steps": [0.1, 0.3], "z": [0.25, 0.5]})
-    row = Row("g", lambda **given: OptunaSearch(sampler=grid, **given))
-    configs = Search(row, {"steps": tune.quniform(0, 1, 0.1), "z": tune.uniform(0, 1)}).run()
+    configs = Search(
+        row("g", lambda: grid), {"steps": tune.quniform(0, 1, 0.1), "z": tune.uniform(0, 1)}
+    ).run()
     pairs = sorted((config["steps"], config["z"]) for config in configs)
     assert pairs == [(0.1, 0.25), (0.1, 0.5), (0.3, 0.25), (0.3, 0.5)]
 
@@ -130,9 +135,8 @@ def test_a_grid_and_fixed_values_are_in_the_units_of_the_space():
 @pytest.mark.parametrize("fixed", [{"steps": 7.0}, {"step": 0.1}])
 def test_a_fixed_value_that_the_space_has_not_is_named(fixed):
     sampler = samplers.PartialFixedSampler(fixed, samplers.RandomSampler())
-    row = Row("f", lambda **given: OptunaSearch(sampler=sampler, **given))
     with pytest.raises((ConfigError, SpaceError), match=next(iter(fixed))):
-        Search(row, {"steps": tune.quniform(0, 1, 0.1)}).run()
+        Search(row("f", lambda: sampler), {"steps": tune.quniform(0, 1, 0.1)}).run()
 
 
 @pytest.mark.parametrize("sampler", ["grid", "brute"])
@@ -142,9 +146,7 @@ def test_a_finite_search_in_parallel_is_restored_and_ends(sampler):
         "brute": samplers.BruteForceSampler,
     }[sampler]
     space = {"x": tune.choice([0, 2, 4]), "y": tune.randint(1, 4)}
-    search = Search(
-        Row(sampler, lambda **given: OptunaSearch(sampler=make(), **given)), space, num_samples=20
-    )
+    search = Search(row(sampler, make), space, num_samples=20)
     for _ in range(3):
         search.next()
     for index in (2, 0):
@@ -189,9 +191,8 @@ def test_evaluated_points_are_the_first_generation_of_a_genetic_sampler(name):
     ],
 )
 def test_what_a_sampler_would_not_heed_is_refused(sampler, arguments, words):
-    row = Row("s", lambda **given: OptunaSearch(sampler=sampler(), **given))
     with pytest.raises(ConfigError, match=words):
-        Search(row, PLANE, arguments=arguments)
+        Search(row("s", sampler), PLANE, arguments=arguments)
 
 
 # --- trials that a scheduler has stopped ----------------------------------------------------------

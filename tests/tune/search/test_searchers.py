@@ -5,6 +5,7 @@ from __future__ import annotations
 import optuna
 import pytest
 
+from tests.tune.search.test_samplers import row_of
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.testing.searcher import Row, SearcherSuite
@@ -38,25 +39,7 @@ class OwnSearch(Searcher):
 ROWS = (
     Row("random", BasicVariantGenerator),
     Row("optuna", OptunaSearch),
-    Row(
-        "optuna-evolution",
-        lambda **given: OptunaSearch(sampler=optuna.samplers.NSGAIISampler(population_size=4), **given),
-    ),
-    Row(
-        "optuna-cma",
-        lambda **given: OptunaSearch(
-            sampler=optuna.samplers.CmaEsSampler(popsize=4, warn_independent_sampling=False), **given
-        ),
-    ),
-    Row(
-        "optuna-qmc",
-        lambda **given: OptunaSearch(
-            sampler=optuna.samplers.QMCSampler(
-                scramble=True, warn_asynchronous_seeding=False, warn_independent_sampling=False
-            ),
-            **given,
-        ),
-    ),
+    *map(row_of, ("nsga2", "cma", "qmc-scrambled")),
     Row("hyperopt", lambda **given: HyperOptSearch(n_initial_points=5, **given)),
     Row("bohb", TuneBOHB),
     Row("limited", lambda **given: ConcurrencyLimiter(OptunaSearch(**given), 64)),

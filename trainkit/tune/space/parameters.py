@@ -17,7 +17,7 @@ from trainkit.tune.space.configurations import (
     surely_broken,
 )
 from trainkit.tune.space.domains import Categorical, Domain, GridSearch
-from trainkit.tune.space.tree import Branch, Path, Site, spell, spell_branches
+from trainkit.tune.space.tree import Path, Site, choices_around, spell, spell_branches
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def parameters(leaves: Sequence[Site], conditions: Conditions) -> dict[Path, Par
     names: set[str] = set()
     for site in chosen:
         name = spell(site.path)
-        if name in names and any(isinstance(part, Branch) for part in site.path):
+        if name in names and choices_around(site.path):
             name = spell_branches(site.path)
         if name in names:
             raise SpaceError(f"two parameters of the space have the name {name!r}: rename one")
@@ -72,11 +72,7 @@ def parameters(leaves: Sequence[Site], conditions: Conditions) -> dict[Path, Par
             name=name,
             domain=Categorical(site.leaf.values) if is_axis else site.leaf,
             conditions=tuple(each for path in site.whens for each in conditions[path]),
-            branches=tuple(
-                (found[site.path[:place]].name, part.place)
-                for place, part in enumerate(site.path)
-                if isinstance(part, Branch)
-            ),
+            branches=tuple((found[path].name, place) for path, place in choices_around(site.path)),
             is_axis=is_axis,
             path=site.path,
         )
@@ -123,9 +119,7 @@ def require_settled_axes(parameters: Mapping[Path, Parameter], names: Names) -> 
     for parameter in parameters.values():
         for condition in parameter.conditions if parameter.is_axis else ():
             for site in names.sites(condition.name):
-                around = [
-                    site.path[:place] for place, part in enumerate(site.path) if isinstance(part, Branch)
-                ]
+                around = [path for path, _ in choices_around(site.path)]
                 if any(path in parameters and not parameters[path].is_axis for path in (site.path, *around)):
                     raise SpaceError(
                         f"the grid axis {parameter.name} depends on {condition.name}, which is sampled: "

@@ -27,6 +27,7 @@ from trainkit.tune.space.tree import (
     Path,
     Site,
     canonical,
+    choices_around,
     everything,
     holds_leaf,
     in_config,
@@ -162,7 +163,7 @@ class _Collector:
         self._space = space
         self._values: dict[Path, Any] = {}
         chosen = [*space.by_path, *space.computed]
-        self._outer = {path for path in chosen if not any(isinstance(part, Branch) for part in path)}
+        self._outer = {path for path in chosen if not choices_around(path)}
         self._by_name = {spell(path): path for path in self._outer}
         self._by_name = {parameter.name: path for path, parameter in space.by_path.items()} | self._by_name
         self._constants = {
@@ -320,7 +321,8 @@ class Space:
         """Names of the values that differ between configurations; a value in a list has the list's name."""
         found = set()
         for site in self.leaves:
-            if isinstance(site.leaf, (Domain, GridSearch, SampleFrom)) or _depends(site):
+            chosen = isinstance(site.leaf, (Domain, GridSearch, SampleFrom))
+            if chosen or site.whens or choices_around(site.path):
                 place = next((n for n, part in enumerate(site.path) if isinstance(part, int)), None)
                 found.add(spell(site.path[:place]))
         return found
@@ -526,10 +528,6 @@ class Space:
                 raise SpaceError(f"{what} is forbidden by the rules {'; '.join(map(str, self.rules))}")
             self._grids[key] = grid
         return self._grids[key]
-
-
-def _depends(site: Site) -> bool:
-    return bool(site.whens) or any(isinstance(part, Branch) for part in site.path)
 
 
 def fitted(config: Mapping[str, Any], space: Space, rng: Generator) -> dict[str, Any]:

@@ -106,6 +106,11 @@ def in_config(path: Path) -> Path:
     return tuple(part for part in path if type(part) is not Branch)
 
 
+def choices_around(path: Path) -> list[tuple[Path, int]]:
+    """Return the path of each choice around a leaf, with the index of the category that contains the leaf."""
+    return [(path[:place], part.place) for place, part in enumerate(path) if isinstance(part, Branch)]
+
+
 def spell(path: Path) -> str:
     """Return the path in the notation of users and searchers: 'net/layers/0'."""
     return "/".join(map(str, in_config(path))) or setting("param_space")
