@@ -21,7 +21,7 @@ from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import link_checkpoint, remove_checkpoint, remove_unknown
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory
 from trainkit.tune.core.trial import Trial, TrialStatus
-from trainkit.tune.executor.base import Executor, event_of, failure_of, put_named, remembered
+from trainkit.tune.executor.base import Executor, event_of, put_shared
 from trainkit.tune.executor.process_pool import ProcessPool
 from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.trial.actor import TrialActor
@@ -31,11 +31,19 @@ logger = logging.getLogger("trainkit.tune")
 
 
 @dataclass(slots=True)
+class _Process:
+    """Process that runs trials one after another."""
+
+    name: str
+    actor: ActorHandle
+    group: PlacementGroup | None
+
+
+@dataclass(slots=True)
 class _Leaving:
     """Process that must end by `deadline`; `ref` is ready once the process has ended."""
 
-    actor: ActorHandle
-    group: PlacementGroup | None
+    process: _Process
     ref: ObjectRef[Any]
     deadline: float
 
@@ -56,14 +64,14 @@ class LeavingProcesses:
     def __len__(self) -> int:
         return len(self._leaving)
 
-    def let_leave(self, actor: ActorHandle, group: PlacementGroup | None) -> None:
+    def let_leave(self, process: _Process) -> None:
         """Request that a process ends cleanly, which frees its resources.
 
         The request is explicit, because a stored exception may keep a handle to the actor alive, and with the
         handle the actor's process.
         """
-        ref = actor.leave.remote(os.getpid())
-        self._leaving.append(_Leaving(actor, group, ref, self._now() + self._leave_s))
+        ref = process.actor.leave.remote(os.getpid())
+        self._leaving.append(_Leaving(process, ref, self._now() + self._leave_s))
 
     def see_off(self) -> None:
         """Remove the processes that have ended from this object, and kill overdue processes."""
@@ -73,13 +81,14 @@ class LeavingProcesses:
         gone = set(api.wait(refs, num_returns=len(refs), timeout=0)[0])
         now, staying = self._now(), []
         for leaving in self._leaving:
-            if leaving.ref not in gone and now < leaving.deadline:
+            process = leaving.process
+            if leaving.ref in gone:
+                _give_back(process)
+            elif now < leaving.deadline:
                 staying.append(leaving)
-            elif leaving.ref not in gone:
-                logger.warning("%r did not end within %g s and is killed", leaving.actor, self._leave_s)
-                end_now(leaving.actor, leaving.group)
-            elif leaving.group is not None:
-                _give_back(leaving.group)
+            else:
+                logger.warning("%r did not end within %g s and is killed", process.actor, self._leave_s)
+                _end_now(process)
         self._leaving = staying
 
     def wait(self) -> None:
@@ -95,46 +104,29 @@ class LeavingProcesses:
 
     def with_bundles(self) -> list[ObjectRef[Any]]:
         """Return the refs of processes with placement groups, which `see_off` must release."""
-        return [leaving.ref for leaving in self._leaving if leaving.group is not None]
+        return [leaving.ref for leaving in self._leaving if leaving.process.group is not None]
 
-    def take_all(self) -> list[tuple[ActorHandle, PlacementGroup | None]]:
+    def take_all(self) -> list[_Process]:
         """Remove and return the processes that have not ended; the caller must kill them at once."""
         doomed, self._leaving = self._leaving, []
-        return [(leaving.actor, leaving.group) for leaving in doomed]
+        return [leaving.process for leaving in doomed]
 
 
-def end_now(actor: ActorHandle, group: PlacementGroup | None) -> None:
+def _end_now(process: _Process) -> None:
     """Kill a process and release its placement group."""
     with contextlib.suppress(NodeDiedError):  # the process died with its node
-        api.kill(actor)
-    if group is not None:
-        _give_back(group)
+        api.kill(process.actor)
+    _give_back(process)
 
 
-def _give_back(group: PlacementGroup) -> None:
-    with contextlib.suppress(NodeDiedError):
-        api.remove_placement_group(group)
-
-
-def end_all_now(doomed: list[tuple[ActorHandle, PlacementGroup | None]]) -> None:
-    """Kill processes; if killing a process fails, the other processes are killed anyway."""
-    for actor, group in doomed:
-        try:
-            end_now(actor, group)
-        except TrainkitError:
-            logger.warning("%r could not be stopped", actor, exc_info=True)
+def _give_back(process: _Process) -> None:
+    """Release the placement group of an ended process, if the process has one."""
+    if process.group is not None:
+        with contextlib.suppress(NodeDiedError):
+            api.remove_placement_group(process.group)
 
 
 _IN_ORDER = (TrialStatus.TERMINATED, TrialStatus.PAUSED)
-
-
-@dataclass(slots=True)
-class _Process:
-    """Process that runs trials one after another."""
-
-    name: str
-    actor: ActorHandle
-    group: PlacementGroup | None
 
 
 @dataclass(slots=True)
@@ -180,12 +172,8 @@ class ActorExecutor(Executor):
     ) -> None:
         super().__init__(now, session.SessionWatch())
         self._timed = timed
-        # All processes share one pickle of the trainable.
-        self._trainable = put_named(f"the trainable {bound.name}", bound.trainable)
+        self._shared = put_shared(bound)
         self._name = bound.name
-        self._parameters = {
-            name: put_named(f"with_parameters({name}=...)", value) for name, value in bound.parameters.items()
-        }
         self._specs = specs
         self._folder = os.fspath(specs.folder)
         self._actor_class: Any = api.remote(TrialActor)
@@ -225,7 +213,7 @@ class ActorExecutor(Executor):
     def collect(self) -> list[ev.Event]:
         news = self._taken()
         for process in self._pool.overdue(self._now()):
-            self._departures.let_leave(process.actor, process.group)
+            self._departures.let_leave(process)
         self._departures.see_off()
         if not self._running:
             return news
@@ -270,7 +258,7 @@ class ActorExecutor(Executor):
 
     def dismiss(self) -> None:
         for process in self._pool.take_all():
-            self._departures.let_leave(process.actor, process.group)
+            self._departures.let_leave(process)
 
     @property
     def gone(self) -> bool:
@@ -281,10 +269,13 @@ class ActorExecutor(Executor):
         self._departures.wait()
 
     def close(self) -> None:
-        processes = [running.process for running in self._running.values()] + self._pool.take_all()
+        doomed = [running.process for running in self._running.values()] + self._pool.take_all()
         self._running.clear()
-        doomed = [(process.actor, process.group) for process in processes]
-        end_all_now(doomed + self._departures.take_all())
+        for process in doomed + self._departures.take_all():
+            try:
+                _end_now(process)
+            except TrainkitError:  # the other processes are killed anyway
+                logger.warning("%r could not be stopped", process.actor, exc_info=True)
 
     # --- a lost session ---------------------------------------------------------------------------
 
@@ -331,19 +322,18 @@ class ActorExecutor(Executor):
                 return
             if process is not None:
                 self._let_leave(process)
-            self.errors[trial.trial_id, attempt] = remembered(error)
-            self._at_once.append(ev.Failed(trial.trial_id, attempt, self._now(), failure_of(error)))
+            self._at_once.append(self._failed(trial.trial_id, attempt, error))
             return
         self._running[trial.trial_id] = _Running(action, spec, process, ref, phase, action.iteration)
 
     def _set_up(self, process: _Process, spec: TrialSpec) -> ObjectRef[Any]:
-        ref: ObjectRef[Any] = process.actor.setup.remote(spec, self._trainable, self._parameters)
+        ref: ObjectRef[Any] = process.actor.setup.remote(spec, *self._shared)
         return ref
 
     def _fork(self, request: PlacementGroupFactory, label: str) -> _Process:
         name = next(self._names)
         for process in self._pool.admit(name, request):
-            self._departures.let_leave(process.actor, process.group)
+            self._departures.let_leave(process)
         head = dict(request.head)
         options: dict[str, Any] = {"label": label}
         group = None
@@ -389,7 +379,7 @@ class ActorExecutor(Executor):
         running = self._running.pop(action.trial_id, None)
         if running is not None:
             self._pool.forget(running.process.name)
-            end_now(running.process.actor, running.process.group)
+            _end_now(running.process)
             self._tidy(running.start.trial)
 
     def adopt(self, action: ev.Adopt) -> None:
@@ -410,7 +400,7 @@ class ActorExecutor(Executor):
 
     def _let_leave(self, process: _Process) -> None:
         self._pool.forget(process.name)
-        self._departures.let_leave(process.actor, process.group)
+        self._departures.let_leave(process)
 
     # --- replies from processes -------------------------------------------------------------------
 
@@ -435,8 +425,7 @@ class ActorExecutor(Executor):
             # The trial's outcome is already decided, so the error is only reported.
             if running.phase == "stop":
                 return ev.Finished(trial_id, attempt, time, running.iteration, problem=message_of(error))
-            self.errors[trial_id, attempt] = remembered(error)
-            return ev.Failed(trial_id, attempt, time, failure_of(error))
+            return self._failed(trial_id, attempt, error)
         event = event_of(trial_id, attempt, time, answer)
         if isinstance(event, (ev.Reported, ev.Finished)):
             running.iteration = event.iteration

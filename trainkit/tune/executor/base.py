@@ -23,6 +23,7 @@ from trainkit.runtime.restart_policy import lost_text
 from trainkit.runtime.session import SessionWatch
 from trainkit.tune.controller import events as ev
 from trainkit.tune.controller.failures import is_out_of_memory
+from trainkit.tune.core.resources import Bound
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 
 
@@ -56,21 +57,23 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
-def remembered(error: BaseException) -> BaseException:
-    """Return `error` without its traceback, whose frames would keep objects of this program alive."""
-    return error.with_traceback(None)
-
-
 def _last_words(error: BaseException) -> str:
     return error.stderr_tail if isinstance(error, WorkerDiedError) else ""
 
 
-def put_named(what: str, value: Any) -> ObjectRef[Any]:
-    """Put a shared value into the object store, or return it if it is already an object reference.
+def put_shared(bound: Bound) -> tuple[ObjectRef[Any], dict[str, ObjectRef[Any]]]:
+    """Put the trainable and its parameters into the object store, where all processes of trials share them.
 
     Raises:
-        SerializationError: the value can't be sent to a worker; the message begins with `what`.
+        SerializationError: the trainable or a parameter can't be sent to a worker.
     """
+    trainable = _put_named(f"the trainable {bound.name}", bound.trainable)
+    parameters = bound.parameters.items()
+    return trainable, {name: _put_named(f"with_parameters({name}=...)", value) for name, value in parameters}
+
+
+def _put_named(what: str, value: Any) -> ObjectRef[Any]:
+    """Return a reference to the value; an error about the value begins with `what`."""
     if isinstance(value, ObjectRef):
         return value
     api.ensure_serializable(value, what)
@@ -184,6 +187,12 @@ class Executor(ABC):
         self._ran = self._forget_processes()
         self._problem = lost_text(loss.how)
         self._at_once.append(ev.SessionLost(self._now(), self._problem, loss.ended_by))
+
+    def _failed(self, trial_id: str, attempt: int, error: BaseException) -> ev.Failed:
+        """Keep the exception of an attempt, and return the event about its failure."""
+        # The frames of the traceback would keep objects of this program alive.
+        self.errors[trial_id, attempt] = error.with_traceback(None)
+        return ev.Failed(trial_id, attempt, self._now(), failure_of(error))
 
     def _taken(self) -> list[ev.Event]:
         """Return the events that are already available, and clear their list."""

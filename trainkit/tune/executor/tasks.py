@@ -24,7 +24,7 @@ from trainkit.settings import EXPERIMENT_MARK
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.resources import Bound, PlacementGroupFactory
 from trainkit.tune.core.trial import Trial
-from trainkit.tune.executor.base import Executor, event_of, failure_of, put_named, remembered
+from trainkit.tune.executor.base import Executor, event_of, put_shared
 from trainkit.tune.executor.process_pool import kind_of
 from trainkit.tune.executor.specs import SpecFactory
 from trainkit.tune.trial.messages import NO_PROCESS, Reply, TrialSpec, WorkerProcess, reply
@@ -83,7 +83,7 @@ class _StepExecutor(Executor):
             if running.spec.makes_dir and self._session is not None:
                 os.makedirs(running.spec.trial_dir, exist_ok=True)
         except OSError as error:
-            self._at_once.append(self._failed(running, error))
+            self._at_once.append(self._failed(trial.trial_id, action.attempt, error))
             return
         self._at_once.append(event_of(trial.trial_id, action.attempt, self._now(), self._place))
 
@@ -135,11 +135,6 @@ class _StepExecutor(Executor):
             )
         return event
 
-    def _failed(self, running: _RunningTask, error: Exception) -> ev.Failed:
-        trial_id, attempt = running.trial.trial_id, running.attempt
-        self.errors[trial_id, attempt] = remembered(error)
-        return ev.Failed(trial_id, attempt, self._now(), failure_of(error))
-
 
 class TaskExecutor(_StepExecutor):
     """Executor that runs each step as a task, for `SerializedTrainable` classes whose trials never pause.
@@ -152,13 +147,7 @@ class TaskExecutor(_StepExecutor):
 
     def __init__(self, bound: Bound, specs: SpecFactory, *, now: Callable[[], float]) -> None:
         super().__init__(bound, specs, now, SessionWatch(), NO_PROCESS)
-        self._shared = SharedArguments(
-            put_named(f"the trainable {bound.name}", bound.trainable),
-            {
-                name: put_named(f"with_parameters({name}=...)", value)
-                for name, value in bound.parameters.items()
-            },
-        )
+        self._shared = SharedArguments(*put_shared(bound))
         self._steps: dict[Hashable, Any] = {}
         self._own = {"env_vars": {EXPERIMENT_MARK: uuid.uuid4().hex}}
 
@@ -174,7 +163,7 @@ class TaskExecutor(_StepExecutor):
                 running.refs.append(step.remote(self._shared, spec, running.state))
         except TrainkitError as error:
             if not self._is_lost():
-                self._at_once.append(self._failed(running, error))
+                self._at_once.append(self._failed(action.trial_id, running.attempt, error))
 
     def wait(self, timeout_s: float | None) -> None:
         refs = self._out()
@@ -225,7 +214,7 @@ class TaskExecutor(_StepExecutor):
             if self._is_lost():
                 return None
             self._end(running)
-            return self._failed(running, error)
+            return self._failed(running.trial.trial_id, running.attempt, error)
         progress, running.state = running.answers[0] if self._bound.parts == 1 else self._joined(running)
         return self._told(running, progress)
 
@@ -255,7 +244,7 @@ class ProgramExecutor(_StepExecutor):
         try:
             answer, at.state = step_of(self._bound.trainable, self._bound.parameters, at.spec, at.state)
         except Exception as error:
-            self._at_once.append(self._failed(at, error))
+            self._at_once.append(self._failed(action.trial_id, at.attempt, error))
             return
         self._at_once.append(self._told(at, answer))
 
