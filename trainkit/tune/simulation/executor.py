@@ -10,20 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trainkit.errors import ConfigError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.checkpoint import checkpoint_dirname
-from trainkit.tune.core.checks import is_finite, is_whole, require, require_number
+from trainkit.tune.core.checks import is_finite, is_whole, require
 from trainkit.tune.core.metrics import plain_metrics
 from trainkit.tune.core.seeds import simulation_generator, trial_draws
 from trainkit.tune.core.trial import Failure, Trial
 from trainkit.tune.store.reader import SIMULATED
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
 
 T = TypeVar("T")
 
@@ -88,32 +84,18 @@ _BLOCK = 256
 """Number of random numbers drawn at once; single draws would take longer than the rest of a step."""
 
 
-class Stragglers:
-    """Random factors on the durations of attempts: 1 + |N(0, std)|.
+def slowdowns(std: float, seed: int) -> Iterator[float]:
+    """Yield random factors on the durations of attempts, without end: 1 + |N(0, std)|.
 
     Source: Li et al. 2020, arXiv:1810.05934, appendix A.1.
 
     Args:
         std: standard deviation of the normal distribution; 0: durations stay unchanged.
         seed: seed of the experiment.
-
-    Raises:
-        ConfigError: `std` is not a number of 0 or more.
     """
-
-    def __init__(self, std: float, seed: int) -> None:
-        require_number("stragglers", std, "a standard deviation of 0 or more", least=0)
-        self._std = float(std)
-        self._draws = self._drawn(seed)
-
-    def _drawn(self, seed: int) -> Iterator[float]:
-        rng = simulation_generator(seed, "stragglers")
-        while True:
-            yield from (1.0 + abs(rng.normal(0.0, self._std, _BLOCK))).tolist()
-
-    def factor(self) -> float:
-        """Return the factor of the next attempt."""
-        return next(self._draws) if self._std else 1.0
+    rng = simulation_generator(seed, "stragglers")
+    while True:
+        yield from (1.0 + abs(rng.normal(0.0, std, _BLOCK))).tolist()
 
 
 class Failures:
@@ -173,24 +155,6 @@ def _entries(given: object) -> Script:
     return given
 
 
-class Measurements:
-    """Random generator for objectives, with equal random numbers for the same iteration of a trial.
-
-    A trial therefore measures the same values under every scheduler, and each time that it runs again.
-
-    Args:
-        seed: seed of the experiment.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._rng, self._at = trial_draws(seed)
-
-    def of(self, trial: int, iteration: int) -> Generator:
-        """Return the generator, set to this iteration; the generator is valid until the next call."""
-        self._at(trial, iteration)
-        return self._rng
-
-
 COST = "time_this_iter_s"
 WORKER_FAILED = Failure("WorkerFailed", "the simulated worker failed")
 
@@ -237,8 +201,9 @@ class SimulatedExecutor:
             parameter `state` also receives the value that its last report had under the key "state".
         workers: number of concurrent attempts.
         agenda: heap of future events.
-        stragglers, failures, measurements: random slowdowns, failures and random generators for the
-            objective.
+        slowdowns: random factors on the durations of attempts.
+        failures: times at which attempts fail.
+        seed: seed of the experiment.
         resume: True: trials resume where they stopped; False: trials restart from the beginning each time.
         endless: True if no known rule ends trials, so that a trial with very many iterations is an error.
         relentless: True if every failure leads to a retry, so that a long series of failures is an error.
@@ -260,9 +225,9 @@ class SimulatedExecutor:
         workers: int,
         agenda: Agenda[ev.Event],
         *,
-        stragglers: Stragglers,
+        slowdowns: Iterator[float],
         failures: Failures,
-        measurements: Measurements,
+        seed: int,
         resume: bool,
         marks: bool,
         endless: bool,
@@ -272,9 +237,10 @@ class SimulatedExecutor:
         self._objective = objective
         self._with_state = _takes_state(objective)
         self._agenda = agenda
-        self._stragglers = stragglers
+        self._slowdowns = slowdowns
         self._failures = failures
-        self._measurements = measurements
+        # A trial measures the same values under every scheduler, and each time that it runs again.
+        self._rng, self._set_rng = trial_draws(seed)
         self._resume = resume
         self._marks = marks and resume
         self._endless = endless
@@ -300,7 +266,7 @@ class SimulatedExecutor:
             trial,
             action.attempt,
             heapq.heappop(self._free),
-            self._stragglers.factor(),
+            next(self._slowdowns),
             self._failures.due(trial.index, now),
             action.iteration,
             action.iteration,
@@ -367,10 +333,10 @@ class SimulatedExecutor:
         self._agenda.put(time, FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
 
     def _run_objective(self, run: _Run, iteration: int) -> dict[str, Any]:
-        rng = self._measurements.of(run.trial.index, iteration)
+        self._set_rng(run.trial.index, iteration)
         if not self._with_state:
-            return plain_metrics(self._objective(run.trial.config, iteration, rng))
-        metrics = dict(self._objective(run.trial.config, iteration, rng, state=run.state))
+            return plain_metrics(self._objective(run.trial.config, iteration, self._rng))
+        metrics = dict(self._objective(run.trial.config, iteration, self._rng, state=run.state))
         run.state = metrics.pop("state", None)
         return plain_metrics(metrics)
 

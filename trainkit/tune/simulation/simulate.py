@@ -36,10 +36,9 @@ from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.simulation.executor import (
     Agenda,
     Failures,
-    Measurements,
     Script,
     SimulatedExecutor,
-    Stragglers,
+    slowdowns,
 )
 from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.memory import MemoryStore
@@ -168,53 +167,36 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class SimulatedLoop:
-    """Loop that runs a simulated experiment to its end.
+@_seldom_collected()
+def _run_to_end(
+    controller: Controller, executor: SimulatedExecutor, store: MemoryStore, agenda: Agenda[ev.Event]
+) -> None:
+    """Run a simulated experiment until the controller is done."""
 
-    Args:
-        controller, executor, store, agenda: objects that the loop connects.
-    """
-
-    def __init__(
-        self,
-        controller: Controller,
-        executor: SimulatedExecutor,
-        store: MemoryStore,
-        agenda: Agenda[ev.Event],
-    ) -> None:
-        self._controller = controller
-        self._executor = executor
-        self._store = store
-        self._agenda = agenda
-
-    @_seldom_collected()
-    def run(self) -> None:
-        """Run the experiment until the controller is done."""
-        controller, agenda = self._controller, self._agenda
-        self._apply(controller.begin(agenda.now))
-        ended = False
-        while not controller.done:
-            if not ended and controller.ended_by is not None:
-                ended = True
-                self._executor.cut()
-            self._apply(controller.handle(self._next()))
-        self._apply(controller.close(agenda.now))
-
-    def _next(self) -> list[ev.Event]:
-        """Return the next events, or a tick if the controller's deadline is earlier."""
-        agenda, deadline = self._agenda, self._controller.deadline
-        time = agenda.next_time
-        if time is not None and time <= deadline:
-            return agenda.take()
-        if math.isinf(deadline):
-            raise RuntimeError("no trial runs or can start, but the experiment has not ended")
-        agenda.wait_until(deadline)
-        return [ev.Tick(agenda.now)]
-
-    def _apply(self, step: ev.Step) -> None:
-        self._store.commit(step.records)
+    def apply(step: ev.Step) -> None:
+        store.commit(step.records)
         for action in step.actions:
-            ev.carry_out(self._executor, action)
+            ev.carry_out(executor, action)
+
+    apply(controller.begin(agenda.now))
+    ended = False
+    while not controller.done:
+        if not ended and controller.ended_by is not None:
+            ended = True
+            executor.cut()
+        apply(controller.handle(_next_events(agenda, controller.deadline)))
+    apply(controller.close(agenda.now))
+
+
+def _next_events(agenda: Agenda[ev.Event], deadline: float) -> list[ev.Event]:
+    """Return the next events, or a tick if the controller's deadline is earlier."""
+    time = agenda.next_time
+    if time is not None and time <= deadline:
+        return agenda.take()
+    if math.isinf(deadline):
+        raise RuntimeError("no trial runs or can start, but the experiment has not ended")
+    agenda.wait_until(deadline)
+    return [ev.Tick(agenda.now)]
 
 
 _TAKEN = ("stop", "failure_config")
@@ -277,6 +259,7 @@ def simulate(
     require_whole("workers", workers, 1)
     for name, limit in (("horizon_s", horizon_s), ("max_work", max_work)):
         require_number(name, limit, "a number above 0", above=0, optional=True)
+    require_number("stragglers", stragglers, "a standard deviation of 0 or more", least=0)
     require_whole("seed", seed, 0, optional=True)
     require(
         seed is None or tune.seed in (None, seed),
@@ -287,7 +270,6 @@ def simulate(
     _require_end(tune, run, horizon_s, max_work)
     seed = seed if seed is not None else tune.seed if tune.seed is not None else seeds.fresh_seed()
     workers, tune = int(workers), replace(tune, seed=seed)
-    slowness, loss = Stragglers(stragglers, seed), Failures(failures, seed)
     name = getattr(objective, "__name__", type(objective).__name__)
     space = setup.make_space(param_space, tune)
     searcher = setup.make_searcher(tune, space, seed)
@@ -316,9 +298,9 @@ def simulate(
         objective,
         workers,
         agenda,
-        stragglers=slowness,
-        failures=loss,
-        measurements=Measurements(seed),
+        slowdowns=slowdowns(stragglers, seed),
+        failures=Failures(failures, seed),
+        seed=seed,
         resume=resume,
         marks=retried,
         endless=not limits and max_work is None and plan.max_iteration is None,
@@ -338,7 +320,7 @@ def simulate(
         **describe_settings(tune, run),
     }
     store = MemoryStore(facts)
-    SimulatedLoop(controller, executor, store, agenda).run()
+    _run_to_end(controller, executor, store, agenda)
     controller.raise_error()
     _warn_if_unjudged(parts.make_watch(plan.metrics, scheduler, tune, run), controller.trials)
     return Simulation(store, metric, mode, workers=workers, ended_s=agenda.now, errors=executor.errors)
