@@ -51,18 +51,19 @@ class Play:
         store: ExperimentStore | None = None,
         first_total: int | None = 0,
         started: int = 0,
+        metric: str | None = None,
         **plan: Any,
     ) -> None:
-        self.plan = Plan(**plan)
+        self.plan = Plan(metrics=() if metric is None else (metric,), **plan)
         self.searcher = searcher or BasicVariantGenerator()
         searched = Space.of(space or {"x": tune.uniform(0, 1)})
-        self.searcher.begin(searched, metric=self.plan.metric, mode=mode, num_samples=num_samples, seed=0)
+        self.searcher.begin(searched, metric=metric, mode=mode, num_samples=num_samples, seed=0)
         source = TrialSource(
             self.searcher, searched, prefix="test", trainable_name="f", request_of=request_of
         )
         scheduler = scheduler or FIFOScheduler()
         scheduler.set_search_properties(
-            self.plan.metric,
+            metric,
             mode,
             scheduler_generator(0),
             self.searcher.total_samples if first_total == 0 else first_total,

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, cast
 
 from trainkit.errors import MetricError
@@ -56,8 +56,7 @@ class Plan:
     """Rules of an experiment for its trials.
 
     Attributes:
-        metric: metric that every trial must report before it ends; None: no metric is required.
-        other_metrics: further metrics that the same report must have, for several objectives.
+        metrics: metrics that one report of every trial must have before the trial ends.
         stop: stop rules for single trials or for the experiment.
         time_budget_s: seconds from the start of the run after which every trial ends at its next report.
         trial_timeout_s: maximum seconds of each attempt, counted once the attempt has its resources; an
@@ -71,8 +70,7 @@ class Plan:
             process.
     """
 
-    metric: str | None = None
-    other_metrics: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     stop: StopRule | None = None
     time_budget_s: float | None = None
     trial_timeout_s: float | None = None
@@ -83,11 +81,6 @@ class Plan:
     cleanup_s: float = 60.0
     keeps_processes: bool = True
     saves: bool = False
-
-    @cached_property
-    def metrics(self) -> tuple[str, ...]:
-        """Metrics that every trial must report before it ends."""
-        return () if self.metric is None else (self.metric, *self.other_metrics)
 
 
 class StopRules:

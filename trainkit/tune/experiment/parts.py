@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from trainkit import settings
@@ -100,12 +101,13 @@ def make_watch(
     return MetricWatch(metrics, deciding.time_attr, type(deciding).__name__, first, judged_by, ranked_by)
 
 
+@dataclass(eq=False)
 class MetricWatch(Callback):
     """Callback that warns of values missing from the first report or from the first checkpoint's report.
 
     A trial without the metric fails only at its end, because a later report may have the metric.
 
-    Args:
+    Attributes:
         metrics: metrics that trials must report.
         time_attr: `time_attr` setting of the scheduler.
         scheduler: name of the scheduler's class.
@@ -115,22 +117,13 @@ class MetricWatch(Callback):
         ranked_by: value that ranks checkpoints, or None.
     """
 
-    def __init__(
-        self,
-        metrics: Sequence[str],
-        time_attr: str,
-        scheduler: str = "",
-        first_judgement: float | None = None,
-        judged_by: str | None = None,
-        ranked_by: str | None = None,
-    ) -> None:
-        self._metrics = metrics
-        self._time_attr = time_attr
-        self._scheduler = scheduler
-        self._first_judgement = first_judgement
-        self._judged_by = judged_by
-        self._ranked_by = ranked_by
-        self._seen = False
+    metrics: Sequence[str]
+    time_attr: str
+    scheduler: str
+    first_judgement: float | None
+    judged_by: str | None
+    ranked_by: str | None
+    _seen: bool = False
 
     def on_trial_result(
         self, iteration: int, trials: Sequence[Trial], trial: Trial, result: Mapping[str, Any], **info: Any
@@ -138,9 +131,9 @@ class MetricWatch(Callback):
         if self._seen:
             return
         self._seen = True
-        judged_by = () if self._judged_by is None else (self._judged_by,)
-        for metric in dict.fromkeys((*self._metrics, *judged_by)):
-            if metric in self._metrics and misspelt(metric, result) is not None:
+        judged_by = () if self.judged_by is None else (self.judged_by,)
+        for metric in dict.fromkeys((*self.metrics, *judged_by)):
+            if metric in self.metrics and misspelt(metric, result) is not None:
                 continue  # a misspelt metric needs no warning, because it ends the experiment with an error
             if lookup(result, metric) is None:
                 logger.warning(
@@ -149,16 +142,16 @@ class MetricWatch(Callback):
                     reported_words(metric, result),
                     " ".join(self._effects(metric)),
                 )
-        if lookup(result, self._time_attr) is None:
+        if lookup(result, self.time_attr) is None:
             logger.warning(
                 "the first report has no %r, which is the time_attr: %s %s judges no trial by such a report",
-                self._time_attr,
-                reported_words(self._time_attr, result),
-                self._scheduler,
+                self.time_attr,
+                reported_words(self.time_attr, result),
+                self.scheduler,
             )
 
     def on_trial_save(self, iteration: int, trials: Sequence[Trial], trial: Trial, **info: Any) -> None:
-        name, self._ranked_by = self._ranked_by, None
+        name, self.ranked_by = self.ranked_by, None
         if name is not None and not is_number(lookup(trial.last_result, name)):
             logger.warning(
                 "the report of the first checkpoint has no number %r, the checkpoint_score_attribute: %s "
@@ -168,7 +161,7 @@ class MetricWatch(Callback):
             )
 
     def on_experiment_end(self, trials: Sequence[Trial], **info: Any) -> None:
-        first, name = self._first_judgement, self._time_attr
+        first, name = self.first_judgement, self.time_attr
         if first is None or not all(trial.status.is_finished for trial in trials):
             return
         times = [time for trial in trials if is_finite(time := lookup(trial.last_result, name))]
@@ -176,16 +169,16 @@ class MetricWatch(Callback):
             logger.warning(
                 "%s has judged no trial: no trial reached %s=%g, and the largest value was %.4g. Give "
                 "another time_attr, such as 'training_iteration', or let the scheduler judge earlier",
-                self._scheduler,
+                self.scheduler,
                 name,
                 first,
                 max(times),
             )
 
     def _effects(self, metric: str) -> Iterator[str]:
-        if metric == self._judged_by:
-            yield f"{self._scheduler} judges no trial by a report without it."
-        if metric in self._metrics:
+        if metric == self.judged_by:
+            yield f"{self.scheduler} judges no trial by a report without it."
+        if metric in self.metrics:
             yield "A later report may have it; a trial that ends without it fails"
 
 

@@ -28,10 +28,8 @@ def make_plan(
     saves: bool = False,
 ) -> Plan:
     """Return the rules that the controller applies."""
-    first, *others = metrics_of(tune, metric, objectives) or (None,)
     return Plan(
-        metric=first,
-        other_metrics=tuple(each for each in others if each is not None),
+        metrics=metrics_of(tune, metric, objectives),
         stop=run.stop,
         time_budget_s=cast("float | None", tune.time_budget_s),
         trial_timeout_s=cast("float | None", tune.trial_timeout_s),
