@@ -24,7 +24,6 @@ from trainkit.tune.controller import lifecycle, paused, steering
 from trainkit.tune.controller.attempt import ActiveAttempt, drop_checkpoints
 from trainkit.tune.controller.ending import (
     begin_budget,
-    break_off,
     end_deadline,
     end_experiment,
     end_if_due,
@@ -33,7 +32,15 @@ from trainkit.tune.controller.ending import (
 from trainkit.tune.controller.estimate import TimeEstimate
 from trainkit.tune.controller.failures import too_many_losses
 from trainkit.tune.controller.judging import end_trial, heed_scheduler, take_up_owed
-from trainkit.tune.controller.rules import BY_SIGTERM, INTERRUPTED, MOST_AT_ONCE, Ending, Plan, StopRules
+from trainkit.tune.controller.rules import (
+    BROKEN,
+    BY_SIGTERM,
+    INTERRUPTED,
+    MOST_AT_ONCE,
+    Ending,
+    Plan,
+    StopRules,
+)
 from trainkit.tune.controller.run_queue import is_over, next_trial, trials_to_come
 from trainkit.tune.controller.state import ControllerState, Steering, WaitingTrials
 from trainkit.tune.core.capacity import ExperimentView, ResourceLedger
@@ -340,9 +347,12 @@ def _on_session_lost(state: ControllerState, event: ev.SessionLost) -> None:
     lifecycle.lose_all(state, event.time)
     # Lost processes can't carry out actions, so only the actions on files are kept.
     state.step.actions[:] = [each for each in state.step.actions if isinstance(each, ev.FILES_ONLY)]
+    if state.ending is not None:
+        return
     if in_a_row > MOST_LOSSES:
-        break_off(state, NodeDiedError(too_many_losses(in_a_row, event.problem)), event.time)
-    if state.ending is None:
+        state.error = NodeDiedError(too_many_losses(in_a_row, event.problem))
+        end_experiment(state, BROKEN, event.time)
+    else:
         state.step.actions.append(ev.Renew())
 
 

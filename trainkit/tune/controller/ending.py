@@ -51,13 +51,6 @@ def guarded(state: ControllerState, time: float, ask: Callable[..., T], *args: A
         return None
 
 
-def break_off(state: ControllerState, error: Exception, time: float) -> None:
-    """End the experiment with an error, unless it is already ending."""
-    if state.ending is None:
-        state.error = error
-        end_experiment(state, BROKEN, time)
-
-
 def end_experiment(state: ControllerState, ending: Ending, time: float) -> None:
     """Stop every trial at its next report, and start no more trials."""
     if state.ending is not None:

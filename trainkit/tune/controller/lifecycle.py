@@ -203,12 +203,9 @@ def _with_words(failure: Failure, words: str) -> Failure:
 
 
 def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    names = [
-        name for name in {**old, **new} if name not in old or name not in new or old[name] is not new[name]
-    ]
     return ", ".join(
         f"{name}={new[name]!r:.50}" if name in new else f"without {name}"
-        for name in names
+        for name in {**old, **new}
         if name not in old or name not in new or repr(old[name]) != repr(new[name])
     )
 

@@ -111,7 +111,6 @@ class ExperimentRun:
         # Dates start at the wall clock but follow the monotonic clock, because the controller and deadlines
         # need times that never decrease.
         self._now: Callable[[], float] = lambda: start + (clock.monotonic() - zero)
-        self._seed: int = self._facts["seed"]
         self._take_parts()
         self.metric, self.mode, self.objectives = setup.goal_of(tune, self._searcher, self._scheduler)
         self._goal: dict[str, Any] = {"metric": self.metric, "mode": self.mode, "objectives": self.objectives}
@@ -512,20 +511,14 @@ class ExperimentRun:
     def _take_parts(self, *, rehearsal: bool = False) -> None:
         """Create searcher, scheduler and stop rules for a single run or replay."""
         self._parts_unused = not rehearsal
-        self._searcher = setup.make_searcher(self._tune, self._space, self._seed, rehearsal=rehearsal)
-        self._source = setup.make_source(
+        self._searcher, self._source, self._scheduler = setup.make_parts(
             self._tune,
             self._space,
-            self._searcher,
-            self._seed,
-            prefix=self._facts["prefix"],
+            self._facts,
             trainable_name=self._bound.name,
             request_of=self._bound.request,
+            rehearsal=rehearsal,
         )
-        # The scheduler starts with the original number of trials; a replay notifies the scheduler of later
-        # changes.
-        total = self._facts.get("first_total_samples", self._source.total)
-        self._scheduler = setup.make_scheduler(self._tune, self._space, self._seed, self._searcher, total)
         self._stop = StopRules.of(self._run.stop)
 
     @property
@@ -534,4 +527,4 @@ class ExperimentRun:
         return sys.maxsize if self._changes else self._facts.get("space_since", 0)
 
     def _seed_of_trial(self, index: int) -> int | None:
-        return trial_seed(self._seed, index) if self._facts["seed_given"] else None
+        return trial_seed(self._facts["seed"], index) if self._facts["seed_given"] else None

@@ -12,15 +12,9 @@ from trainkit.tune.core.objectives import Objective
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import scheduler_generator
 from trainkit.tune.core.trial import Namer
-from trainkit.tune.schedulers import (
-    FIFOScheduler,
-    TrialScheduler,
-)
+from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
 from trainkit.tune.schedulers.checked import CheckedScheduler
-from trainkit.tune.search import (
-    BasicVariantGenerator,
-    Searcher,
-)
+from trainkit.tune.search import BasicVariantGenerator, Searcher
 from trainkit.tune.search.base import called
 from trainkit.tune.search.trial_source import TrialSource
 from trainkit.tune.space.search_space import Space
@@ -39,14 +33,47 @@ def make_space(param_space: Mapping[str, Any] | None, tune: TuneConfig) -> Space
     return Space.of(param_space)
 
 
-def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool = False) -> Searcher:
-    """Return a copy of the searcher, ready for its first suggestion.
+def make_parts(
+    tune: TuneConfig,
+    space: Space,
+    facts: Mapping[str, Any],
+    *,
+    trainable_name: str,
+    request_of: Callable[[dict[str, Any]], PlacementGroupFactory] | None = None,
+    rehearsal: bool = False,
+) -> tuple[Searcher, TrialSource, TrialScheduler]:
+    """Return copies of searcher and scheduler for one run, and the source of trials of this searcher.
 
-    The user's object stays unchanged, so that another Tuner can use it.
+    The user's objects stay unchanged, so that another Tuner can use them.
 
-    With `rehearsal`, the copy only replays earlier suggestions and must have no external effects, for example
-    on a searcher's database.
+    Args:
+        tune: the settings.
+        space: space of the experiment.
+        facts: stored facts of the experiment.
+        trainable_name: name of the trainable, for names of trials.
+        request_of: function that returns the resource request for a configuration.
+        rehearsal: True: the searcher only replays earlier suggestions and must have no external effects, for
+            example on a searcher's database.
     """
+    seed = facts["seed"]
+    searcher = _make_searcher(tune, space, seed, rehearsal=rehearsal)
+    source = TrialSource(
+        searcher,
+        space,
+        seed=seed,
+        allow_duplicates=tune.allow_duplicates,
+        prefix=facts["prefix"],
+        trainable_name=trainable_name,
+        request_of=request_of,
+        namer=Namer(tune.trial_name_creator, tune.trial_dirname_creator),
+    )
+    # The scheduler starts with the original number of trials; a replay notifies the scheduler of later
+    # changes.
+    total = facts.get("first_total_samples", source.total)
+    return searcher, source, _make_scheduler(tune, space, seed, searcher, total)
+
+
+def _make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool) -> Searcher:
     given = cast("Searcher | None", tune.search_alg) or BasicVariantGenerator()
     searcher = _copied(
         "search_alg", given, called(given).rehearsal if rehearsal else lambda: copy.deepcopy(given)
@@ -59,41 +86,9 @@ def make_searcher(tune: TuneConfig, space: Space, seed: int, *, rehearsal: bool 
     return searcher
 
 
-def make_source(
-    tune: TuneConfig,
-    space: Space,
-    searcher: Searcher,
-    seed: int,
-    *,
-    prefix: str,
-    trainable_name: str,
-    request_of: Callable[[dict[str, Any]], PlacementGroupFactory] | None = None,
-) -> TrialSource:
-    """Return the source of trials, which gets their configurations from the searcher."""
-    return TrialSource(
-        searcher,
-        space,
-        seed=seed,
-        allow_duplicates=tune.allow_duplicates,
-        prefix=prefix,
-        trainable_name=trainable_name,
-        request_of=request_of,
-        namer=Namer(tune.trial_name_creator, tune.trial_dirname_creator),
-    )
-
-
-def make_scheduler(
+def _make_scheduler(
     tune: TuneConfig, space: Space, seed: int, searcher: Searcher, total_samples: int | None
 ) -> TrialScheduler:
-    """Return a copy of the scheduler, which receives the objectives of the search, if there are several.
-
-    Args:
-        tune: the settings.
-        space: space of the experiment.
-        seed: seed of the experiment.
-        searcher: searcher of the experiment.
-        total_samples: planned number of trials when the experiment began; None: no limit.
-    """
     given = cast("TrialScheduler | None", tune.scheduler) or FIFOScheduler()
     scheduler = _copied("scheduler", given, lambda: copy.deepcopy(given))
     # FIFOScheduler needs no random generator. Without a generator, NumPy is not imported, which would take

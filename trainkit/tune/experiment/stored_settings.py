@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 from trainkit.errors import TuneArgumentError
+from trainkit.registry import Registry
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import CheckpointConfig, FailureConfig, RunConfig, SyncConfig, TuneConfig
 from trainkit.tune.core import seeds
@@ -24,16 +26,16 @@ _POLICIES: dict[str, Callable[..., Any]] = {
     "sync_config": SyncConfig,
 }
 
+_NOT_KEPT = ("seed", "chdir_to_trial_dir")
+"""Settings of a TuneConfig that are stored elsewhere: the seed as a fact, the other in the RunConfig."""
 
 # A restore creates only the objects of these settings from the file. The user must pass all other objects
 # again.
-_MADE_AGAIN: dict[str, Callable[[Mapping[str, Any]], TrialScheduler | Searcher | None]] = {
-    "scheduler": described_scheduler,
-    "search_alg": described_searcher,
+_MADE_AGAIN: dict[str, tuple[Callable[..., TrialScheduler | Searcher | None], Registry, str]] = {
+    "scheduler": (described_scheduler, SCHEDULERS, "base_scheduler"),
+    "search_alg": (described_searcher, SEARCHERS, "searcher"),
 }
-
-
-_REGISTRIES = {"scheduler": (SCHEDULERS, "base_scheduler"), "search_alg": (SEARCHERS, "searcher")}
+"""Function that makes an object from its description, registry of classes, and argument that is wrapped."""
 
 
 def new_facts(
@@ -66,21 +68,14 @@ def new_facts(
 def describe_settings(tune: TuneConfig, run: RunConfig) -> dict[str, Any]:
     """Return the settings in the form that the experiment's file stores."""
     policies = {name: getattr(run, name) for name in _POLICIES}
+    kept = {each.name: getattr(tune, each.name) for each in fields(TuneConfig) if each.name not in _NOT_KEPT}
     return {
         "tune_config": {
+            **kept,
             "metric": describe_metric(tune),
             "mode": tune.one_mode or [each.mode for each in tune.objectives] or None,
-            "num_samples": tune.num_samples,
-            "max_concurrent_trials": tune.max_concurrent_trials,
-            "time_budget_s": tune.time_budget_s,
-            "reuse_actors": tune.reuse_actors,
             "search_alg": _describe(tune.search_alg),
             "scheduler": _describe(tune.scheduler),
-            "trial_name_creator": tune.trial_name_creator,
-            "trial_dirname_creator": tune.trial_dirname_creator,
-            "trial_timeout_s": tune.trial_timeout_s,
-            "allow_duplicates": tune.allow_duplicates,
-            "strict_metric_checking": tune.strict_metric_checking,
         },
         "run_config": {
             "stop": describe_stop(run.stop),
@@ -112,17 +107,16 @@ def restored_tune_config(stored: Mapping[str, Any], given: TuneConfig | None) ->
     for name, value in stored.items():
         if name in settings:
             continue
-        make = _MADE_AGAIN.get(name)
-        if holds_opaque(value) and make is None:
+        if name not in _MADE_AGAIN and holds_opaque(value):
             lacking[name] = "a function"
-        elif make is None or value is None:
-            settings[name] = value
-        elif (made := make(value)) is not None:
-            settings[name] = made
-        else:
-            lacking[name] = value["class"]
-            registry, inner = _REGISTRIES[name]
-            why.append(why_not_made_again(registry, value, inner=inner))
+            continue
+        settings[name] = value
+        if name in _MADE_AGAIN and value is not None:
+            make, registry, inner = _MADE_AGAIN[name]
+            settings[name] = make(value)
+            if settings[name] is None:
+                lacking[name] = value["class"]
+                why.append(why_not_made_again(registry, value, inner=inner))
     _require_all(lacking, "tune_config=tune.TuneConfig", why)
     return TuneConfig(**settings)
 

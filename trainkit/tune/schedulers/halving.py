@@ -15,7 +15,6 @@ AISTATS 2016; Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trainkit.errors import ConfigError
@@ -132,14 +131,6 @@ class BracketPlan:
     size: int
     levels: tuple[float, ...]
     lowest: int
-
-    def rounds(self, factor: float) -> list[tuple[float, int]]:
-        """Return each level and the number of trials that reach it if no trial fails."""
-        found, entries = [], self.size
-        for level in self.levels:
-            found.append((level, entries))
-            entries = places(entries, factor)
-        return found
 
 
 def shared_levels(max_t: float, factor: float) -> tuple[float, ...]:
@@ -290,20 +281,16 @@ class Bracket:
         open_places = places(len(order), self._factor)
         able = [each for each in order if each not in self._gone]
         went = [each for each in able if self._scores[each] > -math.inf][:open_places]
+        chosen = set(went)
         judgement = Judgement(
             level=self.level,
             budget=self.budget,
             ranks={trial_id: rank for rank, trial_id in enumerate(order, 1)},
             places=open_places,
             went=tuple(went),
-            fell=_without(able, went),
+            fell=tuple(each for each in able if each not in chosen),
             cutoff=self._scores[went[-1] if went else order[open_places - 1]],
         )
         self._round += 1
-        self._awaited, self._scores, self._gone = set(went), {}, set()
+        self._awaited, self._scores, self._gone = chosen, {}, set()
         return judgement
-
-
-def _without(those: Iterable[str], out: Iterable[str]) -> tuple[str, ...]:
-    left_out = set(out)
-    return tuple(each for each in those if each not in left_out)

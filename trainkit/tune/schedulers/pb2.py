@@ -32,13 +32,12 @@ from trainkit.errors import SpaceError, TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_number, is_whole, load
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.schedulers.pbt.explore import (
-    MutationPath,
     Operations,
     completed,
     explored_value,
     leaves,
     name_of,
-    node_at,
+    places,
 )
 from trainkit.tune.schedulers.pbt.population import Member
 from trainkit.tune.schedulers.pbt.scheduler import PopulationBasedTraining
@@ -216,37 +215,6 @@ def beta(rounds: float) -> float:
     return C1 + max(0.0, math.log(C2 * rounds)) if rounds > 0 else C1
 
 
-class Gains:
-    """Observed gains: the score before a round, the round's hyperparameters, and the score's improvement.
-
-    Args:
-        dimensions: number of hyperparameters, each from 0 to 1.
-    """
-
-    def __init__(self, dimensions: int) -> None:
-        self.dimensions = dimensions
-        # Each row has a round, the score before the round, the gain and the hyperparameters.
-        self._rows: list[tuple[float, float, float, Array]] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, choice: Choice, gain: float) -> None:
-        """Record the gain that a choice of hyperparameters has produced."""
-        self._rows.append((choice.round, choice.before, gain, choice.x))
-
-    def latest(self) -> tuple[Array, Array, Array, Array]:
-        """Return the latest rounds, scores before them and gains, shape (n,), and hyperparameters, (n, d)."""
-        rows = sorted(self._rows, key=lambda row: row[0])[-WINDOW:]
-        columns = np.array([row[:3] for row in rows]).reshape(-1, 3).T
-        return (
-            columns[0],
-            columns[1],
-            columns[2],
-            np.array([row[3] for row in rows]).reshape(-1, self.dimensions),
-        )
-
-
 @dataclass(frozen=True)
 class Choice:
     """Hyperparameters chosen for one round of training.
@@ -276,16 +244,20 @@ class Bandit:
 
     Args:
         dimensions: number of dimensions of the cube.
+
+    Attributes:
+        gains: choices of hyperparameters with the improvement of the score that each has produced.
     """
 
     def __init__(self, dimensions: int) -> None:
-        self.gains = Gains(dimensions)
+        self.gains: list[tuple[Choice, float]] = []
+        self._dimensions = dimensions
         self._kernel = Kernel()
         self._fitted_to = 0
 
     def learn(self, choice: Choice, gain: float) -> None:
         """Record the gain that a choice of hyperparameters has produced."""
-        self.gains.add(choice, gain)
+        self.gains.append((choice, gain))
 
     def acquisition(self, now: float, before: float, pending: Sequence[Choice] = ()) -> Acquisition:
         """Return the function to maximise for a member with score `before` at round `now`.
@@ -295,26 +267,31 @@ class Bandit:
             before: the score at the beginning of the round.
             pending: choices whose gain is not known yet.
         """
-        rounds, scores, gains, x = self.gains.latest()
-        low, high = (float(scores.min()), float(scores.max())) if len(scores) else (before, before)
-        span = high - low if 0 < high - low < math.inf else 1.0
-        known, y = Points((scores - low) / span, x, rounds), standardized(gains)
+        latest = sorted(self.gains, key=lambda each: each[0].round)[-WINDOW:]
+        scores = [choice.before for choice, _ in latest] or [before]
+        low, span = min(scores), max(scores) - min(scores)
+        span = span if 0 < span < math.inf else 1.0
+        known = self._points([choice for choice, _ in latest], low, span)
+        y = standardized(np.array([gain for _, gain in latest]))
         if len(self.gains) != self._fitted_to and len(y) > 2:
             self._kernel = fitted(known, y, dict.fromkeys((Kernel(), self._kernel)))
             self._fitted_to = len(self.gains)
-        waiting = Points(
-            np.array([(choice.before - low) / span for choice in pending]),
-            np.array([choice.x for choice in pending]).reshape(-1, self.gains.dimensions),
-            np.array([choice.round for choice in pending]),
-        )
+        waiting = self._points(pending, low, span)
         return Acquisition(self._kernel, known, y, waiting, now, (before - low) / span)
+
+    def _points(self, choices: Sequence[Choice], low: float, span: float) -> Points:
+        return Points(
+            np.array([(choice.before - low) / span for choice in choices]),
+            np.array([choice.x for choice in choices]).reshape(-1, self._dimensions),
+            np.array([choice.round for choice in choices], float),
+        )
 
     def choose(self, now: float, before: float, rng: Generator, pending: Sequence[Choice] = ()) -> Choice:
         """Return the choice with the largest acquisition, searched from random points of `rng`."""
         # One thread is enough, because the matrices are so small that more threads would only wait for each
         # other.
         with threadpool_limits(1, "blas"):
-            x = maximised(self.acquisition(now, before, pending), self.gains.dimensions, rng)
+            x = maximised(self.acquisition(now, before, pending), self._dimensions, rng)
         return Choice(now, before, x)
 
 
@@ -529,7 +506,10 @@ class PB2(PopulationBasedTraining):
             require_attrs=require_attrs,
             synch=synch,
         )
-        self._bandit: Bandit | None = None
+        # These are the names of the hyperparameters that the bandit chooses.
+        found = leaves(self.hyperparam_mutations)
+        self._numbers = [name_of(path) for path, domain in found if not isinstance(domain, Categorical)]
+        self._bandit = Bandit(len(self._numbers))
         self._begun: dict[str, tuple[float, Array] | None] = {}
         """Each member's score and point at its last judgement or takeover; None: ignore its next gain."""
         self._refused = False
@@ -550,7 +530,7 @@ class PB2(PopulationBasedTraining):
         begun, rounds = self._begun.get(member.trial_id), intervals - member.intervals
         if begun is not None and rounds > 0 and score > -math.inf and self._numbers:
             before, x = begun
-            self._learner.learn(Choice(member.intervals, before, x), (score - before) / rounds)
+            self._bandit.learn(Choice(member.intervals, before, x), (score - before) / rounds)
         super().judge(member, intervals, score)
         self._offers.pop(member.trial_id, None)
         x_now = self._point(member.config)
@@ -566,24 +546,12 @@ class PB2(PopulationBasedTraining):
         self._offers.pop(trial_id, None)
         super().on_trial_complete(trial_id)
 
-    @property
-    def _numbers(self) -> list[tuple[MutationPath, Bounded]]:
-        """Path and domain of each hyperparameter that the bandit chooses, in the order given."""
-        found = leaves(self.hyperparam_mutations)
-        return [(path, domain) for path, domain in found if not isinstance(domain, Categorical)]
-
-    @property
-    def _learner(self) -> Bandit:
-        if self._bandit is None:
-            self._bandit = Bandit(len(self._numbers))
-        return self._bandit
-
     def _point(self, config: Mapping[str, Any]) -> Array | None:
         """Return a configuration's point in the bandit's unit cube; None if a hyperparameter is missing."""
-        nodes = [(node_at(config, path[:-1]) or {}, path[-1], domain) for path, domain in self._numbers]
-        shares = [to_unit(node.get(key), domain) for node, key, domain in nodes]
+        found = places(config, self.hyperparam_mutations)
+        shares = [to_unit(node[key], domain) for name, domain, node, key in found if name in self._numbers]
         known = [share for share in shares if share is not None]
-        return np.array(known) if len(known) == len(shares) else None
+        return np.array(known) if len(known) == len(self._numbers) else None
 
     # --- how a member continues -------------------------------------------------------------------
 
@@ -599,19 +567,14 @@ class PB2(PopulationBasedTraining):
     def changed(self, donor: Member, receiver: str) -> tuple[dict[str, Any], Operations]:
         config: dict[str, Any] = copy.deepcopy(dict(donor.config))
         operations: Operations = {}
-        chosen = iter(self._chosen(donor, receiver))
-        for path, domain in leaves(self.hyperparam_mutations):
-            share = None if isinstance(domain, Categorical) else float(next(chosen))
-            node = node_at(config, path[:-1])
-            if node is None or path[-1] not in node:
-                continue
-            old, name = node[path[-1]], name_of(path)
-            if share is None:
-                node[path[-1]], operations[name] = explored_value(
-                    old, domain, self._generator, RESAMPLE_PROBABILITY, self.perturbation_factors, name
-                )
+        shares = dict(zip(self._numbers, self._chosen(donor, receiver).tolist(), strict=True))
+        for name, domain, node, key in places(config, self.hyperparam_mutations):
+            if name in shares:
+                node[key], operations[name] = from_unit(shares[name], domain, like=node[key]), "bandit"
             else:
-                node[path[-1]], operations[name] = from_unit(share, domain, like=old), "bandit"
+                node[key], operations[name] = explored_value(
+                    node[key], domain, self._generator, RESAMPLE_PROBABILITY, self.perturbation_factors, name
+                )
         return config, operations
 
     def _chosen(self, donor: Member, receiver: str) -> Array:
@@ -625,4 +588,4 @@ class PB2(PopulationBasedTraining):
         # If a member is offered several choices, only the first choice counts, because the member most likely
         # takes the first.
         pending = [next(iter(each.values())) for to, each in self._offers.items() if each and to != receiver]
-        return self._learner.choose(donor.intervals, donor.score or 0.0, self._generator, pending).x
+        return self._bandit.choose(donor.intervals, donor.score or 0.0, self._generator, pending).x

@@ -27,10 +27,10 @@ from trainkit.tune.core.checks import (
 )
 from trainkit.tune.core.configs import CheckpointConfig
 from trainkit.tune.core.stoppers import Stopper
-from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, experiment_prefix, safe_name
+from trainkit.tune.core.trial import Failure, SavedCheckpoint, Trial, safe_name
 from trainkit.tune.experiment import parts, setup
 from trainkit.tune.experiment.plan import make_plan
-from trainkit.tune.experiment.stored_settings import describe_settings
+from trainkit.tune.experiment.stored_settings import new_facts
 from trainkit.tune.results.result_grid import MemoryGrid
 from trainkit.tune.schedulers.base import Decision
 from trainkit.tune.simulation.executor import (
@@ -272,12 +272,9 @@ def simulate(
     workers, tune = int(workers), replace(tune, seed=seed)
     name = getattr(objective, "__name__", type(objective).__name__)
     space = setup.make_space(param_space, tune)
-    searcher = setup.make_searcher(tune, space, seed)
-    prefix, trainable_name = experiment_prefix(seed, safe_name(name)), safe_name(name)[:100]
-    source = setup.make_source(tune, space, searcher, seed, prefix=prefix, trainable_name=trainable_name)
-    total = source.total
-    scheduler = setup.make_scheduler(tune, space, seed, searcher, total)
-    parts.warn_if_never_perturbed(tune, run, total)
+    facts = new_facts(safe_name(name), space, tune, run, None, 0.0)
+    searcher, source, scheduler = setup.make_parts(tune, space, facts, trainable_name=safe_name(name)[:100])
+    parts.warn_if_never_perturbed(tune, run, source.total)
     metric, mode, objectives = setup.goal_of(tune, searcher, scheduler)
     stop: list[Any] = list(run.stop) if isinstance(run.stop, tuple) else [run.stop] if run.stop else []
     if max_work is not None:
@@ -307,17 +304,11 @@ def simulate(
         relentless=tune.num_samples == -1 or run.failure_config.max_failures == -1,
         timed=bool(limits),
     )
-    facts = {
-        "created": 0.0,
+    facts |= {
         "trainable": name,
-        "seed": seed,
-        "seed_given": True,
-        "prefix": prefix,
-        "space": space.tree,
-        "total_samples": total,
+        "total_samples": source.total,
         "objective": [metric, mode],
         "objectives": [[each.metric, each.mode] for each in objectives],
-        **describe_settings(tune, run),
     }
     store = MemoryStore(facts)
     _run_to_end(controller, executor, store, agenda)

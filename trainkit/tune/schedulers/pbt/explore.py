@@ -147,13 +147,9 @@ def explored(
     """
     new: dict[str, Any] = copy.deepcopy(dict(config))
     operations = {}
-    for path, mutation in leaves(mutations):
-        node = node_at(new, path[:-1])
-        if node is None or path[-1] not in node:
-            continue
-        name = name_of(path)
-        node[path[-1]], operations[name] = explored_value(
-            node[path[-1]], mutation, rng, resample_probability, factors, name
+    for name, mutation, node, key in places(new, mutations):
+        node[key], operations[name] = explored_value(
+            node[key], mutation, rng, resample_probability, factors, name
         )
     return new, operations
 
@@ -239,6 +235,16 @@ def _drawn(mutation: Domain | Callable[[], Any], value: Any, rng: Generator, nam
     return plain
 
 
+def places(
+    config: Mapping[str, Any], mutations: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, dict[str, Any], Any]]:
+    """Yield each mutation whose value `config` has: name, mutation, and the value's dictionary and key."""
+    for path, mutation in leaves(mutations):
+        node = node_at(config, path[:-1])
+        if node is not None and path[-1] in node:
+            yield name_of(path), mutation, node, path[-1]
+
+
 def node_at(config: Mapping[str, Any], path: MutationPath) -> Any:
     """Return the dictionary at `path` inside a configuration; None if no dictionary is there."""
     node: Any = config
@@ -254,26 +260,17 @@ def changes(
     operations: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """Return the old value, the new value and the operation of each mutated value, by the value's name."""
-    found = {}
-    for path, _ in leaves(mutations):
-        before, after = node_at(old, path[:-1]), node_at(new, path[:-1])
-        if after is not None and path[-1] in after:
-            name = name_of(path)
-            found[name] = {
-                "old": (before or {}).get(path[-1]),
-                "new": after[path[-1]],
-                "how": operations.get(name, "custom"),
-            }
-    return found
+    before = {name: node[key] for name, _, node, key in places(old, mutations)}
+    return {
+        name: {"old": before.get(name), "new": node[key], "how": operations.get(name, "custom")}
+        for name, _, node, key in places(new, mutations)
+    }
 
 
 def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who: str) -> None:
     """Raise ConfigError if a value is outside its mutation's domain; the message names its origin `who`."""
-    for path, mutation in leaves(mutations):
-        node = node_at(config, path[:-1])
-        if node is None or path[-1] not in node:
-            continue
-        value = node[path[-1]]
+    for name, mutation, node, key in places(config, mutations):
+        value = node[key]
         inside = (
             mutation.contains(value)
             if isinstance(mutation, Domain)
@@ -282,7 +279,7 @@ def require_inside(config: Mapping[str, Any], mutations: Mapping[str, Any], who:
         if not inside:
             declared = mutation if isinstance(mutation, Domain) else f"the list {mutation}"
             raise ConfigError(
-                f"{who} gives {name_of(path)}={value!r}, which is outside {declared} of "
+                f"{who} gives {name}={value!r}, which is outside {declared} of "
                 "hyperparam_mutations: extend the mutation, or return a value inside"
             )
 

@@ -84,15 +84,11 @@ def policy_lines(
     """
     last = max((each.iteration for each in exchanges if each.trial_id == trial_id), default=0)
     stretches = lineage(exchanges, suggested, trial_id, last)
-    lines = []
-    for old, new in pairwise(stretches):
-        row = [tags[new.trial_id], tags[old.trial_id], new.first, new.before, old.config, new.config]
-        lines.append(_line(row))
-    return lines
-
-
-def _line(row: Sequence[Any]) -> str:
-    return json.dumps(without_objects(row)) + "\n"
+    rows = [
+        [tags[new.trial_id], tags[old.trial_id], new.first, new.before, old.config, new.config]
+        for old, new in pairwise(stretches)
+    ]
+    return [json.dumps(without_objects(row)) + "\n" for row in rows]
 
 
 def read_policy(text: str, where: str) -> Schedule:
@@ -195,7 +191,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
 
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         initial = self.schedule.initial
-        differing = [key for key in initial if _text(config.get(key)) != _text(initial[key])]
+        differing = [key for key in initial if encode_config(config.get(key)) != encode_config(initial[key])]
         if differing:
             raise ConfigError(
                 f"a replay must begin with the recorded {', '.join(differing)}, but the searcher suggests "
@@ -239,10 +235,6 @@ def _schedule_of(source: Any, trial_id: str | None) -> Schedule:
             "copies another trial. For any trial, Result.from_path(its folder) can be given instead"
         ) from error
     return read_policy(text, str(path))
-
-
-def _text(value: Any) -> str:
-    return encode_config(value)
 
 
 # --- wording of decisions ----------------------------------------------------------------------------
