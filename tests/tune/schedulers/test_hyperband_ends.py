@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.tune.schedulers.simulated_workers import SimulatedWorkers
 from tests.tune.schedulers.test_hyperband import PAUSE, STOP, all_report, hyperband, nine, report, went_on
-from trainkit.tune.schedulers.halving import places
-
-SIZES = st.integers(2, 100), st.integers(2, 5), st.integers(1, 40), st.integers(1, 32)
 
 
 def fallen(scheduler) -> list[int]:
@@ -32,32 +24,6 @@ def test_15_a_bracket_that_stays_partial_is_halved_by_those_that_came(came, go_o
         scheduler.on_no_more_trials()
     assert went_on(scheduler) == [str(number) for number in range(came - 1, came - 1 - go_on, -1)]
     assert len(fallen(scheduler)) == came - go_on
-
-
-@given(*SIZES, st.integers(0, 2**32), st.sampled_from([0, 0.01]))
-def test_15_every_round_lets_the_best_of_those_there_go_on(max_t, eta, samples, workers, seed, fail_rate):
-    chance = random.Random(seed)
-    scheduler = hyperband(max_t, eta)
-    crew = SimulatedWorkers(
-        scheduler, samples=samples, workers=workers, chance=chance, fail_rate=fail_rate
-    ).run()
-    rounds: dict[tuple[int, float], list[tuple[int, bool]]] = {}
-    facts = {}
-    judged = [(who, each.reason, False) for who, _, each in crew.decisions]
-    for _, reason, went in judged + [(who, reason, True) for who, reason in crew.resumed]:
-        if reason["rule"] == "rung":
-            key = (reason["bracket"], reason["rung"])
-            rounds.setdefault(key, []).append((reason["rank"], went))
-            facts[key] = reason["entries"], reason["places"]
-    for key, ranks in rounds.items():
-        entries, open_places = facts[key]
-        assert open_places == places(entries, eta)
-        assert len(ranks) <= entries  # those that failed count, but nothing is decided on them
-        verdicts = [went for _, went in sorted(ranks)]
-        assert verdicts == sorted(verdicts, reverse=True)  # best first
-        assert sum(verdicts) <= open_places
-        if not fail_rate:
-            assert (sum(verdicts), len(verdicts)) == (open_places, entries)
 
 
 def test_15_failed_trials_count_as_the_worst_and_are_not_waited_for():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -72,6 +73,23 @@ BANDS = {
 }
 
 
+def check_rounds(play: Play, eta: int, fail_rate: float) -> None:
+    """15: in every round the best of those there go on, as many as may."""
+    rounds: defaultdict[tuple[Any, ...], list[tuple[int, bool]]] = defaultdict(list)
+    for each in play.recorded(ev.DecisionMade):
+        reason = each.decision.reason
+        if reason["rule"] == "rung":
+            key = tuple(reason[name] for name in ("bracket", "rung", "entries", "places"))
+            rounds[key].append((reason["rank"], each.decision.verdict is Verdict.RESUME))
+    for (_, _, entries, most), ranks in rounds.items():
+        goes_on = [goes for _, goes in sorted(ranks)]
+        assert most == max(1, entries // eta)
+        assert goes_on == sorted(goes_on, reverse=True), "best first"
+        assert sum(goes_on) <= most
+        assert len(goes_on) <= entries, "those that failed count, but nothing is decided on them"
+        assert fail_rate or (sum(goes_on), len(goes_on)) == (most, entries)
+
+
 @settings(max_examples=examples(150), deadline=None)
 @given(**BANDS, fail_rate=st.sampled_from([0, 0.01, 0.1]))
 @example(max_t=100, eta=2, samples=40, workers=1, seed=0, fail_rate=0.0)
@@ -86,6 +104,7 @@ def test_16_nothing_is_left_paused_or_pending(max_t, eta, samples, workers, seed
     assert set(play.statuses()) <= {"TERMINATED", "ERROR"}
     # The rounds have let all go by themselves: no trial had to be ended because nothing else was left.
     assert "not promoted" not in {trial.reason for trial in play.controller.trials}
+    check_rounds(play, eta, fail_rate)
     # 17: every level that a trial has passed was told to the searcher once, whatever was decided there.
     levels, plans = shared_levels(max_t, eta), bracket_plans(max_t, eta)
     furthest = Counter()

@@ -21,7 +21,6 @@ from trainkit.tune.schedulers.pb2 import (
     Choice,
     Kernel,
     Points,
-    Process,
     beta,
     fitted,
     from_unit,
@@ -78,19 +77,6 @@ def test_26_the_acquisition_is_that_of_a_brute_force_process_on_twenty_points():
         _, variance = posterior([*rows(known), *rows(pending)])
         expected = float(weights @ y) + math.sqrt(0.2 + math.log(0.4 * now)) * math.sqrt(variance)
         assert ours == pytest.approx(expected, abs=1e-6)
-
-
-def test_26_what_is_pending_changes_the_spread_and_not_the_mean():
-    known, y = observed(20)
-    pending = Points(np.array([0.5]), np.array([[0.1, 0.9, 0.5]]), np.array([5.0]))
-    process, with_pending = Process(KERNEL, known, y), Process(KERNEL, known.and_(pending), np.append(y, 0))
-    assert with_pending.sd(pending)[0] < process.sd(pending)[0]
-    away = Acquisition(KERNEL, known, y, Points(np.empty(0), np.empty((0, 3)), np.empty(0)), 5.0, 0.5)
-    near = Acquisition(KERNEL, known, y, pending, 5.0, 0.5)
-    assert near(pending.x)[0] < away(pending.x)[0]
-    difference = away(pending.x)[0] - near(pending.x)[0]
-    spreads = process.sd(pending)[0] - with_pending.sd(pending)[0]
-    assert difference == pytest.approx(math.sqrt(beta(5.0)) * spreads)
 
 
 def test_26_the_gradient_is_that_of_finite_differences():
@@ -166,7 +152,7 @@ def test_choices_of_one_round_differ():
     bandit, rng = Bandit(1), np.random.default_rng(0)
     for place in range(20):
         h = place / 19
-        bandit.gains.add(Choice(place // 4, place / 4, np.array([h])), 1 - (h - 0.6) ** 2)
+        bandit.learn(Choice(place // 4, place / 4, np.array([h])), 1 - (h - 0.6) ** 2)
     first = bandit.choose(5, 5.0, rng)
     pending = [first]
     for _ in range(3):
