@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tune.controller.harness import Play
-from tests.tune.pausing import CutShort
-from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.schedulers.base import NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
 from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter
-from trainkit.tune.store.reader import ExperimentReader
 
 PAUSE = Decision(Verdict.PAUSE, {"rule": "half"})
 
@@ -292,52 +287,3 @@ def test_without_a_donors_checkpoint_or_its_copy_the_trial_goes_on_as_it_is(ther
     assert noted == ["the disk is full" if there else "no donor has a checkpoint: test_00000, test_00001"]
     assert game.calls[game.trial(2).trial_id] == "setup"
     assert not game.trial(2).tried
-
-
-# --- with real trials, files and a restore --------------------------------------------------------
-
-
-class Counting(tune.Trainable):
-    def setup(self, config):
-        self.x, self.state = config["x"], []
-
-    def step(self):
-        self.state.append(self.x)
-        return {"m": self.x, "state": str(self.state), "done": self.iteration == 3}
-
-    def save_checkpoint(self, path):
-        Path(path, "state").write_text(json.dumps(self.state))
-
-    def load_checkpoint(self, path):
-        self.state = json.loads(Path(path, "state").read_text())
-
-
-def counting(fit, *callbacks):
-    space, run = {"x": tune.grid_search([1, 2, 3])}, {"callbacks": callbacks}
-    return fit(Counting, space, metric="m", mode="max", scheduler=Half(3), max_concurrent_trials=1, run=run)
-
-
-def check_the_end(grid):
-    assert [result.status for result in grid] == ["TERMINATED"] * 3
-    assert [result.metrics["training_iteration"] for result in grid] == [1, 1, 4]
-    assert grid[2].metrics["state"] == "[3, 3, 3, 3]"
-
-
-def test_paused_trials_of_a_class_go_on_where_they_were(inline, fit):
-    check_the_end(counting(fit))
-
-
-@pytest.mark.parametrize("after", [3, 9, 15])
-def test_a_restore_from_any_step_comes_to_the_same_end(inline, fit, restore, tmp_path, after):
-    try:
-        counting(fit, CutShort(after))
-    except KeyboardInterrupt:
-        check_the_end(restore(Counting, scheduler=Half(3), run={"callbacks": [CutShort(0)]}))
-        with ExperimentReader(tmp_path / "e") as reader:
-            decided = [(each["trial_id"][-1], each["verdict"]) for each in reader.decisions()]
-        assert decided == [
-            *((str(index), "PAUSE") for index in range(3)),
-            ("0", "STOP"),
-            ("1", "STOP"),
-            ("2", "RESUME"),
-        ]

@@ -33,7 +33,6 @@ class PromotedTrials:
         value: of a trial at a time.
         most: how many trials there may be.
         jobs: (trial, time it is to reach), in the order they began.
-        calls: what the scheduler was told and asked, each with its answer.
     """
 
     scheduler: ASHAScheduler
@@ -41,27 +40,21 @@ class PromotedTrials:
     levels: tuple[int, ...]
     most: int
     jobs: list[tuple[int, int]] = field(default_factory=list)
-    calls: list[tuple[str, tuple, object]] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
     paused: dict[str, int] = field(default_factory=dict)  # at which of the levels
     begun: int = 0
 
-    def call(self, name: str, *args, **settings):
-        answer = getattr(self.scheduler, name)(*args, **settings)
-        self.calls.append((name, args, answer))
-        return answer
-
     def take(self) -> bool:
         """A free worker looks for a job; False: there is none."""
         new = self.begun < self.most
-        chosen = self.call("choose_trial_to_run", [], list(self.paused), new=new)
+        chosen = self.scheduler.choose_trial_to_run([], list(self.paused), new=new)
         if chosen is not None:
             at = self.paused.pop(chosen)
-            self.decisions.append(Decision(Verdict.RESUME, self.call("on_trial_resume", chosen)))
+            self.decisions.append(Decision(Verdict.RESUME, self.scheduler.on_trial_resume(chosen)))
             self.jobs.append((int(chosen), self.levels[at + 1]))
         elif self.begun < self.most:
-            self.call("on_trial_add", str(self.begun))
+            self.scheduler.on_trial_add(str(self.begun))
             self.jobs.append((self.begun, self.levels[0]))
             self.begun += 1
         else:
@@ -73,15 +66,15 @@ class PromotedTrials:
         """One of the jobs that run ends."""
         number, time = self.jobs[self.running.pop(which)]
         if fails:
-            self.call("on_trial_error", str(number))
+            self.scheduler.on_trial_error(str(number))
             return None
         result = {"training_iteration": time, "m": self.value(number, time)}
-        decision = self.call("on_result", str(number), result)
+        decision = self.scheduler.on_result(str(number), result)
         self.decisions.append(decision)
         if decision.verdict is Verdict.PAUSE:
             self.paused[str(number)] = self.levels.index(time)
         else:
-            self.call("on_trial_complete", str(number))
+            self.scheduler.on_trial_complete(str(number))
         return decision
 
     def run(self, workers: int = 1, order: Iterable[int] = ()) -> None:

@@ -19,7 +19,7 @@ from trainkit.tune.schedulers import (
     TrialScheduler,
     Verdict,
 )
-from trainkit.tune.schedulers.halving import bracket_count, bracket_sizes, rung_levels
+from trainkit.tune.schedulers.halving import bracket_count, rung_levels
 
 STOP, CONTINUE = Verdict.STOP, Verdict.CONTINUE
 
@@ -83,10 +83,6 @@ def test_levels_of_the_worked_rows(row, levels):
     assert bracket_count(minimum, maximum, factor) >= len(levels) + bracket - 1
 
 
-def test_bracket_sizes_are_hyperbands():
-    assert bracket_sizes(1, 81, 3) == [81, 34, 15, 8, 5]
-
-
 # --- 5: decisions ---------------------------------------------------------------------------------
 
 
@@ -126,9 +122,6 @@ def test_5_a_recorded_stream_is_judged_as_optunas_pruner_does():
 
 # --- streams of reports over several rungs --------------------------------------------------------
 
-numbers = st.integers(-5, 5) | st.floats(allow_nan=True, allow_infinity=True)
-reports = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 12), numbers), max_size=80)
-
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -141,16 +134,8 @@ def test_9_a_jump_is_judged_once_on_the_highest_level():
     scheduler = asha(max_t=1000, reduction_factor=4)
     add(scheduler, "slow", "jumper")
     decision = scheduler.on_result("jumper", {"training_iteration": 20, "m": 1.0})
-    assert decision.reason == {
-        "rule": "rung",
-        "rung": 16,
-        "rank": 1,
-        "entries": 1,
-        "places": 1,
-        "cutoff": 1.0,
-        "budget": 2,
-        "skipped": 2,
-    }
+    facts = {"rule": "rung", "rung": 16, "rank": 1, "entries": 1, "places": 1, "cutoff": 1.0, "budget": 2}
+    assert decision.reason == facts | {"skipped": 2}
     assert scheduler.on_result("jumper", {"training_iteration": 21, "m": -9.0}).reason == {}
     # The lower rungs were left untouched: the first to reach them is alone there.
     assert scheduler.on_result("slow", {"training_iteration": 1, "m": 0.0}).reason["entries"] == 1

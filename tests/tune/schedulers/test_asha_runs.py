@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tune.pausing import CutShort
 from trainkit import tune
+from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
 from trainkit.tune.simulation.simulate import Simulation
 
@@ -51,8 +51,11 @@ def simulated(losses, scheduler=None, mode="min", **settings) -> Simulation:
     )
 
 
-def number(results: Simulation, trial_id: str) -> int:
-    return [result.trial_id for result in results].index(trial_id)
+def jobs(results: ResultGrid) -> list[tuple[int, int]]:
+    """The jobs that have ended, each by a pause or at max_t: number of the trial, and its iteration."""
+    ids = [result.trial_id for result in results]
+    ends = [each for each in results.decisions() if each["verdict"] in ("PAUSE", "STOP")]
+    return [(ids.index(each["trial_id"]), each["iteration"]) for each in ends if each["rule"] != "not chosen"]
 
 
 # --- the simulated controller ---------------------------------------------------------------------
@@ -61,13 +64,7 @@ def number(results: Simulation, trial_id: str) -> int:
 @pytest.mark.parametrize(("resume", "work"), [(True, 21), (False, 27)])
 def test_4_the_worked_trace_on_the_controller(resume, work):
     results = simulated(LOSSES, resume=resume)
-    reached = {}  # a job ends with a pause or at max_t
-    ends = [
-        each
-        for each in results.decisions()
-        if each["verdict"] in ("PAUSE", "STOP") and each["rule"] != "not chosen"
-    ]
-    assert [(number(results, each["trial_id"]), each["iteration"]) for each in ends] == JOBS
+    assert jobs(results) == JOBS
     reached = {result.metrics["loss"]: result.metrics["training_iteration"] for result in results}
     assert reached == {loss: {0.1: 9, 0.2: 3, 0.3: 3}.get(loss, 1) for loss in LOSSES}
     assert results.work == work
@@ -149,38 +146,16 @@ def counting(config):
         )
 
 
-def search(trainable, folder, scheduler=None, callbacks=(), **settings) -> tune.Tuner:
-    config = tune.TuneConfig(
-        metric="loss",
-        mode="min",
-        scheduler=scheduler or promotion(),
-        **{"max_concurrent_trials": 1, **settings},
-    )
-    run = tune.RunConfig(name="e", storage_path=folder, verbose=0, callbacks=list(callbacks))
-    return tune.Tuner(
-        trainable, param_space={"loss": tune.grid_search(LOSSES)}, tune_config=config, run_config=run
-    )
-
-
-def check_the_trace(grid):
+@pytest.mark.parametrize("trainable", [Counting, counting])
+def test_trials_go_on_from_their_checkpoints(trainable, fit):
+    space = {"loss": tune.grid_search(LOSSES)}
+    grid = fit(trainable, space, metric="loss", scheduler=promotion(), max_concurrent_trials=1)
     assert [str(result.status) for result in grid] == ["TERMINATED"] * 9
     for result, loss in zip(grid, LOSSES, strict=True):
         reached = {0.1: 9, 0.2: 3, 0.3: 3}.get(loss, 1)
         assert result.metrics["training_iteration"] == reached
         assert json.loads(result.metrics["ran"]) == list(range(reached))
-
-
-@pytest.mark.parametrize("trainable", [Counting, counting])
-def test_trials_go_on_from_their_checkpoints(trainable, tmp_path):
-    grid = search(trainable, tmp_path).fit()
-    check_the_trace(grid)
-    ends = [
-        each
-        for each in grid.decisions()
-        if each["verdict"] in ("PAUSE", "STOP") and each["rule"] != "not chosen"
-    ]
-    ids = [result.trial_id for result in grid]
-    assert [(ids.index(each["trial_id"]), each["iteration"]) for each in ends] == JOBS
+    assert jobs(grid) == JOBS
     best = grid.get_best_result()
     assert [(each["verdict"], each.get("rung"), each.get("rank")) for each in best.decisions] == [
         ("PAUSE", 1, 1),
@@ -190,27 +165,3 @@ def test_trials_go_on_from_their_checkpoints(trainable, tmp_path):
         ("STOP", None, None),
     ]
     assert best.reason == "reached max_t=9"
-
-
-@pytest.mark.parametrize("after", [5, 18, 33])
-def test_28_a_restore_goes_on_with_the_same_decisions(after, restore, tmp_path):
-    whole = search(Counting, tmp_path / "whole").fit()
-    try:
-        search(Counting, tmp_path, callbacks=[CutShort(after)]).fit()
-    except KeyboardInterrupt:
-        grid = restore(Counting, run={"callbacks": [CutShort(0)]})
-    else:
-        grid = tune.Tuner.restore(tmp_path / "e", Counting).get_results()
-    check_the_trace(grid)
-
-    def decided(grid) -> list[tuple]:
-        ids = [result.trial_id for result in grid]
-        return [
-            (
-                ids.index(each["trial_id"]),
-                *(each.get(key) for key in ("iteration", "verdict", "rung", "rank")),
-            )
-            for each in grid.decisions()
-        ]
-
-    assert decided(grid) == decided(whole)

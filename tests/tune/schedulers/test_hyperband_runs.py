@@ -9,7 +9,7 @@ import pytest
 
 from tests.tune.pausing import Counted, CutShort, steps
 from trainkit import tune
-from trainkit.tune.schedulers import HyperBandForBOHB, HyperBandScheduler
+from trainkit.tune.schedulers import ASHAScheduler, HyperBandForBOHB, HyperBandScheduler
 from trainkit.tune.store.reader import ExperimentReader
 
 pytestmark = pytest.mark.usefixtures("inline")
@@ -111,32 +111,27 @@ def decided(folder: Path) -> list[dict]:
         ]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("whole")
-    turn(folder, 0).fit()
-    return decided(folder / "e")
+PROMOTION = ASHAScheduler(max_t=9, reduction_factor=3, type="promotion")
 
 
-def turn(folder: Path, after: int) -> tune.Tuner:
-    return tune.Tuner(
-        Climbing,
-        param_space=SPACE,
-        tune_config=tune.TuneConfig(
-            **BEST, num_samples=17, seed=1, max_concurrent_trials=1, scheduler=HyperBandScheduler(max_t=9)
-        ),
-        run_config=tune.RunConfig(
-            name="e", storage_path=folder, verbose=0, callbacks=[CutShort(after)], default_loggers=()
-        ),
-    )
+@pytest.mark.parametrize(
+    ("scheduler", "moments"), [(HyperBandScheduler(max_t=9), (2, 35, 90)), (PROMOTION, (5, 18, 33))]
+)
+def test_28_a_restore_from_any_step_goes_on_with_the_same_decisions(
+    fit, restore, tmp_path, scheduler, moments
+):
+    def begin(name: str, after: int) -> None:
+        run = {"name": name, "callbacks": [CutShort(after)], "default_loggers": ()}
+        how = {**BEST, "num_samples": 17, "seed": 1, "max_concurrent_trials": 1}
+        fit(Climbing, SPACE, **how, scheduler=scheduler, run=run)
 
-
-@pytest.mark.parametrize("after", [2, 35, 90])
-def test_28_a_restore_from_any_step_goes_on_with_the_same_decisions(restore, tmp_path, undisturbed, after):
-    with pytest.raises(KeyboardInterrupt):
-        turn(tmp_path, after).fit()
-    cut = decided(tmp_path / "e")
-    assert cut == undisturbed[: len(cut)] != undisturbed
-    grid = restore(Climbing, run={"callbacks": [CutShort(0)]})
-    assert grid.num_terminated == 17
-    assert decided(tmp_path / "e") == undisturbed
+    begin("whole", 0)
+    undisturbed = decided(tmp_path / "whole")
+    for after in moments:
+        with pytest.raises(KeyboardInterrupt):
+            begin(f"cut at {after}", after)
+        cut = decided(tmp_path / f"cut at {after}")
+        assert cut == undisturbed[: len(cut)] != undisturbed
+        grid = restore(Climbing, f"cut at {after}", run={"callbacks": [CutShort(0)]})
+        assert grid.num_terminated == 17
+        assert decided(tmp_path / f"cut at {after}") == undisturbed
