@@ -12,7 +12,6 @@ import pytest
 import trainkit
 from tests.conftest import SESSION_CPUS, all_is_free, eventually
 from trainkit import tune
-from trainkit.errors import InfeasibleError
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -59,12 +58,6 @@ def test_ctrl_c_returns_what_there_is_and_lets_trials_clean_up(fit, monkeypatch,
     assert reported
     assert all(Path(result.path, "cleaned").exists() for result in reported)
     assert eventually(all_is_free)
-
-
-def test_a_request_that_never_fits_is_refused_at_once(fit):  # row 1.4
-    with pytest.raises(InfeasibleError) as caught:
-        fit(tune.with_resources(endless, {"cpu": 1, "gpu": 1}))
-    assert "1 GPU" in str(caught.value) and f"{SESSION_CPUS} CPU" in str(caught.value)
 
 
 def test_a_task_in_a_trial_borrows_its_place(fit):  # row 1.4

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,103 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import eventually
-from tests.tune import programs
 from tests.tune.controller.harness import Play, kinds
-from trainkit.cli.main import main
 from trainkit.client import Experiment
 from trainkit.errors import TuneError
 from trainkit.tune.controller import events as ev
 from trainkit.tune.results.overview import LogReader
-from trainkit.tune.store import commands
 from trainkit.tune.store.commands import Inbox, asker, leave_command
-from trainkit.tune.store.ownership import Ownership, owner_of
+from trainkit.tune.store.ownership import Ownership
 from trainkit.tune.store.writer import ExperimentStore
-
-SCRIPT = """
-import sys, time
-import trainkit
-from trainkit import tune
-
-def trainable(config):
-    step = 0
-    while config["x"] == 1 or step < 25:
-        step += 1
-        time.sleep(0.05)
-        tune.report({"step": step, "loss": config["x"] / step})
-
-if __name__ == "__main__":
-    trainkit.init(num_cpus=4)
-    run = tune.RunConfig(storage_path=sys.argv[1], name="e", verbose=0)
-    config = tune.TuneConfig(metric="loss", mode="min")
-    grid = tune.Tuner(trainable, param_space={"x": tune.grid_search([float(x) for x in sys.argv[2:]])},
-        tune_config=config, run_config=run).fit()
-    print([str(result.status) for result in grid])
-"""
-
-
-@pytest.fixture
-def driver(tmp_path):
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*xs: int) -> subprocess.Popen[str]:
-        script = tmp_path / "driver.py"
-        script.write_text(SCRIPT)
-        started.append(programs.begin(script, tmp_path, *xs))
-        return started[-1]
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-def reports(folder: Path) -> int:
-    if not (folder / "experiment.sqlite").exists():
-        return 0
-    with LogReader(folder) as reader:
-        return min((trial.iteration for trial in reader.trials()), default=0)
-
-
-@pytest.mark.external
-def test_one_of_four_trials_is_stopped_from_another_shell(driver, tmp_path, capsys):  # rows 1.32 and 2.11
-    process = driver(0, 1, 2, 3)
-    folder = tmp_path / "e"
-    assert eventually(lambda: reports(folder) >= 1)
-    assert owner_of(folder) == process.pid
-    assert main(["show", str(folder)]) == 0
-    assert f"{folder}: runs in process {process.pid}" in capsys.readouterr().out
-    assert main(["stop", str(folder), "1"]) == 0
-    said = capsys.readouterr().out
-    by = f"{commands.getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
-    assert f"_00001 is TERMINATED: stopped by {by}" in said
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert out == "['TERMINATED', 'TERMINATED', 'TERMINATED', 'TERMINATED']\n"
-    with LogReader(folder) as reader:
-        trials = reader.trials()
-        told = [event for event in reader.events(trials[1].trial_id) if event.kind == "command"]
-    assert [(each.verb, each.by, each.seq) for each in Experiment(folder).commands()] == [
-        ("stop", by, told[0].seq)
-    ]
-    assert [trial.iteration for trial in trials][::2] == [25, 25], "the others finished"
-    assert main(["stop", str(folder)]) == 1
-    assert "no process runs" in capsys.readouterr().err
-
-
-@pytest.mark.external
-def test_an_experiment_is_stopped_as_by_ctrl_c(driver, tmp_path, capsys):
-    process = driver(1)
-    folder = tmp_path / "e"
-    assert eventually(lambda: reports(folder) >= 1)
-    assert main(["stop", str(folder), "none"]) == 1
-    assert "no trial has an id" in capsys.readouterr().err
-    assert main(["stop", str(folder)]) == 0
-    assert " ended: stopped by" in capsys.readouterr().out
-    out, err = process.communicate(timeout=300)
-    assert (process.returncode, out) == (0, "['PENDING']\n"), err
-    assert "Tuner.restore" in err
-    assert owner_of(folder) is None
 
 
 def leave(folder: Path, trial_id: str | None, by: str) -> Path:

@@ -248,6 +248,7 @@ class Locked:
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
+        # row 1.4
         (lambda fit: fit(tune.with_resources(never, {"cpu": 99})), InfeasibleError, ["99 CPU", "4 CPU"]),
         (lambda fit: fit(tune.with_resources(never, {"gpu": 3})), InfeasibleError, ["3 GPU"]),
         (

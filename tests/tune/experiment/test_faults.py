@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-import trainkit
 from tests.conftest import eventually
 from tests.tune import programs
 from trainkit import tune
@@ -175,30 +172,6 @@ def test_a_killed_driver_leaves_nobody_and_is_gone_on_with(driver):
 
 
 @pytest.mark.external
-@pytest.mark.parametrize("seed", range(4))
-def test_killed_at_random_it_ends_as_if_undisturbed(driver, tmp_path, seed):
-    """One trial at a time: the same suggestions, decisions and reasons, whenever it was killed."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    undisturbed = Driver(tmp_path / "a", at_once=1, pause=0.01, samples=6)
-    expected = undisturbed.finish()
-    third = undisturbed.acknowledged() // 3
-    rng = random.Random(seed)
-    disturbed = Driver(tmp_path / "b", at_once=1, pause=0.01, samples=6)
-    for _ in range(2):
-        target = disturbed.acknowledged() + rng.randrange(1, third)
-        disturbed.limit(target + 2)  # a little further, for a kill between two reports
-        process = disturbed.start()
-        assert eventually(lambda: disturbed.acknowledged() >= target)  # noqa: B023
-        time.sleep(rng.random() * 0.01)
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-    assert disturbed.finish() == expected
-    check_nothing_lost_nothing_twice(disturbed)
-
-
-@pytest.mark.external
 def test_ctrl_c_once_ends_in_order_and_says_how_to_go_on(driver, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "300")  # to end in order, on a busy machine too
     interrupted = driver(steps=2000, samples=4, pause=0.02)  # nothing ends before
@@ -251,52 +224,7 @@ def test_ctrl_c_twice_ends_at_once(driver, monkeypatch):
     assert eventually(lambda: not any(child.is_running() for child in family)), family
 
 
-@pytest.mark.external
-def test_a_second_process_is_refused_while_the_first_runs(driver):
-    running = driver(steps=2000, samples=2, pause=0.05)
-    process = running.start()
-    assert eventually(lambda: running.acknowledged() >= 1)
-    with pytest.raises(StoreError, match=f"pid {process.pid}"):
-        tune.Tuner.restore(running.experiment, lambda config: 1, param_space=space()).fit()
-    trainkit.shutdown()
-    grid = tune.Tuner.restore(running.experiment, lambda config: 1, param_space=space()).get_results()
-    assert "RUNNING" in [result.status for result in grid]  # reading is free to all
-    process.kill()
-    process.communicate()
-
-
-def space() -> dict:
-    return {"x": tune.uniform(0, 1), "kind": tune.choice([dict, list])}
-
-
-def test_the_old_signal_handler_is_back_after_fit(tmp_path):
-    before = signal.getsignal(signal.SIGINT)
-    run = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
-    trainkit.init(engine="inline", num_cpus=1)
-    seen = []
-
-    class Look(tune.Callback):
-        def on_trial_complete(self, iteration, trials, trial, **info):
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    try:
-        tune.Tuner(
-            lambda config: 1.0, run_config=tune.RunConfig(**{**vars(run), "callbacks": [Look()]})
-        ).fit()
-    finally:
-        trainkit.shutdown()
-    assert seen[0] != before
-    assert signal.getsignal(signal.SIGINT) == before
-
-
 # --- what a restore needs and refuses -------------------------------------------------------------
-
-
-@pytest.fixture
-def inline():
-    trainkit.init(engine="inline", num_cpus=1)
-    yield
-    trainkit.shutdown()
 
 
 def objective(config):
@@ -312,9 +240,8 @@ def objective(config):
 @pytest.mark.parametrize(
     ("how", "attempts"), [("resume_errored", [1, 2, 3, 4, 5, 6, 7]), ("restart_errored", [1, 2, 3])]
 )
-def test_failed_trials_are_gone_on_with_or_started_again(inline, restore, tmp_path, how, attempts):
-    settings = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
-    grid = tune.Tuner(objective, param_space={"x": tune.grid_search([1, 2])}, run_config=settings).fit()
+def test_failed_trials_are_gone_on_with_or_started_again(inline, fit, restore, how, attempts):
+    grid = fit(objective, {"x": tune.grid_search([1, 2])})
     assert [result.status for result in grid] == ["TERMINATED", "ERROR"]
     untouched = restore(objective)
     assert [result.status for result in untouched] == ["TERMINATED", "ERROR"]
@@ -324,44 +251,20 @@ def test_failed_trials_are_gone_on_with_or_started_again(inline, restore, tmp_pa
     assert again[0].history == grid[0].history
 
 
-def test_a_restore_says_what_it_must_be_given_again(inline, tmp_path):
-    def run(name, param_space=None, tune_config=None, **settings):
-        config = tune.RunConfig(storage_path=tmp_path, name=name, verbose=0, **settings)
-        tune.Tuner(lambda c: 1.0, param_space=param_space, tune_config=tune_config, run_config=config).fit()
-        return tmp_path / name
-
-    class Own(tune.schedulers.FIFOScheduler):
-        pass
-
-    path = run("space", {"a": tune.choice([dict])})
+def test_a_restore_says_what_it_must_be_given_again(inline, fit, tmp_path):
+    path = tmp_path / "e"
+    fit(lambda c: 1.0, {"a": tune.choice([dict])})
     with pytest.raises(ConfigError, match=r"give the space again.*param_space"):
         tune.Tuner.restore(path, lambda c: 1.0)
     tune.Tuner.restore(path, lambda c: 1.0, param_space={"a": tune.choice([dict])}).fit()
-    path = run("stop", stop=lambda trial_id, result: True)
-    with pytest.raises(ConfigError, match=r"RunConfig\(stop=...\)"):
-        tune.Tuner.restore(path, lambda c: 1.0)
-    path = run("callbacks", callbacks=[tune.Callback()])
+    path = tmp_path / "callbacks"
+    fit(lambda c: 1.0, run={"name": "callbacks", "callbacks": [tune.Callback()]})
     with pytest.raises(ConfigError, match=r"callbacks=Callback"):
         tune.Tuner.restore(path, lambda c: 1.0)
     tune.Tuner.restore(path, lambda c: 1.0, run_config=tune.RunConfig(verbose=0)).fit()
-    path = run("scheduler", tune_config=tune.TuneConfig(scheduler=Own()))
-    with pytest.raises(ConfigError, match=r"TuneConfig\(scheduler=...\)"):
-        tune.Tuner.restore(path, lambda c: 1.0)
     with pytest.raises(StoreError, match=r"has no experiment"):
         tune.Tuner.restore(tmp_path / "nothing", lambda c: 1.0)
     assert tune.Tuner.can_restore(path)
     assert not tune.Tuner.can_restore(tmp_path / "nothing")
     with pytest.raises(ConfigError, match="contradict"):
         tune.Tuner.restore(path, lambda c: 1.0, True, True, True)
-
-
-def test_a_moved_experiment_is_gone_on_with(inline, restore, tmp_path):
-    run = tune.RunConfig(storage_path=tmp_path, name="e", verbose=0)
-    space = {"x": tune.uniform(0, 1)}
-    tune.Tuner(
-        lambda c: c["x"], param_space=space, tune_config=tune.TuneConfig(num_samples=2), run_config=run
-    ).fit()
-    (tmp_path / "e").rename(tmp_path / "moved")
-    grid = restore(lambda c: c["x"], "moved", num_samples=4)
-    assert len(grid) == 4
-    assert all(Path(result.path).parent == tmp_path / "moved" for result in grid)

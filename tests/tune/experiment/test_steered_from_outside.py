@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import getpass
 import json
+import os
 import re
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +21,7 @@ from trainkit.cli.main import main
 from trainkit.client import Experiment
 from trainkit.errors import TuneError
 from trainkit.tune.results.overview import LogReader
+from trainkit.tune.store.ownership import owner_of
 
 pytestmark = pytest.mark.external
 
@@ -77,6 +82,35 @@ def test_a_trial_and_then_all_are_paused_and_go_on_over_a_kill(driver, capsys):
         assert iterations == [reader.trials()[place].iteration for place in range(3)], "no report is missing"
 
 
+def test_one_trial_and_then_all_are_stopped_from_another_shell(driver, capsys):  # rows 1.32 and 2.11
+    driver.start()
+    assert eventually(lambda: driver.has_begun)
+    folder, process = driver.folder, driver.process
+    assert owner_of(folder) == process.pid
+    assert main(["show", str(folder)]) == 0
+    assert f"{folder}: runs in process {process.pid}" in capsys.readouterr().out
+    assert main(["stop", str(folder), "none"]) == 1
+    assert "no trial has an id" in capsys.readouterr().err
+    assert main(["stop", str(folder), "1"]) == 0
+    by = f"{getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
+    assert f"_00001 is TERMINATED: stopped by {by}" in capsys.readouterr().out
+    with LogReader(folder) as reader:
+        told = [each for each in reader.events(driver.trials()[1].trial_id) if each.kind == "command"]
+    stops = [(each.verb, each.by, each.seq) for each in Experiment(folder).commands()]
+    assert stops == [("stop", by, told[0].seq)]
+    before = driver.reports(0)
+    assert eventually(lambda: driver.reports(2) and driver.reports(0) > before), "the others go on"
+    assert main(["stop", str(folder)]) == 0, "as by Ctrl-C"
+    assert " ended: stopped by" in capsys.readouterr().out
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert [status for status, _ in ast.literal_eval(out)] == ["PENDING", "TERMINATED", "PENDING"]
+    assert "Tuner.restore" in err
+    assert owner_of(folder) is None
+    assert main(["stop", str(folder)]) == 1
+    assert "no process runs" in capsys.readouterr().err
+
+
 def test_a_command_during_kills_is_in_the_history_once_or_was_answered_by_an_error(driver):
     driver.start()
     assert eventually(lambda: driver.has_begun)
@@ -125,7 +159,7 @@ def test_further_configurations_and_samples_are_made_over_a_kill(driver, capsys)
     assert main(["add", folder, "x=0.5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["arguments"] == {"config": {"x": 0.5}}
     assert main(["add", folder, "x=2.5"]) == 1
-    assert "which is not in" in capsys.readouterr().err
+    assert "x=2.5 is not in uniform" in capsys.readouterr().err
     assert main(["add", folder, "x"]) == 1
     assert "must have the form NAME=VALUE" in capsys.readouterr().err
     assert main(["add", folder, '{"x": 0.75}']) == 0

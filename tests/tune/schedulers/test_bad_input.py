@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.tune.simulation.test_simulator_properties import RULES
+from tests.tune.simulation.test_simulator_properties import SCHEDULERS as ALL
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune import schedulers as sch
 from trainkit.tune.search import TuneBOHB
 
-SPACE = {"lr": tune.loguniform(1e-3, 1.0), "n": tune.randint(1, 9)}
-TIME = {"time_attr": "training_iteration"}
+SPACE = {"x": tune.uniform(0, 1), "n": tune.randint(1, 9)}
+SCHEDULERS = {name: make for name, make in ALL.items() if name != "several objectives"}
+POPULATIONS = ("PBT", "synchronous PBT", "PB2")
 LAST = 9
-
-SCHEDULERS: dict[str, Callable[[], sch.TrialScheduler]] = {
-    "fifo": lambda: sch.FIFOScheduler(),
-    "asha": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3),
-    "asha, brackets": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, brackets=2),
-    "asha, promotion": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, type="promotion"),
-    "asha, finish": lambda: sch.ASHAScheduler(max_t=LAST, reduction_factor=3, type="promotion", finish=True),
-    "hyperband": lambda: sch.HyperBandScheduler(max_t=LAST),
-    "bohb": lambda: sch.HyperBandForBOHB(max_t=LAST),
-    "median": lambda: sch.MedianStoppingRule(**TIME, grace_period=1),
-    "median, soft": lambda: sch.MedianStoppingRule(**TIME, grace_period=1, hard_stop=False, min_time_slice=2),
-    "pbt": lambda: pbt(),
-    "pbt, synch": lambda: pbt(synch=True),
-    "resources": lambda: sch.ResourceChangingScheduler(sch.ASHAScheduler(max_t=LAST, reduction_factor=3)),
-    "pb2": lambda: sch.PB2(**TIME, perturbation_interval=2, hyperparam_bounds={"lr": [1e-3, 1.0]}),
-}
-POPULATIONS = ("pbt", "pbt, synch", "pb2")
 
 
 def pbt(**given: Any) -> sch.PopulationBasedTraining:
-    given = {"hyperparam_mutations": {"lr": tune.loguniform(1e-3, 1.0)}, **given}
-    return sch.PopulationBasedTraining(**{**TIME, "perturbation_interval": 2, **given})
+    given = {"perturbation_interval": 2, "hyperparam_mutations": {"x": SPACE["x"]}, **given}
+    return sch.PopulationBasedTraining("training_iteration", **given)
 
 
 def simulate(objective: Any, scheduler: str | sch.TrialScheduler, space: Any = None, **settings: Any) -> Any:
-    searcher = {"search_alg": TuneBOHB()} if scheduler == "bohb" else {}
+    searcher = {"search_alg": TuneBOHB()} if scheduler == "hyperband for BOHB" else {}
     if isinstance(scheduler, str):
         scheduler = SCHEDULERS[scheduler]()
     config = {"metric": "loss", "mode": "min", "num_samples": 12, **searcher, **settings}
@@ -68,7 +53,7 @@ def fails(config, t, rng):
 ENDS = {
     "NaN everywhere": (lambda config, t, rng: {"loss": math.nan, "done": t == LAST}, "TERMINATED"),
     "fewer reports than are waited for": (
-        lambda config, t, rng: {"loss": config["lr"], "done": t == config["n"] % 3 + 1},
+        lambda config, t, rng: {"loss": config["x"], "done": t == config["n"] % 3 + 1},
         "TERMINATED",
     ),
     "failures": (fails, "ERROR"),
@@ -83,8 +68,7 @@ def test_every_trial_ends(scheduler, how):
     results = simulate(objective, scheduler)
     assert len(results) == 12
     assert statuses(results) == {status}
-    # No rung lets NaN pass.
-    if how == "NaN everywhere" and scheduler.startswith(("asha", "hyperband", "bohb", "resources")):
+    if how == "NaN everywhere" and "rung" in RULES[scheduler]:  # no rung lets NaN pass
         assert sum(len(result.history) for result in results) < 12 * LAST
 
 
@@ -108,7 +92,7 @@ def test_a_metric_that_never_comes_or_is_no_number_is_an_error(scheduler, report
 
 def test_a_population_may_lack_the_metric_where_it_is_told_so():
     results = simulate(
-        lambda config, t, rng: {"loss": config["lr"], "done": t == LAST} if t % 2 else {"done": t == LAST},
+        lambda config, t, rng: {"loss": config["x"], "done": t == LAST} if t % 2 else {"done": t == LAST},
         pbt(require_attrs=False),
     )
     assert statuses(results) == {"TERMINATED"}
@@ -177,13 +161,13 @@ def test_arguments_are_checked_where_they_are_given(cls, arguments, words):
 
 
 def explores(config: dict[str, Any]) -> dict[str, Any]:
-    return {**config, "lr": 7.0}
+    return {**config, "x": 7.0}
 
 
 def test_a_mutation_outside_its_domain_is_an_error_that_names_it():
     scheduler = pbt(custom_explore_fn=explores)
-    with pytest.raises(ConfigError, match=r"lr.*7\.0|7\.0.*lr"):
-        simulate(lambda config, t, rng: {"loss": config["lr"], "done": t == LAST}, scheduler)
+    with pytest.raises(ConfigError, match=r"x=7\.0"):
+        simulate(lambda config, t, rng: {"loss": config["x"], "done": t == LAST}, scheduler)
 
 
 def test_no_mutation_leaves_its_domain():
