@@ -43,28 +43,17 @@ def fresh():
     Heard.judged.clear()
 
 
-def searched(scheduler, searcher, num_samples, **settings):
-    return tune.TuneConfig(
-        metric="loss",
-        mode="min",
-        num_samples=num_samples,
-        scheduler=scheduler,
-        search_alg=searcher,
-        **settings,
-    )
+def searched(scheduler, searcher, num_samples):
+    settings = {"num_samples": num_samples, "scheduler": scheduler, "search_alg": searcher}
+    return tune.TuneConfig(metric="loss", mode="min", **settings)
 
 
 # property 17: where Ray's controller does not tell of results with which a trial is stopped
 @pytest.mark.parametrize("workers", [1, 4])
 def test_every_result_at_every_budget_is_heard_once(workers):
     """One turn of Hyperband with 9 and 3: 9-3-1, 5-1 and 3 trials, all levels of which all brackets share."""
-    results = tune.simulate(
-        falling,
-        {"x": tune.uniform(0, 1)},
-        searched(HyperBandForBOHB(max_t=9), Heard(), 17),
-        workers=workers,
-        seed=1,
-    )
+    config = searched(HyperBandForBOHB(max_t=9), Heard(), 17)
+    results = tune.simulate(falling, {"x": tune.uniform(0, 1)}, config, workers=workers, seed=1)
     assert set(Heard.judged.values()) == {1}
     assert Counter(budget for _, budget in Heard.judged) == {0: 9, 1: 3 + 5, 2: 1 + 1 + 3}
     ended = {each["trial_id"]: each["verdict"] for each in results.decisions() if "budget" in each}
@@ -73,17 +62,10 @@ def test_every_result_at_every_budget_is_heard_once(workers):
 
 # property 17: what is reported again after a failure, from an earlier checkpoint or from none, is heard once
 def test_reports_that_come_again_count_once():
+    often = searched(HyperBandForBOHB(max_t=9), Heard(), 34)
     run = tune.RunConfig(failure_config=tune.FailureConfig(max_failures=-1))
-    tune.simulate(
-        falling,
-        {"x": tune.uniform(0, 1)},
-        searched(HyperBandForBOHB(max_t=9), Heard(), 34),
-        workers=4,
-        seed=1,
-        failures=0.1,
-        resume=False,
-        run_config=run,
-    )
+    failing = {"workers": 4, "failures": 0.1, "resume": False}
+    tune.simulate(falling, {"x": tune.uniform(0, 1)}, often, seed=1, run_config=run, **failing)
     assert set(Heard.judged.values()) == {1}
     assert Counter(budget for _, budget in Heard.judged) == {0: 18, 1: 16, 2: 10}
 

@@ -155,6 +155,10 @@ def everything(number, finite):
     return number > 0
 
 
+def losses(known, enough=everything):
+    return [(each.trial_id, each.loss) for each in known.basis(enough)]
+
+
 def test_a_result_counts_once_at_a_budget():
     known = Observations()
     known.judge("a", 1, 0.5)
@@ -163,7 +167,7 @@ def test_a_result_counts_once_at_a_budget():
     assert known.version == version
     known.judge("b", 1, 0.6)
     known.judge("a", 0, 0.9)
-    assert known.basis(everything) == [Observation("a", 0.5), Observation("b", 0.6)]
+    assert losses(known) == [("a", 0.5), ("b", 0.6)]
 
 
 # property 17
@@ -183,8 +187,7 @@ def test_on_every_budget_each_trial_has_its_first_loss(calls):
         if not fit:
             assert found is None
         else:
-            expected = [Observation(who, loss) for (at, who), loss in first.items() if at == max(fit)]
-            assert found == expected
+            assert found == [Observation(who, loss) for (at, who), loss in first.items() if at == max(fit)]
 
 
 def test_where_nothing_is_judged_the_longest_trained_are_compared():
@@ -205,7 +208,7 @@ def test_where_nothing_is_judged_the_longest_trained_are_compared():
     known.end("short 0", 27, 0.1)  # it went on
     assert basis(2) == {"longer", "short 0"}
     known.fail("long")
-    assert {each.trial_id: each.loss for each in known.basis(everything)}["long"] == math.inf
+    assert dict(losses(known))["long"] == math.inf
 
 
 def test_a_failure_counts_where_a_trial_never_came():
@@ -217,30 +220,21 @@ def test_a_failure_counts_where_a_trial_never_came():
     known.judge("c", 0, 0.3)
     known.fail("c")
     known.fail("d")
-    assert known.basis(everything) == [
-        Observation("a", 0.4),
-        Observation("b", 0.7),
-        Observation("c", math.inf),
-        Observation("d", math.inf),
-    ]
-    assert known.basis(lambda number, finite: finite > 2) == [
-        Observation("a", 0.5),
-        Observation("b", 0.6),
-        Observation("c", 0.3),
-        Observation("d", math.inf),
-    ]
+    assert losses(known) == [("a", 0.4), ("b", 0.7), ("c", math.inf), ("d", math.inf)]
+    of_three = losses(known, lambda number, finite: finite > 2)
+    assert of_three == [("a", 0.5), ("b", 0.6), ("c", 0.3), ("d", math.inf)]
     known.go_on("c")
-    assert {each.trial_id for each in known.basis(everything)} == {"a", "b", "d"}
+    assert dict(losses(known)).keys() == {"a", "b", "d"}
 
 
 def test_what_was_evaluated_elsewhere_counts_on_the_largest_budget():
     known = Observations()
     known.evaluate("e", 0.1)
-    assert known.basis(everything) == [Observation("e", 0.1)]
+    assert losses(known) == [("e", 0.1)]
     known.judge("a", 0, 0.5)
     known.judge("b", 0, 0.5)
     known.judge("a", 1, 0.4)
-    assert known.basis(everything) == [Observation("e", 0.1), Observation("a", 0.4)]
+    assert losses(known) == [("e", 0.1), ("a", 0.4)]
     assert known.basis(lambda number, finite: number > 2) is None
 
 
