@@ -87,16 +87,18 @@ def inline():
     trainkit.shutdown()
 
 
+def climb(folder: Path, values: list[float], scheduler: sch.TrialScheduler, stop=None, **settings):
+    return tune.Tuner(
+        Climbs,
+        param_space={"x": tune.grid_search(values)},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=scheduler, **settings),
+        run_config=tune.RunConfig(name="e", storage_path=folder, verbose=0, stop=stop),
+    ).fit()
+
+
 @pytest.mark.usefixtures("inline")
 def test_why_tells_pauses_and_promotions(tmp_path, capsys):
-    results = tune.Tuner(
-        Climbs,
-        param_space={"x": tune.grid_search([3.0, 2.0, 1.0])},
-        tune_config=tune.TuneConfig(
-            metric="loss", mode="min", scheduler=sch.HyperBandScheduler(max_t=3, reduction_factor=3)
-        ),
-        run_config=tune.RunConfig(name="e", storage_path=tmp_path, verbose=0),
-    ).fit()
+    results = climb(tmp_path, [3.0, 2.0, 1.0], sch.HyperBandScheduler(max_t=3, reduction_factor=3))
     told = []
     for result in results:
         assert main(["why", str(tmp_path / "e"), result.trial_id]) == 0
@@ -116,12 +118,7 @@ def test_why_tells_an_exchange_once_and_in_words(tmp_path, capsys):
         **ITERATION, perturbation_interval=1, hyperparam_mutations={**MUTATIONS, "kind": tune.choice(["a"])},
         quantile_fraction=0.5, log_config=False, resample_probability=0,
     )  # fmt: skip
-    results = tune.Tuner(
-        Climbs,
-        param_space={"x": tune.grid_search([1.0, 2.0])},
-        tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler=population, seed=0),
-        run_config=tune.RunConfig(name="e", storage_path=tmp_path, verbose=0, stop={"training_iteration": 2}),
-    ).fit()
+    results = climb(tmp_path, [1.0, 2.0], population, stop={"training_iteration": 2}, seed=0)
     (exchange,) = results.exchanges()
     exploits = [each for each in results.decisions() if each.get("rule") == "exploit"]
     assert [each["trial_id"] for each in exploits] == [exchange.trial_id], "no stop calls itself an exploit"
@@ -139,20 +136,14 @@ def test_why_tells_an_exchange_once_and_in_words(tmp_path, capsys):
 
 @pytest.mark.usefixtures("inline")
 def test_a_stop_where_an_exploit_was_due(tmp_path):
-    results = tune.Tuner(
-        Climbs,
-        param_space={"x": tune.grid_search([1.0, 2.0])},
-        tune_config=tune.TuneConfig(
-            metric="loss", mode="min", max_concurrent_trials=1, seed=0,
-            scheduler=sch.PopulationBasedTraining(
-                **ITERATION, perturbation_interval=2, hyperparam_mutations=MUTATIONS, quantile_fraction=0.5,
-            ),
-        ),
-        run_config=tune.RunConfig(
-            name="e", storage_path=tmp_path, verbose=0,
-            stop=lambda trial_id, result: result["training_iteration"] == (2 if result["loss"] >= 1.0 else 4),
-        ),
-    ).fit()  # fmt: skip
+    population = sch.PopulationBasedTraining(
+        **ITERATION, perturbation_interval=2, hyperparam_mutations=MUTATIONS, quantile_fraction=0.5
+    )
+
+    def ends(trial_id, result):
+        return result["training_iteration"] == (2 if result["loss"] >= 1.0 else 4)
+
+    results = climb(tmp_path, [1.0, 2.0], population, stop=ends, max_concurrent_trials=1, seed=0)
     (stop,) = [each for each in results.decisions() if "instead_of" in each]
     assert (stop["verdict"], stop["stop"]) == ("STOP", "stopped by RunConfig(stop=function)")
     assert stop["instead_of"]["rule"] == "exploit" and "rule" not in stop and not results.exchanges()

@@ -25,6 +25,7 @@ from trainkit.tune.search import Searcher
 pytestmark = pytest.mark.usefixtures("runtime")
 
 GRID = {"var_smoothing": [1e-9, 1e-6, 1e-3, 1e-1]}
+X, Y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
 
 
 def here(estimator: Any, X: Any, y: Any) -> float:
@@ -34,12 +35,6 @@ def here(estimator: Any, X: Any, y: Any) -> float:
 def pids_of(search: Any) -> set[int]:
     names = [name for name in search.cv_results_ if name.startswith("split")]
     return {int(pid) for name in names for pid in search.cv_results_[name]}
-
-
-def searched(X: Any, **given: Any) -> set[int]:
-    y = np.arange(len(X)) % 2
-    search = TuneGridSearchCV(GaussianNB(), GRID, scoring=here, refit=False, cv=3, **given)
-    return pids_of(search.fit(X, y))
 
 
 def holds_samples(pid: int) -> bool:
@@ -69,7 +64,6 @@ def test_a_second_search_finds_what_has_changed_since(
     module = tmp_path / "scoring_that_changes.py"
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
     found = []
     for number in (1, 2):
         module.write_text(
@@ -82,7 +76,7 @@ def test_a_second_search_finds_what_has_changed_since(
         monkeypatch.setenv("NUMBER", str(number))
         (tmp_path / str(number)).mkdir()
         monkeypatch.chdir(tmp_path / str(number))
-        search = TuneGridSearchCV(GaussianNB(), GRID, scoring=scoring.score, refit=False, cv=3).fit(X, y)
+        search = TuneGridSearchCV(GaussianNB(), GRID, scoring=scoring.score, refit=False, cv=3).fit(X, Y)
         found.append(set(search.cv_results_["mean_test_score"]))
     assert found == [{111.0}, {222.0}]
 
@@ -102,12 +96,10 @@ class Draws(GaussianNB):  # type: ignore[misc]
 
 @pytest.mark.slow
 def test_what_a_fold_draws_does_not_depend_on_how_long_folds_take() -> None:
-    X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
-
     def drawn(sleep_s: float, **tune_params: Any) -> list[list[float]]:
         model, space = Draws(sleep_s=sleep_s), {"number": [1, 2, 3]}
         search = TuneSearchCV(model, space, n_trials=3, random_state=0, refit=False, cv=3)
-        search.fit(X, y, tune_params=tune_params)
+        search.fit(X, Y, tune_params=tune_params)
         return [list(search.cv_results_[f"split{split}_test_score"]) for split in range(3)]
 
     usual = drawn(0.0)  # folds of a candidate one after the other in a process
@@ -117,9 +109,8 @@ def test_what_a_fold_draws_does_not_depend_on_how_long_folds_take() -> None:
 
 @pytest.mark.parametrize("alone", [{"reuse_actors": False}, {"trial_timeout_s": 600.0}])
 def test_a_candidate_may_have_a_process_to_itself(alone: dict[str, Any]) -> None:
-    X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
     search = TuneGridSearchCV(GaussianNB(), GRID, scoring=here, refit=False, cv=3)
-    search.fit(X, y, tune_params=alone)
+    search.fit(X, Y, tune_params=alone)
     splits = [search.cv_results_[f"split{split}_test_score"] for split in range(3)]
     assert all(len({split[candidate] for split in splits}) == 1 for candidate in range(4))
     if "reuse_actors" in alone:
@@ -136,8 +127,7 @@ def test_n_jobs_holds_where_the_session_has_more() -> None:
         trainkit.get(seen.leave.remote())
         return 0.0
 
-    X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
-    TuneGridSearchCV(GaussianNB(), GRID, scoring=busy, refit=False, cv=3, n_jobs=2).fit(X, y)
+    TuneGridSearchCV(GaussianNB(), GRID, scoring=busy, refit=False, cv=3, n_jobs=2).fit(X, Y)
     assert trainkit.get(seen.highest.remote()) == 2
 
 
@@ -151,13 +141,12 @@ def test_folds_of_a_single_candidate_run_at_once(n_jobs: int | None) -> None:
         trainkit.get(seen.leave.remote())
         return float(X.sum())
 
-    X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
     given: dict[str, Any] = {"scoring": busy, "refit": False, "cv": 5, "n_jobs": n_jobs}
-    found = TuneGridSearchCV(GaussianNB(), {}, **given).fit(X, y).cv_results_
+    found = TuneGridSearchCV(GaussianNB(), {}, **given).fit(X, Y).cv_results_
     assert trainkit.get(seen.highest.remote()) >= 2
     if n_jobs is not None:
         assert trainkit.get(seen.highest.remote()) == n_jobs
-    folds = StratifiedKFold(5).split(X, y)
+    folds = StratifiedKFold(5).split(X, Y)
     assert [found[f"split{fold}_test_score"][0] for fold in range(5)] == [X[test].sum() for _, test in folds]
 
 
@@ -197,12 +186,11 @@ class Asked(Searcher):
 
 
 def test_a_searcher_is_asked_only_when_a_process_is_free() -> None:
-    X, y = np.random.default_rng(0).standard_normal((60, 4)), np.arange(60) % 2
     TuneSearchCV(
         GaussianNB(),
         {"var_smoothing": trainkit.tune.loguniform(1e-9, 1e-1)},
         n_trials=12,
         cv=3,
         search_optimization=Asked(),
-    ).fit(X, y)
+    ).fit(X, Y)
     assert 1 <= Asked.most <= SESSION_CPUS

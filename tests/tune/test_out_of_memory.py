@@ -16,6 +16,7 @@ from trainkit.tune.controller.lifecycle import Retry, what_follows
 from trainkit.tune.core.configs import FailureConfig
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import Failure, Trial
+from trainkit.tune.executor.actors import ActorExecutor
 from trainkit.tune.store.reader import ExperimentReader
 
 OOM = Failure("OutOfMemoryError", "CUDA out of memory", out_of_memory=True)
@@ -208,25 +209,33 @@ class Crash(Exception):
     pass
 
 
-@pytest.mark.usefixtures("inline")
-def test_a_restore_knows_who_runs_alone(fit, restore, tmp_path, monkeypatch):
-    from trainkit.tune.executor.actors import ActorExecutor
+@pytest.fixture
+def crash(monkeypatch):
+    """Ends the driver before the first start of a trial for which a function is true; gives this up after."""
 
+    def crash(when):
+        carry_out = ActorExecutor.carry_out
+
+        def broken(self, actions):
+            if any(isinstance(action, ev.Start) and when(action.trial) for action in actions):
+                monkeypatch.undo()
+                raise Crash
+            carry_out(self, actions)
+
+        monkeypatch.setattr(ActorExecutor, "carry_out", broken)
+
+    return crash
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_restore_knows_who_runs_alone(fit, restore, tmp_path, crash):
     def trainable(config):
         return fits_at_16({"batch": config["x"]})
 
-    carry_out = ActorExecutor.carry_out
-
-    def crash_before_it_runs_alone(self, actions):
-        if any(isinstance(action, ev.Start) and action.trial.alone for action in actions):
-            raise Crash
-        carry_out(self, actions)
-
-    monkeypatch.setattr(ActorExecutor, "carry_out", crash_before_it_runs_alone)
+    crash(lambda trial: trial.alone)
     policy = {"failure_config": FailureConfig(out_of_memory="retry_alone")}
     with pytest.raises(Crash):
         fit(trainable, {"x": tune.grid_search([64, 1])}, run=policy)
-    monkeypatch.undo()
     with ExperimentReader(tmp_path / "e") as reader:
         assert [trial.alone for trial in reader.trials()] == [True, False]
     grid = restore(trainable)
@@ -235,25 +244,17 @@ def test_a_restore_knows_who_runs_alone(fit, restore, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_restore_knows_the_changed_configuration(fit, restore, tmp_path, monkeypatch):
-    from trainkit.tune.executor.actors import ActorExecutor
-
+def test_a_restore_knows_the_changed_configuration(fit, restore, tmp_path, crash):
     started = []
-    carry_out = ActorExecutor.carry_out
 
-    def crash_before_the_third_attempt(self, actions):
-        for action in actions:
-            if isinstance(action, ev.Start):
-                started.append(action.trial.config["batch"])
-                if len(started) == 3:
-                    raise Crash
-        carry_out(self, actions)
+    def is_third(trial):
+        started.append(trial.config["batch"])
+        return len(started) == 3
 
-    monkeypatch.setattr(ActorExecutor, "carry_out", crash_before_the_third_attempt)
+    crash(is_third)
     policy = FailureConfig(out_of_memory=halved)
     with pytest.raises(Crash):
         fit(fits_at_16, {"batch": 64}, run={"failure_config": policy})
-    monkeypatch.undo()
     with pytest.raises(ConfigError, match="failure_config"):
         tune.Tuner.restore(tmp_path / "e", fits_at_16)
     with ExperimentReader(tmp_path / "e") as reader:
