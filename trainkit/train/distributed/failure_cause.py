@@ -55,6 +55,11 @@ class LostOthersError(RuntimeError):
         return self.text
 
 
+def original(error: BaseException) -> BaseException:
+    """Return the exception that user code raised, without the wrapper for errors of remote calls."""
+    return (error.cause or error) if isinstance(error, TaskError) else error
+
+
 def lost_peer(error: BaseException) -> bool:
     """Return True if `error` only means that a different worker is missing or late."""
     torch = sys.modules.get("torch.distributed")  # Only this module raises DistError.
@@ -65,7 +70,7 @@ def lost_peer(error: BaseException) -> bool:
 
 def lost_loader(error: BaseException) -> bool:
     """Return True if a process of a `DataLoader` has died, for example for lack of memory."""
-    cause = (error.cause or error) if isinstance(error, TaskError) else error
+    cause = original(error)
     return isinstance(cause, RuntimeError) and _LOST_LOADER.match(str(cause)) is not None
 
 
@@ -101,10 +106,10 @@ def is_symptom(error: BaseException) -> bool:
     """Return True if `error`, raised by a call to a worker, results from a different worker's failure."""
     if isinstance(error, ActorDiedError) and not isinstance(error, TaskError):
         return ended_by_watchdog(error.exit_code, error.stderr_tail)
-    return lost_peer((error.cause or error) if isinstance(error, TaskError) else error)
+    return lost_peer(original(error))
 
 
 def waiting_step(error: BaseException) -> int | None:
     """Return the step in which the worker with this `error` waited for others; None if unknown."""
-    cause = error.cause if isinstance(error, TaskError) else error
+    cause = original(error)
     return cause.step if isinstance(cause, LostOthersError) else None

@@ -36,7 +36,6 @@ from trainkit.train.data.sharding import (
     batch_weight,
     whole_batches,
 )
-from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.distributed.tensors import tensors_in
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
@@ -196,7 +195,6 @@ class LightningFit:
         worker: the worker's device and ranks.
         split: function from a loader to a feed with this worker's share of the loader's samples.
         shared: function that is called with the training feed as soon as Lightning has made the loader.
-        group: all workers.
         state: result of `checkpoint` to start from, or None; the module must already have its weights.
 
     Attributes:
@@ -215,7 +213,6 @@ class LightningFit:
         worker: WorkerInfo,
         split: Callable[[Any], Feed],
         shared: Callable[[Feed], None],
-        group: ProcessGroup,
         state: Mapping[str, Any] | None,
     ) -> None:
         self.state_to_load = state
@@ -224,7 +221,6 @@ class LightningFit:
         self._worker = worker
         self._split = split
         self._shared = shared
-        self._group = group
         self._training, self._validation = Meters(), Meters()
         self._logged = Logged()
         self._last = Origin(0.0)
@@ -286,7 +282,7 @@ class LightningFit:
         # Lightning calls `set_epoch` only on samplers, so this code calls it on the loaders.
         for loader in getattr(trainer.fit_loop._combined_loader, "flattened", ()):
             set_epoch(loader, trainer.current_epoch)
-        self._switch(self._go_on)
+        self._switch(lambda: True)
         if not self.alive:
             raise TrainingError("Lightning ended without an epoch: the training data has no batches")
         last_one = trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs
@@ -337,7 +333,7 @@ class LightningFit:
     def end(self) -> None:
         """Let Lightning end cleanly, with its hooks for the end of training and fit, and for teardown."""
         if self.alive:
-            self._switch(self._stop)
+            self._switch(lambda: False)
 
     def note_set_up(self) -> None:
         """Record the hyperparameters after Lightning has made optimizers, and before it loads a state."""
@@ -347,7 +343,7 @@ class LightningFit:
     def share(self, loader: Any) -> Any:
         """Return a loader of this worker's share of the samples, with equally many batches on all workers."""
         if self._dealt is not None:
-            loader, batches = whole_batches(loader, self._group)
+            loader, batches = whole_batches(loader, self._worker.group)
             self._dealt.append(batches)
             return loader
         feed = self._split(loader)
@@ -423,12 +419,6 @@ class LightningFit:
             if answer is not None:
                 return bool(answer)
 
-    def _go_on(self) -> bool:
-        return True
-
-    def _stop(self) -> bool:
-        return False
-
     def _run_validation(self, num_steps: int | None) -> None:
         """Run the loop of `Trainer.validate` inside `Trainer.fit`, and restore the state of the fit."""
         trainer, connector = self.trainer, self.trainer._logger_connector
@@ -457,7 +447,7 @@ class LightningFit:
         if dataloaders is not None:
             loop._data_source.instance = dataloaders
         if num_steps is not None:
-            trainer.limit_predict_batches = math.ceil(num_steps / self._worker.world_size)
+            trainer.limit_predict_batches = math.ceil(num_steps / self._worker.group.world_size)
         # Lightning's `_prepare_dataloader` would replace batch samplers to record indices, so it is bypassed.
         vars(trainer._data_connector)["_prepare_dataloader"] = lambda loader, **_: loader
         loop._combined_loader, loop.return_predictions = None, True
@@ -513,9 +503,9 @@ class LightningFit:
         sampler = getattr(loader, "batch_sampler", None)
         if not isinstance(sampler, ShardedBatchSampler):
             return 1.0
-        worker = self._worker
+        group = self._worker.group
         weight = batch_weight(
-            index, index + 1, sampler.sizes(), every=1, rank=worker.rank, world_size=worker.world_size
+            index, index + 1, sampler.sizes(), every=1, rank=group.rank, world_size=group.world_size
         )
         return weight.averaged
 

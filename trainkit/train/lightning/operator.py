@@ -334,11 +334,9 @@ class LightningMethods:
 
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
         """Run Lightning's prediction loop; `TorchTrainer.predict` describes the arguments."""
-        owner, kind = self._plan.module_cls, "LightningModule"
-        if self.datamodule is not None:
-            owner, kind = type(self.datamodule), "LightningDataModule"
-        if dataset is None and not _defines(owner, "predict_dataloader", self._base(kind)):
-            raise ConfigError(f"predict() needs {owner.__name__}.predict_dataloader, or dataset=")
+        if dataset is None and not self._has_loader("predict_dataloader"):
+            owner = self.model if self.datamodule is None else self.datamodule
+            raise ConfigError(f"predict() needs {type(owner).__name__}.predict_dataloader, or dataset=")
         loader = dataset(self._config) if callable(dataset) else dataset
         return self._running().predict(loader, num_steps)
 
@@ -387,10 +385,8 @@ class LightningMethods:
     def _begun(self, state: Mapping[str, Any] | None) -> LightningFit:
         plan, package, worker = self._plan, self._package, self._worker
         utilities = importlib.import_module(f"{plan.package}.utilities.rank_zero")
-        utilities.rank_zero_only.rank = worker.rank
-        fit = LightningFit(
-            worker=worker, split=self._split, shared=self._shared, group=self._strategy.group, state=state
-        )
+        utilities.rank_zero_only.rank = worker.group.rank
+        fit = LightningFit(worker=worker, split=self._split, shared=self._shared, state=state)
         arguments = self._trainer_arguments()
         strategy = make_strategy(package, arguments.pop("strategy", None), worker, fit, sharded=self._sharded)
         callbacks = [make_callback(package, fit), *copy.deepcopy(list(plan.callbacks))]
@@ -436,13 +432,7 @@ class LightningMethods:
             raise ConfigError(
                 "TorchTrainer does not support these settings with a Lightning module: " + "; ".join(wrong)
             )
-        group = strategy.group
-        return WorkerInfo(
-            device=strategy.devices[0],
-            rank=group.rank,
-            local_rank=context.local_rank,
-            world_size=group.world_size,
-        )
+        return WorkerInfo(device=strategy.devices[0], group=strategy.group, local_rank=context.local_rank)
 
     def _shard(self) -> None:
         """Shard the module's parameters before Lightning makes optimizers from them."""
@@ -460,7 +450,7 @@ class LightningMethods:
                 register_fsdp_forward_method(self.model, step)
 
     def _overrides_of_module(self, method: str) -> bool:
-        return _defines(self._plan.module_cls, method, self._base("LightningModule"))
+        return _defines(self._plan.module_cls, method, self._package.LightningModule)
 
     def _trainer_arguments(self) -> dict[str, Any]:
         """Return arguments for Lightning's trainer; by default it prints nothing and trains without end."""
@@ -491,17 +481,14 @@ class LightningMethods:
             self._train_feed.attach(feed)
 
     def _has_validation(self) -> bool:
-        owner, kind = (
-            (self.model, "LightningModule")
-            if self.datamodule is None
-            else (self.datamodule, "LightningDataModule")
-        )
-        own = _defines(type(owner), "val_dataloader", self._base(kind))
-        loader = self._plan.val_dataloader is not None or own
+        loader = self._plan.val_dataloader is not None or self._has_loader("val_dataloader")
         return loader and self._overrides_of_module("validation_step")
 
-    def _base(self, name: str) -> Any:
-        return getattr(self._package, name)
+    def _has_loader(self, method: str) -> bool:
+        """Return True if the data module, or the module if there is none, defines `method`."""
+        if self.datamodule is None:
+            return self._overrides_of_module(method)
+        return _defines(type(self.datamodule), method, self._package.LightningDataModule)
 
 
 def _defines(cls: type[Any], method: str, base: Any) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.errors import ConfigError
+from trainkit.train.distributed.process_group import ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +30,13 @@ class WorkerInfo:
 
     Attributes:
         device: device of the module.
-        rank: rank of this worker, from 0.
+        group: all workers.
         local_rank: the worker's rank among the workers of its machine.
-        world_size: number of workers.
     """
 
     device: torch.device
-    rank: int
+    group: ProcessGroup
     local_rank: int
-    world_size: int
 
 
 class Interrupted(BaseException):
@@ -155,13 +154,13 @@ class _Environment:
         return False
 
     def world_size(self) -> int:
-        return self.worker.world_size
+        return self.worker.group.world_size
 
     def set_world_size(self, size: int) -> None:
         """Do nothing, because the number of workers is fixed."""
 
     def global_rank(self) -> int:
-        return self.worker.rank
+        return self.worker.group.rank
 
     def set_global_rank(self, rank: int) -> None:
         """Do nothing, because the rank of a worker is fixed."""
@@ -197,7 +196,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
             f"trainer_args['strategy']={asked!r} is not supported: a Lightning module trains on one worker "
             f"or data-parallel. Pass one of {tuple(names)} or a DDPStrategy, or leave it out"
         )
-    if worker.world_size == 1:
+    if worker.group.world_size == 1:
         strategy = package.strategies.SingleDeviceStrategy(device=worker.device)
     else:
         strategy = (

@@ -61,9 +61,7 @@ class StepSettings:
     @property
     def needs_optimizer_step(self) -> bool:
         """True if a user's own step must call `optimizer_step()` instead of `optimizer.step()`."""
-        averages = self.ema_decay is not None
-        clips = self.max_grad_norm is not None
-        return self.precision == "fp16" or self.grad_accumulation_steps > 1 or clips or averages
+        return bool(self.asked_for)
 
     @property
     def asked_for(self) -> str:

@@ -21,13 +21,14 @@ from trainkit.errors import (
     did_you_mean,
 )
 from trainkit.runtime.failures import RemoteTraceback, last_user_frame, without_frames
+from trainkit.train.distributed.failure_cause import original
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import OF_CREATORS
 from trainkit.train.strategies.base import Precision, StrategySpec
 from trainkit.train.torch.context import own_metrics, returned_value
 from trainkit.train.torch.options import LoopOptions, TorchConfig, takes_config
 from trainkit.train.torch.shards import DataConfig
-from trainkit.train.torch.trial import RANK, LoopTrial, original
+from trainkit.train.torch.trial import RANK, LoopTrial
 from trainkit.train.trainer import OperatorTrainer
 from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import Checkpoint

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from trainkit.errors import CheckpointError, TaskError, TrainingError
+from trainkit.errors import CheckpointError, TrainingError
+from trainkit.train.distributed.failure_cause import original
 from trainkit.train.torch.context import forget_returned, keep_own_names, own_names
 from trainkit.train.torch.options import LoopOptions, TorchConfig, TrialLoop
 from trainkit.train.torch.shards import DataConfig, split
@@ -83,11 +84,6 @@ class UserCallback(Callback):
 
 RANK = "worker_rank"
 """Attribute of an exception for the rank of the worker that raised it."""
-
-
-def original(error: BaseException) -> BaseException:
-    """Return the exception that user code raised, without the wrapper for errors of remote calls."""
-    return (error.cause or error) if isinstance(error, TaskError) else error
 
 
 class LoopTrial:
