@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.workers.test_recovery import identical, mortal, run, undisturbed
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.plugins.pipeline.pipeline import Pipeline
 from trainkit.train import TorchTrainer, TrainingOperator
@@ -285,14 +283,6 @@ def test_a_frozen_stage_is_left_alone_and_one_set_free_is_noticed() -> None:
         gang.apply_all_operators(lambda operator: operator.built.requires_grad_(True) and None)
         with pytest.raises(ConfigError, match="unfrozen, save a checkpoint and load it into a new trainer"):
             gang.train(num_steps=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("at", "rank"), [("train 5", 0), ("validate 1", 1)])
-def test_a_killed_stage_changes_no_number(at: str, rank: int, tmp_path: Path) -> None:
-    expected = undisturbed(2, tmp_path, strategy="pipeline")
-    with mortal(at, rank, tmp_path, strategy="pipeline") as gang:
-        assert identical(run(gang, tmp_path), expected)
 
 
 def test_with_fewer_workers_there_are_fewer_stages() -> None:

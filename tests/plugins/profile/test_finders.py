@@ -193,23 +193,6 @@ def test_training_goes_on_as_if_nothing_had_been_tried(tmp_path: Path) -> None:
     assert identical(*outcomes)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"min_lr": 0}, "must be numbers, 0 < min_lr < max_lr, not 0 and 1"),
-        ({"max_lr": 1e-9}, "0 < min_lr < max_lr"),
-        ({"num_training": 1}, "num_training must be an integer of 2 or more, not 1"),
-        (
-            {"mode": "log", "early_stop_threshold": 1},
-            'must be "exponential" or "linear", not \'log\'; early_stop_threshold must be .*, not 1',
-        ),
-    ],
-)
-def test_wrong_arguments_of_lr_find(arguments: dict[str, Any], message: str) -> None:
-    with valley(use_local=True) as trainer, pytest.raises(ConfigError, match=message):
-        trainer.lr_find(**arguments)
-
-
 # -- batch sizes -------------------------------------------------------------------------------
 
 
@@ -279,29 +262,38 @@ def test_what_is_no_lack_of_memory_is_raised_and_the_trainer_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("method", "arguments", "message"),
     [
-        ({"batch_arg_name": "size"}, "batch_arg_name must be a key of config, which has .* not 'size'"),
-        ({"mode": "linear", "margin": 1}, 'must be "power" or "binsearch", not .*; margin must be .*, not 1'),
+        ("lr_find", {"min_lr": 0}, "must be numbers, 0 < min_lr < max_lr, not 0 and 1"),
+        ("lr_find", {"max_lr": 1e-9}, "0 < min_lr < max_lr"),
+        ("lr_find", {"num_training": 1}, "num_training must be an integer of 2 or more, not 1"),
         (
+            "lr_find",
+            {"mode": "log", "early_stop_threshold": 1},
+            'must be "exponential" or "linear", not \'log\'; early_stop_threshold must be .*, not 1',
+        ),
+        ("scale_batch_size", {"batch_arg_name": "size"}, "must be a key of config, which has .* not 'size'"),
+        (
+            "scale_batch_size",
+            {"mode": "linear", "margin": 1},
+            'must be "power" or "binsearch", not .*; margin must be .*, not 1',
+        ),
+        (
+            "scale_batch_size",
             {"steps_per_trial": 0, "max_val": 1.5},
             "steps_per_trial must be .*, not 0; max_val must be an integer of 1 or more, not 1.5",
         ),
-        ({"init_val": 9, "max_val": 8}, "init_val must be a multiple of 1 and at most max_val=8, not 9"),
+        (
+            "scale_batch_size",
+            {"init_val": 9, "max_val": 8},
+            "init_val must be a multiple of 1 and at most max_val=8, not 9",
+        ),
     ],
 )
-def test_wrong_arguments_of_scale_batch_size(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(method: str, arguments: dict[str, Any], message: str) -> None:
     config = {"batch_size": 2, "room": 1}
     with (
         valley(1, Hungry, use_local=True, config=config) as trainer,
         pytest.raises(ConfigError, match=message),
     ):
-        trainer.scale_batch_size(**arguments)
-
-
-def test_no_size_fits() -> None:
-    with (
-        valley(1, Hungry, use_local=True, config={"batch_size": 2, "room": 0}) as trainer,
-        pytest.raises(TrainingError, match="even batches of 1 are too large"),
-    ):
-        trainer.scale_batch_size()
+        getattr(trainer, method)(**arguments)

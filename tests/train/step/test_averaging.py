@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.train.workers.test_recovery import identical, run, trainer
+from tests.train.workers.test_recovery import identical
 from trainkit.errors import ConfigError
 from trainkit.plugins.pipeline.pipeline import Pipeline
 from trainkit.plugins.testing.strategy import (
@@ -98,17 +98,6 @@ def test_a_state_without_averages_begins_them_with_its_weights(tmp_path: Path) -
         assert identical(*(gang.get_model(ema=ema).state_dict() for ema in (False, True)))
         gang.train(num_steps=1)
         assert identical(*(gang.get_model(ema=ema).state_dict() for ema in (False, True)))
-
-
-@pytest.mark.slow
-def test_a_killed_worker_changes_no_average(tmp_path: Path) -> None:
-    (tmp_path / "lives").write_text("life\n")
-    outcomes = []
-    for config in ({}, {"at": "train 5", "rank": 1, "folder": str(tmp_path)}):
-        with trainer(config=config, ema_decay=DECAY, strategy="fsdp") as gang:
-            outcomes.append(run(gang, tmp_path))
-    assert (tmp_path / "lives").read_text() == "", "somebody was killed"
-    assert identical(*outcomes)
 
 
 def test_accumulated_batches_are_one_update() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,30 +190,6 @@ def test_several_models_and_buffers_are_as_with_ddp() -> None:
     for one, other in zip(*states, strict=True):
         for name, value in one.items():
             assert torch.allclose(value, other[name], atol=1e-6), name
-
-
-class Dying(Stack):
-    """Worker 1 is killed in the fourth step, once."""
-
-    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
-        sign = Path(self.config["sign"])
-        if self.world_rank == 1 and batch_info["global_step"] == 3 and not sign.exists():
-            sign.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().train_batch(batch, batch_info)
-
-
-@pytest.mark.slow
-def test_after_a_loss_the_weights_are_those_of_an_undisturbed_run(tmp_path: Path) -> None:
-    weights = []
-    for _ in range(2):  # The sign is there in the second run.
-        torch.manual_seed(0)
-        config = {BATCH_SIZE: 48, "sign": str(tmp_path / "sign")}
-        with trainer(Dying, config=config, **in_copies()) as gang:
-            for _ in range(3):
-                gang.train(num_steps=2)
-            weights.append(gang.state_dict()["models"][0])
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 class Overflowing(Stack):

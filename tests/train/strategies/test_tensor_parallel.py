@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.train.operators import Digits, gang_losses
 from tests.train.strategies.transformers import PLAN, Decoder, loss_of, losses_alone
-from tests.train.workers.killed_operator import KilledOperator
 from trainkit.errors import ConfigError
-from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train import TorchTrainer, TrainingOperator
 from trainkit.train.strategies.gradients import GradientAverage, SharedScaler, clip
 from trainkit.train.strategies.tensor import TensorParallel
 
@@ -251,28 +250,6 @@ def test_workers_of_one_model_draw_alike_and_share_it() -> None:
     assert one["norm"] == pytest.approx(math.sqrt(sum((n + 1) ** 2 * size for n, size in enumerate(sizes))))
     assert one["norm"] == two["norm"]
     assert one["scaled"] == two["scaled"] == 2.0
-
-
-@pytest.mark.slow
-def test_a_killed_worker_changes_no_number(tmp_path: Path) -> None:
-    (tmp_path / "lives").write_text("life\n")
-    results = []
-    for deadly in ({}, {"at": "train 3", "rank": 3, "folder": str(tmp_path)}):
-        torch.manual_seed(7)
-        with TorchTrainer(
-            training_operator_cls=KilledOperator,
-            config={BATCH_SIZE: 30, **deadly},
-            num_workers=4,
-            num_cpus_per_worker=0.25,
-            strategy=TensorParallel(degree=2),
-            scheduler_step_freq="epoch",
-            use_gpu=False,
-        ) as gang:
-            results.append([gang.train(), gang.train(), gang.validate(), gang.state_dict()["models"][0]])
-    assert (tmp_path / "lives").read_text() == "", "somebody was killed"
-    (*undisturbed, weights), (*numbers, again) = results
-    assert numbers == undisturbed
-    assert all(torch.equal(value, again[name]) for name, value in weights.items())
 
 
 # -- plans -------------------------------------------------------------------------------------

@@ -171,10 +171,20 @@ def test_one_class_takes_a_function_or_an_operator(tmp_path: Path) -> None:
         of_function.fitt()  # type: ignore[attr-defined]
 
 
+async def waits(config: dict[str, Any]) -> None: ...
+
+
+def yields(config: dict[str, Any]) -> Any:
+    yield {}
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
         (3, {}, "must be a function, not 3"),
+        (waits, {}, "is async or a generator: pass a plain function"),
+        (yields, {}, "is async or a generator: pass a plain function"),
+        (one, {"scaling_confg": None}, r"no argument scaling_confg\. Did you mean 'scaling_config'"),
         (lambda config, rank: None, {}, r"takes \(config, rank\), but must take only the configuration"),
         (one, {"train_loop_config": [1]}, r"train_loop_config must be a Mapping, not \[1\]"),
         (one, {"scaling_config": {"num_workers": 2}}, "must be a ScalingConfig"),
@@ -199,13 +209,6 @@ def test_a_mistake_is_told_at_once(function: Any, arguments: dict[str, Any], mes
         TorchTrainer(function, **arguments)
 
 
-async def waits(config: dict[str, Any]) -> None: ...
-
-
-def yields(config: dict[str, Any]) -> Any:
-    yield {}
-
-
 @pytest.mark.parametrize(
     "value", [tune.uniform(0, 1), tune.grid_search([1, 2]), tune.sample_from(lambda spec: 1)]
 )
@@ -220,12 +223,6 @@ def test_a_run_from_before_records_were_kept_goes_on_without_a_warning() -> None
     now = {"train_loop_config": {"lr": 0.1}}
     assert changes({}, now) == ""
     assert changes({"train_loop_config": {}}, now) == "lr: none -> 0.1"
-
-
-@pytest.mark.parametrize("function", [waits, yields])
-def test_a_function_that_is_no_plain_one_is_refused(function: Any) -> None:
-    with pytest.raises(ConfigError, match="is async or a generator: pass a plain function"):
-        TorchTrainer(function)
 
 
 @pytest.mark.parametrize("verb", ["get_dataset_shard", "report", "get_context"])
@@ -246,25 +243,11 @@ def reports_elsewhere() -> None:
         executor.submit(train.report, {"loss": 1.0})
 
 
-@pytest.mark.usefixtures("runtime")
-def test_a_run_whose_reports_another_thread_has_lost_fails(tmp_path: Path) -> None:
-    run = RunConfig(storage_path=str(tmp_path), verbose=0)
-    with pytest.raises(TrainingFailedError, match=r"nothing was reported: report\(\) was called from thread"):
-        TorchTrainer(reports_elsewhere, run_config=run).fit()
-
-
 def speeds_up_late() -> None:
     accelerate(amp=True)
     model = prepare_model(torch.nn.Linear(1, 1))
     assert model(torch.ones(1)).dtype == torch.bfloat16
     accelerate(amp=True)
-
-
-@pytest.mark.usefixtures("runtime")
-def test_half_precision_that_comes_too_late_is_refused(tmp_path: Path) -> None:
-    run = RunConfig(storage_path=str(tmp_path), verbose=0)
-    with pytest.raises(TrainingFailedError, match="before prepare_model: it changes no"):
-        TorchTrainer(speeds_up_late, run_config=run).fit()
 
 
 def meets_alone() -> None:
@@ -276,11 +259,18 @@ def meets_alone() -> None:
 
 
 @pytest.mark.usefixtures("runtime")
-def test_a_worker_that_waits_beside_one_that_reports_is_named(tmp_path: Path) -> None:
-    run, two = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=2)
-    message = "worker 0 of 2 waited in a collective that worker 1 may not have entered"
+@pytest.mark.parametrize(
+    ("function", "workers", "message"),
+    [
+        (reports_elsewhere, 1, r"nothing was reported: report\(\) was called from thread"),
+        (speeds_up_late, 1, "before prepare_model: it changes no"),
+        (meets_alone, 2, "worker 0 of 2 waited in a collective that worker 1 may not have entered"),
+    ],
+)
+def test_a_run_that_fails_says_why(function: Any, workers: int, message: str, tmp_path: Path) -> None:
+    run, scaling = RunConfig(storage_path=str(tmp_path), verbose=0), ScalingConfig(num_workers=workers)
     with pytest.raises(TrainingFailedError, match=message):
-        TorchTrainer(meets_alone, run_config=run, scaling_config=two).fit()
+        TorchTrainer(function, run_config=run, scaling_config=scaling).fit()
 
 
 class Apart(BaseEstimator):  # type: ignore[misc]
@@ -329,5 +319,3 @@ def test_each_form_of_the_trainer_tells_what_the_other_has() -> None:
     assert not hasattr(function, "has_validation")
     with pytest.raises(ZeroDivisionError), function:
         raise ZeroDivisionError
-    with pytest.raises(ConfigError, match=r"no argument scaling_confg\. Did you mean 'scaling_config'"):
-        TorchTrainer(lambda: None, scaling_confg=None)  # type: ignore[call-overload]

@@ -25,11 +25,14 @@ from trainkit.errors import ActorDiedError, GangError, InfeasibleError
 from trainkit.runtime.local.system import process
 from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
+from trainkit.train.strategies.fsdp import FSDP
+from trainkit.train.strategies.tensor import TensorParallel
 from trainkit.train.workers import placement, recovery
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 EPOCHS = 3
+FOUR = {"num_workers": 4, "num_cpus_per_worker": 0.25}
 
 
 def trainer(operator: type[TrainingOperator] = KilledOperator, **options: Any) -> TorchTrainer:
@@ -61,10 +64,10 @@ def identical(one: Any, other: Any) -> bool:
 _undisturbed: dict[str, Any] = {}
 
 
-def undisturbed(workers: int, tmp_path: Path, **options: Any) -> Any:
-    key = f"{workers} {options}"
+def undisturbed(tmp_path: Path, **options: Any) -> Any:
+    key = str(options)
     if key not in _undisturbed:
-        with trainer(num_workers=workers, config={}, **options) as gang:
+        with trainer(config={}, **options) as gang:
             _undisturbed[key] = run(gang, tmp_path)
     return _undisturbed[key]
 
@@ -76,18 +79,32 @@ def mortal(at: str, rank: int, folder: Path, lives: int = 1, **options: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("at", "rank"),
-    [("setup", 1), ("train 1", 0), ("train 5", 1), ("validate 2", 0)],
+    ("at", "rank", "options"),
+    [
+        ("setup", 1, {}),
+        ("train 1", 0, {}),
+        ("train 5", 1, {}),
+        ("validate 2", 0, {}),
+        ("train 4", 2, {"num_workers": 3}),
+        ("train 5", 1, {"use_local": True}),
+        pytest.param("train 5", 0, {"strategy": "pipeline"}, marks=pytest.mark.slow),
+        pytest.param("validate 1", 1, {"strategy": "pipeline"}, marks=pytest.mark.slow),
+        pytest.param("train 5", 3, {"strategy": TensorParallel(degree=2), **FOUR}, marks=pytest.mark.slow),
+        pytest.param("train 3", 1, {"strategy": FSDP(replicas=2), **FOUR}, marks=pytest.mark.slow),
+        pytest.param("train 5", 1, {"strategy": "fsdp", "ema_decay": 0.8}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_a_killed_worker_changes_no_number(
-    at: str, rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    at: str, rank: int, options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = undisturbed(2, tmp_path)
-    with caplog.at_level(logging.WARNING, "trainkit.train"), mortal(at, rank, tmp_path) as gang:
+    expected = undisturbed(tmp_path, **options)
+    with caplog.at_level(logging.WARNING, "trainkit.train"), mortal(at, rank, tmp_path, **options) as gang:
         found = run(gang, tmp_path)
     assert identical(found, expected)
+    assert not dist.is_initialized()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert f"worker {rank} of 2 died" in line
+    assert f"worker {rank} of {options.get('num_workers', 2)} died" in line
     what = at.split()[0].replace("setup", "TorchTrainer")
     assert line.endswith(f"restarting all workers; {what}() runs again from its start")
 
@@ -155,7 +172,7 @@ def test_the_batch_of_a_failed_step_is_freed_with_its_error() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_killed_in_save(rank: int, tmp_path: Path) -> None:
     """Worker 0 writes; the other one is killed by it while it does."""
-    expected = undisturbed(2, tmp_path)
+    expected = undisturbed(tmp_path)
     with mortal("save", 0, tmp_path, lives=0, config={"kill_rank": rank}) as gang:
         numbers = []
         for epoch in range(EPOCHS):
@@ -169,13 +186,6 @@ def test_a_worker_killed_in_save(rank: int, tmp_path: Path) -> None:
     with trainer(config={}) as gang:
         gang.load(tmp_path / "c")
         assert gang.train()["epoch"] == EPOCHS + 1
-
-
-def test_the_worker_in_this_process_goes_back_with_the_others(tmp_path: Path) -> None:
-    expected = undisturbed(2, tmp_path, use_local=True)
-    with mortal("train 5", 1, tmp_path, use_local=True) as gang:
-        assert identical(run(gang, tmp_path), expected)
-    assert not dist.is_initialized()
 
 
 def test_what_was_done_between_epochs_is_not_lost(tmp_path: Path) -> None:
@@ -207,7 +217,7 @@ def test_what_was_done_between_epochs_is_not_lost(tmp_path: Path) -> None:
 
 
 def test_one_killed_between_two_calls(tmp_path: Path) -> None:
-    expected = undisturbed(2, tmp_path)
+    expected = undisturbed(tmp_path)
     with mortal("never", 0, tmp_path) as gang:
         numbers = []
         for epoch in range(EPOCHS):
@@ -230,7 +240,7 @@ class Impatient(KilledOperator):
 
 
 def test_a_hung_worker_is_ended_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expected = undisturbed(2, tmp_path)
+    expected = undisturbed(tmp_path)
     stopped = {"signal": signal.SIGSTOP}
     with mortal("train 5", 1, tmp_path, config=stopped, operator=Impatient) as gang:
         assert identical(run(gang, tmp_path), expected)
@@ -289,12 +299,6 @@ def test_an_error_of_the_operator_while_it_is_set_up_again_is_shown(tmp_path: Pa
 
 
 # -- other numbers of workers ------------------------------------------------------------------
-
-
-def test_three_workers_are_formed_again(tmp_path: Path) -> None:
-    expected = undisturbed(3, tmp_path)
-    with mortal("train 4", 2, tmp_path, num_workers=3) as gang:
-        assert identical(run(gang, tmp_path), expected)
 
 
 def allow_for_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
