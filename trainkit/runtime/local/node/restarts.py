@@ -332,10 +332,7 @@ class _KeptActor:
             self._known_as = self._known_as._replace(life=answer.life)
 
     def open_fd(self) -> int:
-        ours, theirs = socket.socketpair()
-        # If the actor is dead by now, the receiver finds a closed connection and asks for the reason.
-        try_send(self._conn, CONNECT, 0, Packed(b"", (), [Descriptor(ours.detach())]))
-        return theirs.detach()
+        return self._conn.open_fd()  # if the actor is dead by now, the receiver asks for the reason
 
     def drop(self) -> None:
         self._given_up = True
