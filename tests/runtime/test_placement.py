@@ -87,6 +87,9 @@ def test_a_worker_is_forked_from_what_spares_it_most_without_a_wait() -> None:
     assert choose(heavy, [plain, torch, heavy], [plain, torch]) == heavy, "its own import would take as long"
     assert choose(imports("numpy"), [plain, torch], [plain, torch]) == imports("numpy")
     assert choose(torch, [plain, both], [plain, both]) == torch, "what was not wanted is not imposed"
+    assert choose(torch, [plain], [plain]) == torch, "what an optimizer needs takes another second"
+    dynamo = imports("torch", "torch._dynamo")
+    assert choose(dynamo | {"numpy"}, [plain, torch, dynamo], [plain, torch]) == dynamo
 
 
 def test_what_workers_ask_for_comes_first_and_else_the_order_is_kept() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 import trainkit
 from trainkit.runtime.local.system import devices
-from trainkit.runtime.local.system import devices as cgroups
 
 VERSION_2 = "25 30 0:22 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 VERSION_1 = (
@@ -20,7 +19,7 @@ DOCKER_1 = "35 31 0:32 /docker/1f3a /sys/fs/cgroup/memory ro master:5 - cgroup c
 
 
 def found(membership: str, mounts: str, controller: str = "memory") -> list[str]:
-    return [str(folder) for folder in cgroups.group_folders(membership, mounts, controller)]
+    return [str(folder) for folder in devices.group_folders(membership, mounts, controller)]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def found(membership: str, mounts: str, controller: str = "memory") -> list[str]
     [("max\n", None), ("536870912\n", 536870912), ("9223372036854771712\n", 9223372036854771712), ("", None)],
 )
 def test_memory_limits(text: str, limit: int | None) -> None:
-    assert cgroups.parse_memory(text) == limit
+    assert devices.parse_memory(text) == limit
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ def test_memory_limits(text: str, limit: int | None) -> None:
     + [(text, None) for text in ("", " ", "100000 0")],
 )
 def test_cpu_quotas(text: str, cpus: float | None) -> None:
-    assert cgroups.parse_cpu(text) == cpus
+    assert devices.parse_cpu(text) == cpus
 
 
 def test_groups_in_groups_of_version_2() -> None:
@@ -86,7 +85,7 @@ def test_the_smallest_limit_on_the_way_up_counts(monkeypatch: pytest.MonkeyPatch
         "/sys/fs/cgroup/outer/inner/cpu.max": "max 100000\n",
         "/sys/fs/cgroup/outer/cpu.max": "40000 100000\n",
     }
-    monkeypatch.setattr(cgroups, "_read", lambda path: texts.get(str(PurePosixPath(path)), ""))
+    monkeypatch.setattr(devices, "_read", lambda path: texts.get(str(PurePosixPath(path)), ""))
     assert devices.memory_bytes() == 300_000_000
     assert devices.cpu_count() == 1
     trainkit.init(object_spilling_directory=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_python
-from trainkit.runtime.local.node.workers import choose
 
 
 def run_beside(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
@@ -141,10 +140,3 @@ def test_a_program_with_pandas_and_pyarrow_has_them_forked_with_its_workers() ->
     done = run_python("-c", script, env=own)
     assert done.stdout == "(True, 'ab', 'background_thread:true')\n", done.stderr
     assert not done.stderr
-
-
-def test_who_has_imported_torch_alone_waits_for_no_more() -> None:
-    """What an optimizer needs takes another second: whoever wants that waits for it."""
-    plain, torch_alone, whole = frozenset[str](), frozenset({"torch"}), frozenset({"torch", "torch._dynamo"})
-    assert choose(torch_alone, [plain], [plain]) == torch_alone
-    assert choose(whole | {"numpy"}, [plain, torch_alone, whole], [plain, torch_alone]) == whole

@@ -26,16 +26,15 @@ class CallCodec:
     Args:
         segments: pool of shared memory for large values.
         ids: generator of the ids of this process's references and calls.
+
+    Attributes:
+        store: function that returns a packed value, after moving it to shared memory if it is large.
     """
 
     def __init__(self, segments: SegmentPool, ids: Ids) -> None:
-        self._segments = segments
+        self.store = segments.write
         self._ids = ids
         self._definitions: dict[int, tuple[weakref.ref[Any], LocalRef]] = {}
-
-    def store(self, value: Packed) -> Packed:
-        """Return `value`, after moving it to shared memory if it is large."""
-        return self._segments.write(value)
 
     def put(self, value: Any) -> LocalRef:
         """Return a reference to a snapshot of `value`."""
@@ -44,7 +43,7 @@ class CallCodec:
     def put_packed(self, kind: int, value: Packed) -> LocalRef:
         """Return a completed reference to a packed value."""
         ref = LocalRef(self._ids.next(), None)
-        ref.complete(kind, self._segments.write(value).owned())
+        ref.complete(kind, self.store(value).owned())
         return ref
 
     def definition(self, target: Any, name: str) -> LocalRef:
@@ -79,7 +78,7 @@ class CallCodec:
         said = (group, name) if name is not None else () if group is None else (group,)
         parts = (definition, method, count, args, dict(kwargs), *said)
         try:
-            body = self._segments.write(pack(parts, method))
+            body = self.store(pack(parts, method))
         except SerializationError:
             for index, value in enumerate(args):
                 pack(value, f"argument {index} of {method}()")

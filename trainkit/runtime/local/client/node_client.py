@@ -68,6 +68,9 @@ class NodeClient(CallConnection):
         answer: function that waits for a reference and returns its value.
         in_background: function that runs its argument in the background thread.
         node: the node process, in the driver; None in a worker.
+
+    Attributes:
+        new_id: function that returns an id that is unique in the session.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class NodeClient(CallConnection):
         node: NodeProcess | None,
     ) -> None:
         super().__init__(sock, "the node")
-        self._ids = ids
+        self.new_id = ids.next
         self._answer = answer
         self._in_background = in_background
         self._node = node
@@ -96,7 +99,7 @@ class NodeClient(CallConnection):
 
     def ask(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> LocalRef:
         """Send a request and return the reference that receives its answer."""
-        ref = LocalRef(self._ids.next(), self)
+        ref = LocalRef(self.new_id(), self)
         self.request(REQUEST, packed(message, handles, buffers), [ref])
         return ref
 
@@ -109,10 +112,6 @@ class NodeClient(CallConnection):
         with contextlib.suppress(NodeDiedError):
             if not self.closed:
                 self.demand(message)
-
-    def new_id(self) -> int:
-        """Return an id that is unique in the session."""
-        return self._ids.next()
 
     def tell(self, message: Any, handles: Sequence[Handle] = (), buffers: Sequence[Any] = ()) -> None:
         """Send a message that has no answer."""
