@@ -391,7 +391,6 @@ class UnreadFailures:
         self._since = SYSTEM.monotonic()
         self._shown: set[str] = set()
         self._not_shown = 0
-        self._is_asked_for = False
         self._is_over = False
         self._pid = os.getpid()
 
@@ -404,10 +403,10 @@ class UnreadFailures:
         if self._is_over or is_copy or sys.is_finalizing() or not tells_unhandled_errors():
             return
         with self._lock:
+            is_first = not self._dropped
             if len(self._dropped) < _MOST_KEPT:
                 self._dropped.append(failure)
-            is_asked_for, self._is_asked_for = self._is_asked_for, True
-        if not is_asked_for:
+        if is_first:  # later failures are shown together with the first one
             self._run_soon(self.show)
 
     def show(self) -> None:
@@ -418,7 +417,6 @@ class UnreadFailures:
             self._since, self._shown = now, set()
         with self._lock:
             dropped, self._dropped = self._dropped, []
-            self._is_asked_for = False
         for text in filter(None, map(_text_of, dropped)):
             if text in self._shown or len(self._shown) >= _MOST:
                 self._not_shown += 1
