@@ -11,6 +11,7 @@ import pytest
 
 from tests.tune.controller.harness import Play
 from tests.tune.pausing import CutShort
+from tests.tune.schedulers.pbt.test_pbt_runs import Toy, pbt
 from tests.tune.schedulers.test_resource_allocation import REPORT, seen
 from trainkit import tune
 from trainkit.errors import ConfigError, InfeasibleError
@@ -24,6 +25,7 @@ from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.trial import TrialStatus
 from trainkit.tune.schedulers import (
     ASHAScheduler,
+    HyperBandScheduler,
     ResourceChangingScheduler,
     TrialScheduler,
     Verdict,
@@ -251,3 +253,27 @@ def test_28_a_restore_from_any_step_goes_on_with_what_was_given(inline, results,
         taken = json.loads(result.metrics["cpus"])
         assert len(taken) == 4
         assert taken in ([1, 2, 2, 2], [1, 1, 2, 2])  # a change that was not stored is decided again
+
+
+# --- around another scheduler ---------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize(("interval", "written"), [(2, True), (9, False)])
+def test_population_based_training_has_its_files_and_its_warning(fit, tmp_path, caplog, interval, written):
+    fit(
+        Toy,
+        metric="q",
+        mode="max",
+        num_samples=4,
+        scheduler=ResourceChangingScheduler(pbt(perturbation_interval=interval)),
+        seed=0,
+        run={"stop": {"training_iteration": 6}},
+    )
+    assert (tmp_path / "e" / "pbt_global.txt").exists() == written
+    assert ("no trial will be changed" in caplog.text) == (not written)
+
+
+def test_what_the_other_scheduler_must_hear_after_a_restore_it_hears():
+    assert ResourceChangingScheduler(HyperBandScheduler()).hears_again
+    assert not ResourceChangingScheduler(ASHAScheduler()).hears_again

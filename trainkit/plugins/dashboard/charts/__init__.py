@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Draw = Callable[[Source], Figure]
 
 
-class Kind(NamedTuple):
+class ChartKind(NamedTuple):
     """Kind of charts.
 
     Attributes:
@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     draw: Draw
 
 
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, ChartKind] = {}
 """All kinds of charts, in the order in which pages show them."""
 
 UNJUDGED = ("slice", "timeline", "edf", "compare")
@@ -144,7 +144,7 @@ def _kind(description: str, options: str = "metric mode") -> Callable[[Draw], Dr
     """Add a function to `KINDS`; the function `_history` draws the kind "history"."""
 
     def add(draw: Draw) -> Draw:
-        KINDS[draw.__name__.removeprefix("_")] = Kind(description, options.split(), draw)
+        KINDS[draw.__name__.removeprefix("_")] = ChartKind(description, options.split(), draw)
         return draw
 
     return add
