@@ -60,7 +60,9 @@ class Why(Command):
 
     def run(self, arguments: argparse.Namespace) -> int:
         if arguments.trial is not None or is_experiment(arguments.id):
-            return why_experiment(arguments.id, arguments.trial)
+            lines = experiment_lines(experiment_folder(arguments.id), arguments.trial)
+            sys.stdout.write("\n".join(lines) + "\n")
+            return 0
         return why(arguments.id)
 
 
@@ -123,16 +125,6 @@ def _explain_request(request: dict[str, Any]) -> Iterator[str]:
 def _request_of(found: SessionState, item: dict[str, Any]) -> dict[str, Any] | None:
     own_id = item.get("actor_id") or item.get("placement_group_id")
     return next((request for request in found.lists["requests"] if request["id"] == own_id), None)
-
-
-def why_experiment(word: str, trial: str | None) -> int:
-    """Print the decisions and events that led to the state of a trial, or of the experiment.
-
-    Raises:
-        ConfigError: the experiment or trial does not exist.
-    """
-    sys.stdout.write("\n".join(experiment_lines(experiment_folder(word), trial)) + "\n")
-    return 0
 
 
 def experiment_lines(folder: Path, trial: str | None) -> list[str]:
