@@ -25,10 +25,7 @@ from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.serialize import Handle, lasting
 
 making = threading.RLock()
-"""Lock held while an actor with get_if_exists=True is looked up or started.
-
-A thread takes these locks in the order `making`, `in_turn`, `_meeting`.
-"""
+"""Lock held while a get_if_exists actor is looked up or started, taken before `in_turn` and `_meeting`."""
 
 _meeting = threading.RLock()
 """Lock held while this process connects to an actor, so that two threads do not connect to the same actor."""

@@ -399,10 +399,7 @@ _known: weakref.WeakValueDictionary[tuple[str | None, int | None], ActorConnecti
     weakref.WeakValueDictionary()
 )
 sharing = threading.RLock()
-"""Lock held while endpoints are counted.
-
-One thread may look up an endpoint while another thread drops the last endpoint.
-"""
+"""Lock held while endpoints are counted, as one thread may look one up while another drops the last."""
 
 
 def living_peer(home: str | None, worker_id: int | None) -> ActorConnection | None:

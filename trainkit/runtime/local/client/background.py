@@ -21,16 +21,10 @@ T = TypeVar("T")
 _CONTESTED_S = 0.001
 _TICK_S = 0.001
 _QUIET_TICKS = 5
-"""Number of consecutive ticks (periodic flushes) without data after which a connection's ticking stops.
-
-Starting the ticks again costs as much time as a few ticks.
-"""
+"""Number of ticks without data after which a connection's ticking stops, as restarting it is costly."""
 
 END = "end"
-"""Reason for `watch`: notice only the end of the connection.
-
-Other threads read the data of the connection.
-"""
+"""Reason for `watch`: notice only the end of the connection, as other threads read its data."""
 _END_ALONE: set[Hashable] = {END}
 
 

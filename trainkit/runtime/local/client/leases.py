@@ -19,10 +19,7 @@ from trainkit.runtime.restart_policy import RetriedKinds
 from trainkit.runtime.serialize import Packed
 
 AHEAD_S = 0.002
-"""Amount of work in seconds that is sent to a worker ahead of time.
-
-This amount hides the time of a round trip, but does not make tasks wait long.
-"""
+"""Seconds of work that a worker gets ahead of time, which hide a round trip and delay tasks little."""
 
 _KNOWN = 64
 """Number of functions that a leased worker is assumed to remember."""

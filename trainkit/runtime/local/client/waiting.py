@@ -137,10 +137,7 @@ def await_many(
 
 _BRIEF_S = 0.01
 _BRIEF_WAITS = 4
-"""Number of waits of one call that briefly keep the CPUs of its process.
-
-Later waits lend the CPUs at once, as other calls may need them.
-"""
+"""Number of waits of a call that briefly keep the CPUs. Later waits lend the CPUs at once."""
 
 
 class Waiter:
@@ -170,10 +167,7 @@ class Waiter:
         self._brief_call: tuple[Any, ...] = ()
         self._brief_left = _BRIEF_WAITS
         self._lent_for: dict[int, Sequence[LocalRef]] = {}
-        """References of the wait during which the CPUs are lent, by the `id` of their list.
-
-        When the wait for these references ends, the process takes its CPUs back.
-        """
+        """References of the wait during which the CPUs are lent, by the `id` of their list."""
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         deadline = None if timeout_s is None else SYSTEM.monotonic() + timeout_s

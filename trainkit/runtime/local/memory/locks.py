@@ -30,10 +30,7 @@ SESSIONS = 1 << 22
 """Number of possible session numbers."""
 
 _SEQ_BYTES = 1 << 11
-"""Size in bytes below which the kernel's lock table was read completely by one read.
-
-The kernel returns as many lines per read as fit into a page.
-"""
+"""Size in bytes below which one read returns the whole lock table, as each read returns one page."""
 
 _MOST_READS = 5
 

@@ -53,18 +53,12 @@ _KEEP_SHARE = 10
 """Divisor of the store's size: each process keeps at most one tenth of the whole store for reuse."""
 
 _PATIENCE_S = 0.25
-"""Longest wait in seconds for room in a full store.
-
-A process that has received an answer may soon release the call's arguments.
-"""
+"""Longest wait in seconds for room in a full store, as other processes may soon release values."""
 
 _LOOK_AGAIN_S = 0.01
 
 _BATCH_SHARE = 10
-"""Divisor of the store's size that gives the size of a batch of moved segments.
-
-A process moves up to one tenth of a full store to disk at once, or more for a larger value.
-"""
+"""Divisor of the store's size: a process moves up to one tenth of a full store to disk at once."""
 
 _BATCH_MOST_BYTES = 100 << 20
 

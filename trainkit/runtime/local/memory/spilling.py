@@ -18,10 +18,7 @@ from trainkit.runtime.local.memory.locks import PREFIX, Span, share
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "rootfs")
 _SPARED = 20
-"""Divisor of a disk's size that gives the size to leave free.
-
-One twentieth of a disk is left free, as in Ray.
-"""
+"""Divisor of a disk's size: one twentieth of the disk is left free, as in Ray."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -11,10 +11,7 @@ from typing import Any
 from trainkit.runtime.specs import WhereAmI
 
 calling: ContextVar[tuple[Any, ...]] = ContextVar("trainkit_calling", default=(0, ""))
-"""Id and name of the call that runs in this thread or coroutine, and optional items.
-
-The id is 0 if no call runs.
-"""
+"""Id and name of the call that runs in this thread or coroutine, and optional items; id 0 without a call."""
 
 
 class GivenName(str):
