@@ -37,9 +37,7 @@ Notify = Callable[[int, Any], None]
 """Type of `Clients.notify`, which sends a message to the process with this number if it is still running."""
 
 Kill = Callable[[int, str, Callable[[ExitRecord], None]], None]
-"""Type of `Supervisor.kill`, which kills a worker for a reason and calls a
-function when the worker is dead.
-"""
+"""Type of `Supervisor.kill`, which kills a worker for a reason and calls a function after its death."""
 
 Row = dict[str, Any]
 

@@ -26,10 +26,7 @@ from trainkit.runtime.local.worker.debugger import break_at
 from trainkit.settings import ELSEWHERE, SESSION_MARK, TERMINAL
 
 LONGEST_SOCKET_FOLDER = 107 - len("/listener-12345678")
-"""Longest path, in bytes, of a folder in which multiprocessing can bind a socket.
-
-A socket's path may have 107 bytes (unix(7)).
-"""
+"""Longest path, in bytes, of a folder in which multiprocessing can bind a socket; see unix(7)."""
 
 
 def limit(gpus: Mapping[int, float]) -> None:
@@ -126,11 +123,7 @@ class TaskOutput(io.BufferedWriter):
     name_of_function = ""
     """Name of the running function; "" to show the output under the worker's own name."""
     pipes: ClassVar[dict[int, int]] = {}
-    """Inodes of the pipes to the node, by descriptor.
-
-    If a descriptor has a different inode, user code has redirected the output, which then gets no
-    marks with function names.
-    """
+    """Inodes of the pipes to the node, by descriptor. Output that user code has redirected gets no marks."""
     texts: ClassVar[list[io.TextIOWrapper]] = []
     """Original standard output and error of this process, kept even if user code replaces the streams."""
     _marked = ""

@@ -40,9 +40,7 @@ from trainkit.runtime.specs import Interface
 
 _FLUSH_S = 10.0
 _LONG_S = 0.02
-"""Run time of a call after which the tasks queued behind it are returned to their owner, so that
-other workers run the tasks.
-"""
+"""Run time of a call after which the tasks queued behind it are returned, for other workers to run."""
 
 
 def run_worker(spec: messages.WorkerSpec, inherited: Inherited, fds: Sequence[int]) -> None:

@@ -18,10 +18,7 @@ from trainkit.runtime.local.worker.calls import ArrivedCall, CallerConnection, C
 
 _RUNTIME = str(Path(runtime.__file__).resolve().parent) + os.sep
 _BOUNDARY = frozenset({Calls.carry_out.__code__, Calls.run_small.__code__, Calls.stream.__code__})
-"""Code objects of the methods that call user code.
-
-In a stack, frames of trainkit after these methods are called by user code.
-"""
+"""Code objects of the methods that call user code. Later frames of trainkit are called by user code."""
 _AGAIN_S = 0.001
 
 
