@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
 
@@ -193,10 +193,11 @@ class _Run:
     saved_at: int = -1
 
 
+@dataclass(eq=False, kw_only=True)
 class SimulatedExecutor:
     """Executor of simulated trials.
 
-    Args:
+    Attributes:
         objective: function that maps configuration, iteration and generator to metrics. An objective with a
             parameter `state` also receives the value that its last report had under the key "state".
         workers: number of concurrent attempts.
@@ -211,47 +212,34 @@ class SimulatedExecutor:
             error.
         marks: True: every report has a simulated checkpoint; False: only if the controller requests a
             checkpoint.
-
-    Attributes:
         errors: exceptions of the objective, by trial and attempt.
 
     Raises:
         ConfigError: the objective can't be called with `(config, training_iteration, rng)`.
     """
 
-    def __init__(
-        self,
-        objective: _Objective,
-        workers: int,
-        agenda: Agenda[ev.Event],
-        *,
-        slowdowns: Iterator[float],
-        failures: Failures,
-        seed: int,
-        resume: bool,
-        marks: bool,
-        endless: bool,
-        relentless: bool,
-        timed: bool,
-    ) -> None:
-        self._objective = objective
-        self._with_state = _takes_state(objective)
-        self._agenda = agenda
-        self._slowdowns = slowdowns
-        self._failures = failures
+    objective: _Objective
+    workers: int
+    agenda: Agenda[ev.Event]
+    slowdowns: Iterator[float]
+    failures: Failures
+    seed: int
+    resume: bool
+    marks: bool
+    endless: bool
+    relentless: bool
+    timed: bool
+    errors: dict[tuple[str, int], BaseException] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._with_state = _takes_state(self.objective)
         # A trial measures the same values under every scheduler, and each time that it runs again.
-        self._rng, self._set_rng = trial_draws(seed)
-        self._resume = resume
-        self._marks = marks and resume
-        self._endless = endless
-        self._relentless = relentless
-        self._timed = timed
+        self._rng, self._set_rng = trial_draws(self.seed)
         self._failed_in_a_row = 0
-        self._free = list(range(workers))
+        self._free = list(range(self.workers))
         self._runs: dict[str, _Run] = {}
         self._states: dict[str, dict[int, Any]] = {}
         """States that the objective returned, by trial id and number of the checkpoint."""
-        self.errors: dict[tuple[str, int], BaseException] = {}
 
     def cut(self) -> None:
         """End every attempt immediately, because the experiment is over."""
@@ -261,13 +249,13 @@ class SimulatedExecutor:
     # --- actions ----------------------------------------------------------------------------------
 
     def start(self, action: ev.Start) -> None:
-        trial, now = action.trial, self._agenda.now
+        trial, now = action.trial, self.agenda.now
         run = _Run(
             trial,
             action.attempt,
             heapq.heappop(self._free),
-            next(self._slowdowns),
-            self._failures.due(trial.index, now),
+            next(self.slowdowns),
+            self.failures.due(trial.index, now),
             action.iteration,
             action.iteration,
             0.0 if action.checkpoint is None else action.checkpoint.time_total_s,
@@ -276,12 +264,12 @@ class SimulatedExecutor:
             run.state = self._states.get(trial.trial_id, {}).get(action.checkpoint.number)
         self._runs[trial.trial_id] = run
         started = ev.Started(trial.trial_id, action.attempt, now, run.worker, SIMULATED, "")
-        self._agenda.put(now, START, started)
+        self.agenda.put(now, START, started)
 
     def advance(self, action: ev.Advance) -> None:
         """Run one iteration; schedule the report for the iteration's end, unless the attempt fails before."""
         run = self._runs[action.trial_id]
-        trial, now = run.trial, self._agenda.now
+        trial, now = run.trial, self.agenda.now
         iteration = run.iteration + 1
         try:
             metrics = self._run_objective(run, iteration)
@@ -304,7 +292,7 @@ class SimulatedExecutor:
         self._failed_in_a_row = 0
         run.iteration = iteration
         run.spent_s += took_s
-        if self._endless and iteration > PATIENCE:
+        if self.endless and iteration > PATIENCE:
             raise ConfigError(
                 f"trial {trial.trial_id} has run {PATIENCE} iterations and has no known end: give horizon_s, "
                 "max_work or RunConfig(stop={'training_iteration': ...}), or return {'done': True} in time"
@@ -319,24 +307,24 @@ class SimulatedExecutor:
             "time_since_restore": run.spent_s,
             **metrics,
         }
-        mark = self._mark(run) if self._marks and not done else None
+        mark = self._mark(run) if self.marks and self.resume and not done else None
         event = ev.Reported(trial.trial_id, run.attempt, time, iteration, filled, mark, done)
-        self._agenda.put(time, FINISH, event)
+        self.agenda.put(time, FINISH, event)
 
     def _fail(self, run: _Run, time: float, failure: Failure) -> None:
-        self._failed_in_a_row += not (self._timed and time > self._agenda.now)
-        if self._relentless and self._failed_in_a_row > FAILURES:
+        self._failed_in_a_row += not (self.timed and time > self.agenda.now)
+        if self.relentless and self._failed_in_a_row > FAILURES:
             raise ConfigError(
                 f"{FAILURES} attempts have failed in a row, the last by {failure.kind}: {failure.message}; "
                 "the simulation would not end: fix the cause, or set FailureConfig(max_failed_trials=...)"
             )
-        self._agenda.put(time, FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
+        self.agenda.put(time, FAILURE, ev.Failed(run.trial.trial_id, run.attempt, time, failure))
 
     def _run_objective(self, run: _Run, iteration: int) -> dict[str, Any]:
         self._set_rng(run.trial.index, iteration)
         if not self._with_state:
-            return plain_metrics(self._objective(run.trial.config, iteration, self._rng))
-        metrics = dict(self._objective(run.trial.config, iteration, self._rng, state=run.state))
+            return plain_metrics(self.objective(run.trial.config, iteration, self._rng))
+        metrics = dict(self.objective(run.trial.config, iteration, self._rng, state=run.state))
         run.state = metrics.pop("state", None)
         return plain_metrics(metrics)
 
@@ -345,10 +333,10 @@ class SimulatedExecutor:
         self._finish(run, self._mark(run) if action.save else None)
 
     def _finish(self, run: _Run, mark: str | None) -> None:
-        now = self._agenda.now
-        iteration = run.iteration if self._resume else 0
+        now = self.agenda.now
+        iteration = run.iteration if self.resume else 0
         event = ev.Finished(run.trial.trial_id, run.attempt, now, iteration, mark)
-        self._agenda.put(now, FINISH, event)
+        self.agenda.put(now, FINISH, event)
 
     def _mark(self, run: _Run) -> str | None:
         """Save a simulated checkpoint and return its name; None if this iteration already has one."""
@@ -356,24 +344,24 @@ class SimulatedExecutor:
             return None
         run.saved_at = run.iteration
         number = run.trial.next_checkpoint
-        if self._with_state and self._resume:
+        if self._with_state and self.resume:
             self._states.setdefault(run.trial.trial_id, {})[number] = run.state
         return checkpoint_dirname(number)
 
     def save(self, action: ev.Save) -> None:
         run = self._runs[action.trial_id]
-        now, iteration = self._agenda.now, run.iteration if self._resume else 0
+        now, iteration = self.agenda.now, run.iteration if self.resume else 0
         saved = ev.Saved(run.trial.trial_id, run.attempt, now, iteration, self._mark(run))
-        self._agenda.put(now, FINISH, saved)
+        self.agenda.put(now, FINISH, saved)
 
     def adopt(self, action: ev.Adopt) -> None:
-        trial, donor, now = action.trial, action.donor, self._agenda.now
+        trial, donor, now = action.trial, action.donor, self.agenda.now
         if self._with_state:
             state = self._states.get(donor.trial_id, {}).get(action.checkpoint.number)
             number = int(action.dirname.rsplit("_", 1)[1])
             self._states.setdefault(trial.trial_id, {})[number] = state
         adopted = ev.Adopted(trial.trial_id, trial.attempt, now, action.dirname)
-        self._agenda.put(now, FINISH, adopted)
+        self.agenda.put(now, FINISH, adopted)
 
     def delete_checkpoint(self, action: ev.DeleteCheckpoint) -> None:
         self._states.get(action.trial.trial_id, {}).pop(action.checkpoint.number, None)

@@ -292,9 +292,9 @@ def simulate(
     controller = Controller(plan, source, scheduler, ledger)
     agenda: Agenda[ev.Event] = Agenda()
     executor = SimulatedExecutor(
-        objective,
-        workers,
-        agenda,
+        objective=objective,
+        workers=workers,
+        agenda=agenda,
         slowdowns=slowdowns(stragglers, seed),
         failures=Failures(failures, seed),
         seed=seed,
