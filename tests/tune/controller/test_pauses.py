@@ -28,10 +28,6 @@ class Half(TrialScheduler):
         self.added = 0
         self._verdicts: list[tuple[str, Decision]] = []
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {"size": self.size, "lets_go": self.lets_go}
-
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         self.added += 1
 

@@ -156,14 +156,9 @@ def test_a_round_is_judged_when_its_last_trial_arrives(mode):
         assert scheduler.verdicts() == []
         decision = report(scheduler, number, 1, sign * (6.5 if number == 8 else number))
         assert decision.verdict is PAUSE
-        assert decision.reason == {
-            "rule": "milestone",
-            "bracket": 0,
-            "rung": 1,
-            "budget": 0,
-            "awaits": waits,
-        }
-    facts = {"rule": "rung", "bracket": 0, "rung": 1, "budget": 0, "entries": 9, "places": 3}
+        place = {"bracket": 0, "rung": 1, "budget": 0}
+        assert decision.reason == {"rule": "milestone", **place, "awaits": waits}
+    facts = {"rule": "rung", **place, "entries": 9, "places": 3}
     cutoff = {"cutoff": sign * 6}
     verdicts = scheduler.verdicts()
     assert [each for each, _ in verdicts] == ["5", "4", "3", "2", "1", "0"]

@@ -13,7 +13,6 @@ from tests.tune.pausing import steps
 from trainkit import tune
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import PopulationBasedTraining, PopulationBasedTrainingReplay
-from trainkit.tune.store.writer import ExperimentStore
 
 pytestmark = pytest.mark.usefixtures("inline")
 
@@ -260,17 +259,6 @@ def test_a_restore_goes_on_with_the_same_decisions(trained, restore, tmp_path, s
     files = {path.name: path.read_text() for path in (tmp_path / "cut").glob("pbt_*")}
     for result in results:
         assert (len(result.lineage()) > 1) == (f"pbt_policy_{result.trial_id}.txt" in files)
-
-
-def test_a_kill_before_the_first_step_is_restored(trained, restore):
-    """The file is there, and nothing in it."""
-    store = ExperimentStore.create
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ExperimentStore, "create", lambda *args: (store(*args).close(), 1 / 0))
-        with pytest.raises(ZeroDivisionError):
-            trained(synch=True, run={"name": "cut"})
-    results = restore(Toy, "cut")
-    assert [str(result.status) for result in results] == ["TERMINATED"] * 4
 
 
 # --- what is kept -----------------------------------------------------------------------------------
