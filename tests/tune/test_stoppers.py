@@ -155,7 +155,8 @@ def test_a_stopper_that_raises_ends_the_experiment_in_order():
 
     play = Play(num_samples=3, stop=Broken())
     assert play.controller.done
-    assert isinstance(play.controller.error, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        play.controller.raise_error()
 
 
 @pytest.mark.usefixtures("inline")

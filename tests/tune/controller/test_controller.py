@@ -300,7 +300,7 @@ def test_a_searcher_that_gives_nothing_is_an_error_and_not_a_hang():
     play = Play(searcher=Reluctant())
     assert play.controller.done
     with pytest.raises(ConfigError, match=r"Reluctant suggests nothing.*FINISHED"):
-        raise play.controller.error
+        play.controller.raise_error()
 
 
 class Model(Searcher):

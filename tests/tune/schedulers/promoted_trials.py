@@ -77,15 +77,17 @@ class PromotedTrials:
             self.scheduler.on_trial_complete(str(number))
         return decision
 
-    def run(self, workers: int = 1, order: Iterable[int] = ()) -> None:
-        """Until no job is left; `order` says which of those that run ends next."""
+    def run(
+        self, workers: int = 1, order: Iterable[int] = (), fails: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Until no job is left; `order` says which of those that run ends next, `fails` whether it fails."""
         order = iter(order)
         while True:
             while len(self.running) < workers and self.take():
                 pass
             if not self.running:
                 return
-            self.finish(next(order, 0) % len(self.running))
+            self.finish(next(order, 0) % len(self.running), fails=fails())
 
 
 def shop_of(table, **arguments) -> PromotedTrials:

@@ -44,13 +44,7 @@ def test_all_goes_as_without_and_then_the_best_go_on_alone_until_one_is_through(
 @given(tables, orders, st.integers(1, 8), st.data())
 def test_where_one_fails_another_takes_its_place(table, order, workers, data):
     shop = shop_of(table, finish=True)
-    order = iter(order)
-    while True:
-        while len(shop.running) < workers and shop.take():
-            pass
-        if not shop.running:
-            break
-        shop.finish(next(order, 0) % len(shop.running), fails=data.draw(st.integers(0, 3)) == 0)
+    shop.run(workers, order, lambda: data.draw(st.integers(0, 3)) == 0)
     assert not shop.paused or trained_to_the_end(shop)
 
 

@@ -250,7 +250,7 @@ def test_what_is_no_suggestion_is_named(wrong):
             return wrong
 
     with pytest.raises(ConfigError, match=r"Wrong.suggest\(\) returned .* return a dictionary, None or"):
-        raise Play(searcher=Wrong()).controller.error
+        Play(searcher=Wrong()).controller.raise_error()
 
 
 def test_what_learns_nothing_from_points_says_so():

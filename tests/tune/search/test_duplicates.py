@@ -184,7 +184,7 @@ def test_a_searcher_that_insists_on_what_is_forbidden_is_an_error():
     with pytest.raises(
         ConfigError, match=r"Forbidding.suggest\(\) returned 200 .* forbids the last, {'x': 1}"
     ):
-        raise play.controller.error
+        play.controller.raise_error()
 
 
 def test_keys_with_slashes_are_paths():

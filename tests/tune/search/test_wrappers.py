@@ -290,7 +290,7 @@ class Waits(Searcher):
 def test_a_limiter_around_a_searcher_that_gives_nothing_is_an_error():
     play = Play(searcher=ConcurrencyLimiter(Waits(), 2))
     with pytest.raises(ConfigError, match="suggests nothing"):
-        raise play.controller.error
+        play.controller.raise_error()
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_raising_searcher_lets_what_runs_end():
     assert play.controller.done
     assert play.statuses() == ["TERMINATED", "PENDING"]  # to be gone on with
     with pytest.raises(ConfigError, match=r"trial 2 has no .*: Raising.suggest\(\) raised KeyError"):
-        raise play.controller.error
+        play.controller.raise_error()
 
 
 class Refusing(tune.schedulers.FIFOScheduler):

@@ -159,21 +159,14 @@ class Controller:
         """Reason why the experiment ends before all its trials have ended; None without an early end."""
         return self._state.ending
 
-    @property
-    def error(self) -> Exception | None:
-        """Error that ended the experiment, for example from the searcher, the scheduler or a stopper.
-
-        `fit` raises this error once the running trials have ended.
-        """
-        return self._state.error
-
     def fail_by(self, error: Exception) -> None:
         """Store `error` for `raise_error`, unless an earlier error is already stored."""
         self._state.error = self._state.error or error
 
     def raise_error(self) -> None:
-        """Raise the stored `error`, if any, and remove it from this object.
+        """Raise the error that ended the experiment, if any, and remove it from this object.
 
+        For example, the searcher, the scheduler or a stopper may have raised the error.
         The error's traceback refers to this object. If this object kept the error, the reference cycle would
         keep all parameters of the trials in memory until garbage collection.
         """

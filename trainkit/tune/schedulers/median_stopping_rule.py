@@ -54,10 +54,7 @@ class Timelines:
     def begin(self) -> int:
         """Begin an empty row; return its number."""
         if self._rows == len(self._start):
-            more = np.zeros_like(self._start)
-            self._start, self._count, self._room = (
-                np.concatenate((column, more)) for column in (self._start, self._count, self._room)
-            )
+            self._start, self._count, self._room = map(_longer, (self._start, self._count, self._room))
         self._rows += 1
         return self._rows - 1
 
@@ -73,8 +70,7 @@ class Timelines:
 
     def _move(self, row: int, room: int) -> None:
         while self._used + room > len(self._times):
-            self._times = np.concatenate((self._times, np.empty_like(self._times)))
-            self._values = np.concatenate((self._values, np.empty_like(self._values)))
+            self._times, self._values = _longer(self._times), _longer(self._values)
         old, new, count = int(self._start[row]), self._used, int(self._count[row])
         self._times[new : new + count] = self._times[old : old + count]
         self._values[new : new + count] = self._values[old : old + count]
@@ -102,6 +98,11 @@ class Timelines:
         some = below > 0
         found: Floats = self._values[start[some] + below[some] - 1]
         return found
+
+
+def _longer(column: NDArray[Any], fill: float = 0) -> NDArray[Any]:
+    """Return the column at twice its length, filled up with `fill`."""
+    return np.concatenate((column, np.full_like(column, fill)))
 
 
 class Standings:
@@ -134,14 +135,10 @@ class Standings:
         """Add a trial without reports; other trials are compared only with members."""
         row = self._rows[trial_id] = self._timelines.begin()
         if row == len(self._latest):
-            self._latest = np.concatenate((self._latest, np.full_like(self._latest, -math.inf)))
-            self._members = np.concatenate((self._members, np.zeros_like(self._members)))
+            self._latest, self._members = _longer(self._latest, -math.inf), _longer(self._members)
         self._members[row] = member
         self._best.append(-math.inf)
         self._last.append((-math.inf, 0))
-
-    def __contains__(self, trial_id: str) -> bool:
-        return trial_id in self._rows
 
     def best(self, trial_id: str) -> float:
         """Return the best score among all reports of a trial."""
