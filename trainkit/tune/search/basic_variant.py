@@ -13,7 +13,7 @@ from trainkit.tune.core.seeds import suggestion_generator
 from trainkit.tune.search.base import Searcher
 from trainkit.tune.search.encoded_space import alternatives, leaves_open
 from trainkit.tune.space.configurations import fingerprint
-from trainkit.tune.space.search_space import Path, Space
+from trainkit.tune.space.search_space import Path, Space, choices_of
 from trainkit.tune.space.serialization import holds_opaque
 
 CONSTANT_DRAWS = 1000
@@ -165,14 +165,11 @@ class BasicVariantGenerator(Searcher):
             sizes = range(self.space.grid_size())
             self._ranks = {self._axes_of(self.space.grid_values(rank)): rank for rank in sizes}
         try:
-            values = self.space.choices(config)
+            chosen = choices_of(self.space.tree, config, self.space.conditions)
+            rank = self._ranks.get(self._axes_of(chosen))
         except SpaceError:  # the restore uses a different space than the earlier run
-            self._foreign += 1
-            return
-        named = zip(self.space.by_path, self.space.parameters, strict=True)
-        chosen = {path: values[each.name] for path, each in named if each.name in values}
-        rank = self._ranks.get(self._axes_of(chosen))
-        if rank is None:  # a rule of the new space forbids the combination
+            rank = None
+        if rank is None:  # a rule of the new space may also forbid the combination
             self._foreign += 1
         else:
             self._covered[rank] += 1

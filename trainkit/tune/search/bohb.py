@@ -171,11 +171,9 @@ class Knowledge:
         found = self._observations.basis(
             lambda number, finite: config.split_sizes(number, finite, dimensions) is not None
         )
-        if not dimensions or found is None:
-            return None
-        losses = [each.loss for each in found]
+        losses = [each.loss for each in found or ()]
         sizes = config.split_sizes(len(losses), sum(map(math.isfinite, losses)), dimensions)
-        if sizes is None:
+        if not dimensions or found is None or sizes is None:
             return None
         rows = np.stack([self.rows[each.trial_id] for each in found])
         # The seed depends on the number of observations, not on the number of suggestions, so that a restored
