@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from tests.conftest import eventually, is_running
+from tests.train.checkpoint.test_checkpoint import Trap
 from tests.train.strategies.test_fsdp import Stack, trainer
+from tests.train.workers.test_recovery import identical
 from trainkit.errors import CheckpointError, GangError
 from trainkit.train import BATCH_SIZE, TrainingOperator
 from trainkit.train.checkpoint import files
@@ -25,22 +27,6 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 ROOT = Path(__file__).parents[3]
 CONFIG = {BATCH_SIZE: 48, "samples": 200}
-
-
-def flat(value: Any, where: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings and lists, by path."""
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {k: v for key, item in items for k, v in flat(item, f"{where}/{key}").items()}
-    return {where: value}
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    mine, theirs = flat(one), flat(other)
-    assert mine.keys() == theirs.keys()
-    for name, value in mine.items():
-        same = torch.equal(value, theirs[name]) if isinstance(value, torch.Tensor) else value == theirs[name]
-        assert same, name
 
 
 def trained(gang: Any) -> dict[str, Any]:
@@ -57,22 +43,22 @@ def test_a_checkpoint_loads_into_any_strategy_on_any_number_of_workers(tmp_path:
         expected = trained(gang)
         gang.train(num_steps=1)
         gang.load(four)
-        assert_equal(trained(gang), expected)
+        assert identical(trained(gang), expected)
     shards = sorted(file.name for file in (four / "shards").iterdir())
     assert shards == [".metadata", *(f"__{rank}_0.distcp" for rank in range(4))]
     assert [entry.name for entry in tmp_path.iterdir()] == ["four"]
     with trainer(num_workers=1, strategy="single", config=CONFIG) as gang:
         gang.load(four)
-        assert_equal(trained(gang), expected)
+        assert identical(trained(gang), expected)
         gang.save(single)
     with trainer(num_workers=2, config=CONFIG) as gang:
         for path in (single, four):
             gang.load(path)
-            assert_equal(trained(gang), expected)
+            assert identical(trained(gang), expected)
             assert gang.train(num_steps=2)["epoch"] == 2
     with trainer(num_workers=2, strategy="ddp", config=CONFIG) as gang:
         gang.load(four)
-        assert_equal(trained(gang), expected)
+        assert identical(trained(gang), expected)
 
 
 class Averaged(Stack):
@@ -97,8 +83,8 @@ def test_an_operators_own_state_may_be_sharded_too(tmp_path: Path) -> None:
         gang.load(tmp_path / "c")
         for loaded in gang.apply_all_operators(lambda operator: operator.loaded):
             assert loaded["note"] == ("plain", 1)
-            assert_equal(loaded["averages"], dict(weights))
-        assert_equal(gang.state_dict()["operator"]["averages"], dict(weights))
+            assert identical(loaded["averages"], dict(weights))
+        assert identical(gang.state_dict()["operator"]["averages"], dict(weights))
 
 
 def sabotage(rank: int, name: str, replacement: Callable[..., Any]) -> Callable[[TrainingOperator], None]:
@@ -140,7 +126,7 @@ def test_a_worker_killed_while_saving_leaves_the_previous_checkpoint(
     assert header.epoch == 1
     with trainer(strategy="single", num_workers=1, config=CONFIG) as gang:
         gang.load(tmp_path / "c")
-        assert_equal(trained(gang), expected)
+        assert identical(trained(gang), expected)
         gang.save(tmp_path / "c")
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"], "what the killed writers left is gone"
     assert state["epoch"] == 1
@@ -220,11 +206,6 @@ def test_what_one_worker_cannot_write_replaces_nothing(tmp_path: Path) -> None:
             gang.save(tmp_path / "thesis")
 
 
-class Trap:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch trapped",)
-
-
 def rewrite(folder: Path, name: str, content: bytes) -> None:
     """Replace a file, and say in the header that it was always so."""
     (folder / name).write_bytes(content)
@@ -269,7 +250,7 @@ def test_damage_is_found_and_reading_runs_no_code(tmp_path: Path, monkeypatch: p
         del state["models"][0]["first.bias"]
         with pytest.raises(CheckpointError, match=r"the state of model 0 lacks first.bias"):
             gang.load_state_dict(state)
-        assert_equal(trained(gang), after)
+        assert identical(trained(gang), after)
         gang.load(where)
-        assert_equal(trained(gang), before)
+        assert identical(trained(gang), before)
     assert not (tmp_path / "trapped").exists()

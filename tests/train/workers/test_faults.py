@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 class Faulty(Digits):
-    """Worker `config["rank"]` does `config["fault"]` in its third step, or wherever it is asked to.
+    """Worker `config["rank"]` does `config["fault"]` in its third step.
 
     Where that is to hang, the others don't wait for long.
     """
@@ -39,11 +39,6 @@ class Faulty(Digits):
         if batch_info["batch_idx"] == 2 and self.config["fault"] in (spin, freeze):
             lose_patience()
         return super().train_batch(batch, batch_info)
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.config.get("save_fault"):
-            self.config["fault"]()
-        return {}
 
 
 def die() -> None:
@@ -194,22 +189,6 @@ def test_a_loader_that_fails_on_one_worker() -> None:
 
     with gang(die, -1, operator=BadLoader) as trainer, pytest.raises(LookupError, match="cursed"):
         trainer.train()
-
-
-def test_a_worker_killed_in_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    where = tmp_path / "c"
-    with gang(die, -1, config={"save_fault": False}) as trainer:
-        trainer.train()
-        trainer.save(where)
-        loss = trainer.validate()["val_loss"]
-    with (
-        gang(die, -1, config={"save_fault": True}) as trainer,
-        pytest.raises(GangError, match="worker 0 of 2 died"),
-    ):
-        trainer.save(where)
-    with gang(die, -1) as trainer:
-        trainer.load(where)
-        assert trainer.validate()["val_loss"] == pytest.approx(loss, abs=1e-12)
 
 
 DRIVER = """
