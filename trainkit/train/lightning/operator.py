@@ -485,7 +485,7 @@ class LightningMethods:
         return loader and self._overrides_of_module("validation_step")
 
     def _has_loader(self, method: str) -> bool:
-        """Return True if the data module, or the module if there is none, defines `method`."""
+        """Return True if the data module defines `method`; without a data module, if the module does."""
         if self.datamodule is None:
             return self._overrides_of_module(method)
         return _defines(type(self.datamodule), method, self._package.LightningDataModule)

@@ -183,7 +183,7 @@ def make_strategy(package: Any, asked: Any, worker: WorkerInfo, fit: Any, *, sha
         sharded: True if the module's parameters are sharded over the workers.
 
     Raises:
-        ConfigError: `asked` is none of these values, or the parameters are sharded and `asked` is not None.
+        ConfigError: `asked` has a different value, or the parameters are sharded and `asked` is not None.
     """
     if sharded and asked is not None:
         raise ConfigError(
