@@ -10,17 +10,12 @@ import trainkit
 from tests.conftest import eventually
 from tests.runtime.local.victims import Victim
 from trainkit.errors import ConfigError, InfeasibleError
-from trainkit.runtime.scheduling import PlacementGroup, PlacementGroupSchedulingStrategy
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def listed() -> list[str]:
     return [group["name"] for group in trainkit.list_placement_groups()]
-
-
-def current() -> PlacementGroup | None:
-    return trainkit.get_current_placement_group()
 
 
 def test_a_named_group_is_found_by_others_and_its_name_is_free_again_afterwards() -> None:
@@ -76,22 +71,6 @@ def test_a_waiting_detached_group_outlives_who_asked_for_it() -> None:
     trainkit.remove_placement_group(later)
 
 
-def test_grandchildren_are_captured_too() -> None:
-    def child() -> int | None:
-        found = trainkit.get(trainkit.remote(current).options(num_cpus=0).remote(), timeout=60)
-        return None if found is None else found.id
-
-    def parent() -> int | None:
-        found: int | None = trainkit.get(trainkit.remote(child).options(num_cpus=0).remote(), timeout=60)
-        return found
-
-    group = trainkit.placement_group([{"CPU": 1}])
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
-    ref = trainkit.remote(parent).options(scheduling_strategy=strategy, num_cpus=0).remote()
-    assert trainkit.get(ref, timeout=60) == group.id
-    trainkit.remove_placement_group(group)
-
-
 def test_bundles_hold_memory_custom_resources_and_parts_of_gpus() -> None:
     trainkit.shutdown()
     try:
@@ -117,17 +96,6 @@ def test_bundles_hold_memory_custom_resources_and_parts_of_gpus() -> None:
             ids(resources={"licence": 2})
         trainkit.remove_placement_group(group)
         assert trainkit.available_resources() == trainkit.cluster_resources()
-    finally:
-        trainkit.shutdown()
-        trainkit.init(num_cpus=4)
-
-
-def test_parts_of_gpus_that_do_not_fit_together_are_refused_at_once() -> None:
-    trainkit.shutdown()
-    try:
-        trainkit.init(num_cpus=1, num_gpus=2)
-        with pytest.raises(InfeasibleError, match="a fraction of a GPU must fit on one GPU"):
-            trainkit.placement_group([{"GPU": 0.6}] * 3)
     finally:
         trainkit.shutdown()
         trainkit.init(num_cpus=4)

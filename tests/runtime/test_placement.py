@@ -15,26 +15,6 @@ requests = st.fixed_dictionaries(
 TOTALS = {"CPU": 4, "GPU": 3, "disk": 2}
 
 
-@given(st.lists(st.tuples(requests, st.booleans()), max_size=40))
-def test_what_is_free_and_what_is_held_add_up(steps: list[tuple[dict[str, float], bool]]) -> None:
-    ledger = Ledger.of_machine(TOTALS)
-    full = ledger.amounts()
-    held = []
-    for request, give_back in steps:
-        if give_back and held:
-            ledger.give_back(held.pop(0))
-        lacking = ledger.lacking(request)
-        allocation = ledger.take(request)
-        assert (allocation is None) == bool(lacking)
-        if allocation is not None:
-            held.append(allocation)
-        assert all(amount >= 0 for amount in ledger.free.values())
-        assert all(0 <= share <= 10_000 for share in ledger.free_gpus.values())
-    for allocation in held:
-        ledger.give_back(allocation)
-    assert ledger.amounts() == full
-
-
 @given(st.lists(requests, min_size=1, max_size=8))
 def test_a_group_is_held_whole_or_not_at_all(bundles: list[dict[str, float]]) -> None:
     ledger = Ledger.of_machine(TOTALS)

@@ -278,7 +278,7 @@ class Options:
             raise ArgumentTypeError(f"get_if_exists must be True or False, not {self.get_if_exists!r}")
         if self.get_if_exists and self.name is None:
             raise ConfigError("get_if_exists=True needs a name to look for")
-        self.retries()
+        retried(self.retry_exceptions)
 
     def placement(self, *, default_cpus: float) -> specs.Placement:
         """Return the requirements for a process, with `default_cpus` if the user gave no number of CPUs."""
@@ -325,10 +325,6 @@ class Options:
         group.require_room(normalize(amounts), index)
         return specs.PlacementGroupId(group=group.id, bundle=None if index < 0 else index, capture=capture)
 
-    def returns(self, *, is_generator: bool) -> int:
-        """Return the number of references that a call returns; STREAMING and DYNAMIC mean a generator."""
-        return returns_of(self.num_returns, generator=is_generator)
-
     def registration(self) -> specs.Registration | None:
         """Return the name and lifetime under which an actor is registered; None for an actor without a name.
 
@@ -349,10 +345,6 @@ class Options:
     def concurrency(self) -> specs.Concurrency:
         """Return the limits on concurrent calls of an actor."""
         return specs.Concurrency(max_concurrency=self.max_concurrency, groups=dict(self.concurrency_groups))
-
-    def retries(self) -> bool | tuple[type[BaseException], ...]:
-        """Return the option `retry_exceptions` as a bool or a tuple of classes."""
-        return retried(self.retry_exceptions)
 
     def updated(self, changes: Mapping[str, Any], *, foreign: frozenset[str] = frozenset()) -> Options:
         """Return a copy of these options with `changes`. Raise ConfigError that names an unknown option.

@@ -48,9 +48,9 @@ class RemoteFunction(Generic[P, R]):
         self._function = function
         self._options = options
         self._name = options.name or str(getattr(function, "__qualname__", type(function).__name__))
-        self._num_returns = options.returns(is_generator=is_generator(function))
+        self._num_returns = returns_of(options.num_returns, generator=is_generator(function))
         self._placement = options.placement(default_cpus=1)
-        self._retry_exceptions = options.retries()
+        self._retry_exceptions = retried(options.retry_exceptions)
         self._max_calls = int(bool(options.num_gpus)) if options.max_calls is None else options.max_calls
         self._arity = arity_of(function)
         functools.update_wrapper(self, function)

@@ -17,6 +17,7 @@ from trainkit.errors import (
     OutOfDiskError,
     OwnerDiedError,
     TaskCancelledError,
+    TaskError,
     TrainkitError,
     WorkerDiedError,
 )
@@ -56,9 +57,12 @@ class UserFailure(Exception):
         super().__init__(parcel)
         self.parcel = parcel
 
+    def unpacked(self) -> TaskError:
+        """Return the exception of user code."""
+        return unpack_failure(Packed(self.parcel.payload, self.parcel.buffers, self.parcel.handles))
+
     def __str__(self) -> str:
-        failure = unpack_failure(Packed(self.parcel.payload, self.parcel.buffers, self.parcel.handles))
-        return failure.remote_traceback
+        return self.unpacked().remote_traceback
 
 
 class RetriedFailure(UserFailure):
@@ -90,8 +94,7 @@ def _of_task(error: Any) -> BaseException:
         # A task whose argument came from a failed task passes on the error of that task.
         cause = cause.cause
     if isinstance(cause, UserFailure):
-        parcel = cause.parcel
-        return raisable(unpack_failure(Packed(parcel.payload, parcel.buffers, parcel.handles)))
+        return raisable(cause.unpacked())
     if isinstance(cause, exceptions.RayError):  # for example, the process that owned an argument died
         return translate(cause)
     failure = unpack_failure(pack_failure(cause, "Ray"))  # Ray's own code raised the error in the worker
