@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import pickle
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 import trainkit
 from tests.conftest import run_python, session_fixture
-from tests.suites.parts import Keeper, endless, gpus
+from tests.suites.parts import Courier, Keeper, endless, gpus
 from trainkit.errors import (
     ActorDiedError,
     ConfigError,
@@ -164,6 +166,20 @@ def test_an_actor_ends_with_its_last_handle(inline: None, tmp_path: Path) -> Non
     assert (tmp_path / "gone").exists()
     assert trainkit.get(ref) == 1, "a result stays"
     assert trainkit.list_actors()[-1]["death_cause"] == "its last handle is gone"
+
+
+def test_an_error_on_a_running_loop_does_not_keep_the_actor(inline: None) -> None:
+    async def main() -> None:
+        actor = trainkit.remote(Courier).remote()
+        trainkit.wait([actor.fail.remote()])
+        del actor
+        assert trainkit.list_actors()[-1]["state"] == "DEAD"
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_a_method_whose_actor_was_killed_meanwhile_has_no_result(inline: None) -> None:

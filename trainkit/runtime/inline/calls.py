@@ -72,9 +72,11 @@ class Outcome:
     error: BaseException | None = None
 
 
-def failed(error: BaseException, name: str) -> Outcome:
+def failed(error: BaseException, name: str, *, of_constructor: bool = False) -> Outcome:
     """Return the outcome of a call that failed with `error`."""
-    return Outcome(failure=pack_failure(error, name), error=error)
+    failure = pack_failure(error, name, of_constructor=of_constructor)
+    # The traceback and the task of the event loop refer to each other, which would keep an actor alive.
+    return Outcome(failure=failure, error=error.with_traceback(None))
 
 
 def run(frame: CallFrame, work: Callable[[], Any]) -> Outcome:
@@ -99,7 +101,7 @@ def run(frame: CallFrame, work: Callable[[], Any]) -> Outcome:
             return _died(WorkerDiedError(f"{frame.name} was ended: it {reason}"), frame, code)
         actor.end(f"{frame.name} {reason}")
     except BaseException as error:
-        return failed(error, frame.name)
+        return failed(error, frame.name, of_constructor=frame.task_id is None)
     if actor is not None and actor.over is not None:
         return _died(ActorDiedError(f"{actor.name} was ended: {actor.over}"), frame, code)
     return Outcome(value, failure=None if actor is None else actor.failure)
@@ -185,9 +187,7 @@ class InlineActor(Uncopied):
                 instance = cls(*args, **kwargs)
             self._instance = instance
 
-        outcome = run(frame, construct)
-        if outcome.error is not None:
-            self.failure = pack_failure(outcome.error, self.name, of_constructor=True)
+        self.failure = run(frame, construct).failure
 
     def method(self, name: str) -> Callable[..., Any]:
         """Return a method of the instance; raise ConfigError before the end of the constructor."""
