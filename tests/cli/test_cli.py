@@ -61,7 +61,7 @@ def test_nothing_runs(programs: Programs) -> None:
     assert programs.command("status", "--json") == "[]\n"
     assert programs.command("stop", "--all", "--yes") == "no session is running\n"
     assert "Nothing in your sessions has that name" in programs.command("why", "x", code=1)
-    assert "no session of yours" in programs.command("stop", "--session", "x", code=1)
+    assert "no session has an id" in programs.command("stop", "--session", "x", code=1)
 
 
 @pytest.mark.external
