@@ -59,11 +59,9 @@ class ParetoScheduler(TrialScheduler):
             (metric is None) == (mode is None) and (metric is None or not isinstance(metric, str)),
             f"metric={metric!r} and mode={mode!r}: ParetoScheduler takes lists for both, or neither",
         )
-        self.max_t, self.grace_period, self.reduction_factor = (
-            int(max_t),
-            int(grace_period),
-            int(reduction_factor),
-        )
+        self.max_t = int(max_t)
+        self.grace_period = int(grace_period)
+        self.reduction_factor = int(reduction_factor)
         self._own = objectives_of(metric, mode)
         self._objectives: tuple[Objective, ...] = self._own
         levels = rung_levels(self.grace_period, self.max_t, self.reduction_factor)[:-1]
