@@ -107,7 +107,7 @@ class Encoder(Protocol):
 C = TypeVar("C", bound=Encoder)
 
 
-class Declared(Generic[C]):
+class Declared(Form, Generic[C]):
     """A space of domains such as `tune.uniform(0, 1)`, with conditions.
 
     Args:
