@@ -34,7 +34,7 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "lines of the core": Limit(48_500, 46_000, slack=300),
+    "lines of the core": Limit(47_700, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "files with two unconnected parts": Limit(0, 0),
@@ -45,15 +45,15 @@ COUNTS = {
 }
 
 PLUGINS = {
-    "compat": Limit(2_526, 2_500, slack=60),
-    "dashboard": Limit(4_640, 3_200, slack=60),
-    "integrations": Limit(1_190, 1_200, slack=60),
-    "launch": Limit(810, 800, slack=60),
-    "pipeline": Limit(820, 800, slack=60),
+    "compat": Limit(2_500, 2_500, slack=60),
+    "dashboard": Limit(4_525, 3_200, slack=60),
+    "integrations": Limit(1_160, 1_200, slack=60),
+    "launch": Limit(800, 800, slack=60),
+    "pipeline": Limit(785, 800, slack=60),
     "pools": Limit(890, 900, slack=60),
-    "profile": Limit(785, 785, slack=60),
-    "searchers": Limit(1_090, 1_100, slack=60),
-    "testing": Limit(755, 750, slack=60),
+    "profile": Limit(660, 600, slack=60),
+    "searchers": Limit(1_070, 1_100, slack=60),
+    "testing": Limit(750, 750, slack=60),
 }
 """Lines of code of each plugin. A plugin has an entry here before it has a file."""
 
@@ -72,7 +72,7 @@ ENGLISH = {
     "is none": Limit(5, 0),
     "lets go": Limit(1, 0),
     "in order": Limit(1, 0),
-    "that of": Limit(27, 0),
+    "that of": Limit(12, 0),
     "who": Limit(1, 0),
     "inversion": Limit(0, 0),
     "none of": Limit(0, 0),

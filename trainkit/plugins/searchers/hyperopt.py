@@ -127,7 +127,7 @@ def _leads_to_dictionaries(node: Any) -> bool:
 
 
 def _found(node: Any, value: Any, *, partial: bool) -> Values | None:
-    """Return numbers for the labels below `node` that produce `value`; None if there are none.
+    """Return numbers for the labels below `node` that produce `value`; None if no numbers produce it.
 
     Args:
         node: node of hyperopt's expression.
