@@ -271,7 +271,6 @@ class ActorSuite(Suite):
 
     # restarts
 
-    @needs("restarts")
     def test_a_killed_actor_may_be_made_anew(self) -> None:
         actor = trainkit.remote(Mortal).options(max_restarts=1).remote(5)
         assert trainkit.get(actor.add.remote(1)) == 6

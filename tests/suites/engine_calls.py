@@ -504,7 +504,6 @@ class CallSuite(Suite):
             trainkit.get(last)
         assert eventually((tmp_path / "cleaned").exists)
 
-    @needs("background")
     def test_an_actors_call_is_not_cancelled_by_force(self) -> None:
         ref = trainkit.remote(Keeper).remote().get.remote()
         with pytest.raises(ConfigError, match="force"):

@@ -69,9 +69,8 @@ class StateSuite(Suite):
             "death_cause": None,
         }
         assert {key: row[key] for key in expected} == expected
-        if "restarts" in engine().promises:
-            trainkit.kill(actor, no_restart=False)
-            assert eventually(lambda: rows_of(trainkit.list_actors(), name="listed")[0]["restarts"] == 1)
+        trainkit.kill(actor, no_restart=False)
+        assert eventually(lambda: rows_of(trainkit.list_actors(), name="listed")[0]["restarts"] == 1)
         trainkit.kill(actor)
         assert eventually(lambda: rows_of(trainkit.list_actors(), name="listed")[0]["state"] == "DEAD")
         (row,) = rows_of(trainkit.list_actors(), name="listed")
@@ -124,12 +123,12 @@ class StateSuite(Suite):
     @lacks("listings")
     @pytest.mark.parametrize("what", [trainkit.list_tasks, trainkit.list_objects])
     def test_what_cannot_be_listed_says_why(self, what: Callable[[], Any]) -> None:
-        with pytest.raises(ConfigError, match=r"dashboard|is not supported: use one of nodes, actors"):
+        with pytest.raises(ConfigError, match="dashboard"):
             what()
 
     def test_the_timeline_has_tasks_and_methods_that_have_ended(self, tmp_path: Path) -> None:
         if engine().name != "ray":  # which records always; the others' is in test_timeline.py
-            with pytest.raises(ConfigError, match=r"TRAINKIT_TIMELINE=1 before|engine='local'"):
+            with pytest.raises(ConfigError, match="TRAINKIT_TIMELINE=1 before"):
                 trainkit.timeline()
             return
         began = time.time()

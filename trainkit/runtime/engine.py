@@ -11,9 +11,9 @@ The table shows which engine keeps which promise. The conformance suite reads PR
 | placement: resources are counted, and a request waits for them | yes | only refused when infeasible | yes |
 | background: a call runs while its caller continues | yes | no | yes |
 | concurrent: calls of one actor overlap, in threads or as `async def` | yes | no | yes |
-| restarts: an actor is restarted when its process dies | yes | no | yes |
+| restarts: an actor is restarted when its process dies | yes | only by `kill(no_restart=False)` | yes |
 | detached: a detached actor outlives the program | yes | no, it outlives only its handles | yes |
-| listings: running tasks and large objects are listed | yes | no | only with Ray's dashboard |
+| listings: running tasks and large objects are listed | yes | yes | only with Ray's dashboard |
 | near: all processes are on this machine and share its files and loopback | yes | yes | no |
 | verdicts: `completed()` of a failed stream fails too | yes | yes | no, it only reports the end |
 | unharmed: cancelling an actor's call does not affect running or later calls | yes | yes | no, see below |
@@ -63,7 +63,7 @@ _ALL = frozenset(
 )
 PROMISES: Mapping[str, frozenset[str]] = {
     "local": _ALL,
-    "inline": frozenset({"copies", "near", "unharmed", "verdicts"}),
+    "inline": frozenset({"copies", "listings", "near", "unharmed", "verdicts"}),
     "ray": _ALL - {"listings", "near", "unharmed", "verdicts"},
 }
 

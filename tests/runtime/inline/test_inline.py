@@ -37,21 +37,23 @@ def run_script(script: str, typed: str = "") -> str:
     return run_python("-c", script, input=typed, cwd=ROOT, env=own).stdout
 
 
-def given_gpus() -> list[int | str]:
-    """The GPU that a task gets now."""
-    ids: list[int | str] = trainkit.get(trainkit.remote(num_gpus=1)(gpus).remote())[0]
-    return ids
-
-
 class Doctor:
     """Ends actors, its own among them, from within a call."""
 
-    def kill(self, actor: Any) -> str:
-        trainkit.kill(actor)
-        return "killed"
+    def __init__(self) -> None:
+        self.after: list[str] = []
 
-    async def have_killed(self, own: Any, killer: Any) -> Any:
-        return await killer.kill.remote(own)
+    def kill(self, actor: Any) -> list[str]:
+        trainkit.kill(actor)
+        self.after.append("killed")
+        return self.after
+
+    def have_killed(self, own: Any, killer: Any, path: Path) -> None:
+        trainkit.get(killer.kill.remote(own))
+        path.touch()
+
+    def reserve(self) -> int:
+        return trainkit.placement_group([{"GPU": 2}]).id
 
 
 class Mourned:
@@ -139,21 +141,27 @@ def test_ctrl_c_is_the_callers(inline: None, kind: str) -> None:
 
     actor = trainkit.remote(Interrupted).remote()
     calls = {
-        "task": trainkit.remote(num_gpus=1)(interrupt).remote,
+        "task": trainkit.remote(num_gpus=2)(interrupt).remote,
         "method": actor.method.remote,
         "constructor": lambda: trainkit.remote(num_gpus=1)(Interrupted).remote(1),
         "stream": lambda: list(trainkit.remote(num_gpus=1)(stream).remote()),
     }
     with pytest.raises(KeyboardInterrupt):
         calls[kind]()
-    assert given_gpus() == [0], "the GPU was given back"
+    assert trainkit.available_resources()["GPU"] == 2
     assert trainkit.get_runtime_context().get_task_id() is None
 
 
-def test_a_task_that_exits_is_a_worker_that_died(inline: None) -> None:
+def test_a_task_that_exits_is_a_worker_that_died(inline: None, tmp_path: Path) -> None:
+    def leave() -> None:
+        with (tmp_path / "runs").open("a") as file:
+            file.write("x")
+        sys.exit(3)
+
     with pytest.raises(WorkerDiedError, match=r"SystemExit\(3\)") as caught:
-        trainkit.get(trainkit.remote(sys.exit).remote(3))
+        trainkit.get(trainkit.remote(max_retries=2)(leave).remote())
     assert caught.value.exit_code == 3
+    assert (tmp_path / "runs").read_text() == "xxx"
 
 
 def test_an_actor_ends_with_its_last_handle(inline: None, tmp_path: Path) -> None:
@@ -182,23 +190,33 @@ def test_an_error_on_a_running_loop_does_not_keep_the_actor(inline: None) -> Non
         gc.enable()
 
 
-def test_a_method_whose_actor_was_killed_meanwhile_has_no_result(inline: None) -> None:
+def test_a_method_that_kills_its_own_actor_goes_no_further(inline: None, tmp_path: Path) -> None:
     doctor, patient = (trainkit.remote(Doctor).remote() for _ in range(2))
     with pytest.raises(ActorDiedError, match="kill"):
-        trainkit.get(patient.have_killed.remote(patient, doctor))
+        trainkit.get(patient.have_killed.remote(patient, doctor, tmp_path / "further"))
+    assert not (tmp_path / "further").exists()
     with pytest.raises(ActorDiedError, match="kill"):
         trainkit.get(doctor.kill.remote(doctor))
+
+
+def test_an_actors_groups_go_with_it(inline: None) -> None:
+    doctor = trainkit.remote(Doctor).remote()
+    trainkit.get(doctor.reserve.remote())
+    assert "GPU" not in trainkit.available_resources()
+    del doctor
+    assert trainkit.available_resources()["GPU"] == 2
+    assert trainkit.list_placement_groups() == []
 
 
 def test_who_could_only_wait_shares(inline: None) -> None:
     one, other = (trainkit.remote(num_gpus=2)(Keeper).remote() for _ in range(2))
     assert trainkit.get([one.gpus.remote(), other.gpus.remote()])[0][0] == [0, 1]
     assert trainkit.get(other.gpus.remote())[0] == [0, 1]
-    assert given_gpus() == [0]
-    third = trainkit.remote(num_gpus=1)(Keeper).remote()
-    assert given_gpus() == [1], "the least used"
-    del third
-    assert given_gpus() == [0]
+    assert trainkit.get(trainkit.remote(num_gpus=1)(gpus).remote())[0] == [0]
+    del other
+    assert "GPU" not in trainkit.available_resources()
+    del one
+    assert trainkit.available_resources()["GPU"] == 2
 
 
 def test_a_stream_runs_as_it_is_read(inline: None, tmp_path: Path) -> None:
@@ -213,9 +231,9 @@ def test_a_stream_runs_as_it_is_read(inline: None, tmp_path: Path) -> None:
     assert seen == []
     assert trainkit.get(next(stream)) == 0
     assert seen == [0]
-    assert given_gpus() == [1]
+    assert trainkit.available_resources()["GPU"] == 1
     del stream
-    assert given_gpus() == [0]
+    assert trainkit.available_resources()["GPU"] == 2
     unread = trainkit.remote(endless).remote(tmp_path / "cleaned")
     next(unread)
     trainkit.cancel(unread.completed())

@@ -7,7 +7,7 @@ import contextvars
 import selectors
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainkit.errors import ConfigError
@@ -98,42 +98,56 @@ class PrivateLoop:
                 f"{where} was called while another async call of the same actor runs. The inline engine "
                 "runs async calls one at a time; engine='local' runs them concurrently"
             )
-        return _outside_loops(lambda: self._run(awaitable, where), self._interrupt)
+        if not _in_running_loop():
+            return self._run(awaitable, where)
+        return _beside(lambda: self._run(awaitable, where), self._interrupt)
 
     def close(self) -> None:
         """Cancel all tasks of the loop, let them clean up, and close the loop."""
         runner, self._runner = self._runner, None
-        if runner is not None:
+        if runner is None:
+            return
+        try:
+            if _in_running_loop():
+                _beside(runner.close, lambda: None)
+            else:
+                runner.close()
+        finally:
             _open.discard(runner)
-            _outside_loops(runner.close, lambda: None)
 
     def _run(self, awaitable: Awaitable[T], where: str) -> T:
         import asyncio  # the import takes a tenth of a second, so only async calls do it
 
         if self._runner is None or self._selector is None:
-            self._selector = selector = _Selector()
-            self._runner = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector))
+            self._selector = _Selector()
+            loop = asyncio.SelectorEventLoop(self._selector)
+            self._runner = asyncio.Runner(loop_factory=lambda: loop)
             _open.add(self._runner)
         self._selector.threads = 1 if threading.current_thread() is threading.main_thread() else 2
 
         async def main() -> T:
+            self._task = asyncio.current_task()
             return await awaitable
 
-        loop = self._runner.get_loop()
-        self._task = task = loop.create_task(main())
         try:
-            return loop.run_until_complete(task)
+            return self._runner.run(main(), context=contextvars.copy_context())
         except _Stuck:
             raise ConfigError(
                 f"{where} waits for another call, but the inline engine runs each call to its end before "
                 "the next call; engine='local' runs calls concurrently"
             ) from None
         finally:
-            self._task = None
-            if not task.done():  # the loop has stopped, so the task's `finally` blocks run now
-                task.cancel()
-                with contextlib.suppress(_Stuck, asyncio.CancelledError):
-                    loop.run_until_complete(task)
+            task, self._task = self._task, None
+            if task is not None and not task.done():
+                self._abandon(task)
+
+    def _abandon(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task whose loop has stopped, so that its `finally` blocks run now."""
+        import asyncio
+
+        task.cancel()
+        with contextlib.suppress(_Stuck, asyncio.CancelledError):
+            task.get_loop().run_until_complete(task)
 
     def _interrupt(self) -> None:
         task = self._task
@@ -141,27 +155,34 @@ class PrivateLoop:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
 
-def _outside_loops(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """Run `work` where no event loop runs, which may be another thread. Return its result.
-
-    At Ctrl-C in the waiting thread, call `interrupt`.
-    """
+def _in_running_loop() -> bool:
     import asyncio
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return work()
-    frames = running_frames()
+        return False
+    return True
 
-    def run() -> T:
-        with standing_in(frames):
-            return work()
 
-    with ThreadPoolExecutor(1, "trainkit-inline-loop") as pool:
-        future = pool.submit(contextvars.copy_context().run, run)
+def _beside(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
+    """Run `work` in another thread and return its result. At Ctrl-C, call `interrupt`."""
+    done: Future[T] = Future()
+    inside = running_frames()
+
+    def run() -> None:
         try:
-            return future.result()
-        except KeyboardInterrupt:
-            interrupt()
-            raise
+            with standing_in(inside):
+                done.set_result(work())
+        except BaseException as error:  # the error is passed to the waiting thread, whatever its type
+            done.set_exception(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="trainkit-inline-loop")
+    thread.start()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        interrupt()
+        raise
+    finally:
+        thread.join()

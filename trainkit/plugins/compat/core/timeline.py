@@ -24,20 +24,19 @@ def timeline(filename: str | os.PathLike[str] | None = None) -> list[dict[str, A
 
     https://ui.perfetto.dev and chrome://tracing can show the file. A call is included shortly after its
     result arrives, even if the process that ran it has ended. A call is not included if its process was
-    killed during the call. For each process, only the first 100,000 calls are included. On Ray, the function
-    returns the events of `ray.timeline`.
+    killed during the call. For each process, only the first 100,000 calls are included. With engine="inline",
+    each step of a generator's stream is a separate event. On Ray, the function returns the events of
+    `ray.timeline`.
 
     Args:
         filename: path of a JSON file for the events; None returns the events.
 
     Raises:
-        ConfigError: calls are not recorded, because TRAINKIT_TIMELINE is not set, or on the inline engine.
+        ConfigError: calls are not recorded, because TRAINKIT_TIMELINE is not set.
     """
     engine = session.engine()
     if engine.name == "ray":
         events: list[dict[str, Any]] = importlib.import_module("ray").timeline()
-    elif engine.name == "inline":
-        raise ConfigError("the inline engine does not record its calls: use trainkit.init(engine='local')")
     elif records_calls():
         events = trace_events(_recorded(engine.scratch_dir() / FOLDER))
     else:
