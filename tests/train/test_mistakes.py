@@ -48,6 +48,7 @@ CPUS = ["cpu", "cpu"]
             r"config\['\*batch_size'\]=33 must be a multiple of 2 for the 2 workers",
         ),
         ({"backend": "nccl"}, "backend='nccl' needs GPUs"),
+        ({"backend": "nccl", "use_gpu": 0}, "backend='nccl' needs GPUs"),
         ({"timeout_s": 0}, "timeout_s must be a positive number of seconds, not 0"),
         # Names of RaySGD's first trainer.
         (

@@ -142,9 +142,10 @@ def test_the_log_of_the_experiment(ask: Asker) -> None:
     assert ask.get(f"{ONE}/events?after={seen['last']}") == {"events": [], "last": seen["last"]}
 
 
-def test_all_trials_as_a_file(ask: Asker) -> None:
-    rows = ask("GET", f"/api{ONE}/export?format=json").json
-    assert rows == ask.get(f"{ONE}/trials")["rows"]
+def test_all_trials_as_a_file(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ask.get(f"{ONE}/trials")["rows"]
+    monkeypatch.setattr("trainkit.plugins.dashboard.api.MAX_PAGE", 4)  # rows are read in two parts
+    assert ask("GET", f"/api{ONE}/export?format=json").json == rows
     reply = ask("GET", f"/api{ONE}/export")
     table = list(csv.DictReader(io.StringIO(reply.body.decode())))
     assert [row["config/x"] for row in table] == ["1.0", "1.0", "2.0", "2.0", "3.0", "3.0"]

@@ -17,7 +17,7 @@ from tests.plugins.pipeline.test_pipeline import Toy, plain
 from tests.plugins.pipeline.test_pipeline import trainer as pipeline
 from tests.train.workers.test_recovery import identical, run
 from tests.train.workers.test_recovery import trainer as killable
-from trainkit.errors import ConfigError, TrainingError
+from trainkit.errors import ActorDiedError, ConfigError, TrainingError
 from trainkit.plugins.pipeline.pipeline import Pipeline
 from trainkit.plugins.profile.finders import BatchSizeSearch, LRFinder, learning_rates
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
@@ -250,6 +250,26 @@ class Killed(Valley):
         if len(batch[0]) > 4:
             raise ArithmeticError("five is too many")
         return super().train_batch(batch, batch_info)
+
+
+class Limited(Valley):
+    """A worker of it is said to have been killed for its memory where batches are large."""
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        if len(batch[0]) > self.config["room"]:
+            raise ActorDiedError("worker 0 was killed: memory limit exceeded")
+        return super().train_batch(batch, batch_info)
+
+
+def test_a_worker_killed_for_its_memory_had_too_large_batches() -> None:
+    with valley(1, Limited, use_local=True, config={"batch_size": 2, "room": 4}) as trainer:
+        assert trainer.scale_batch_size(max_trials=3) == 4
+    config = {"batch_size": 2, "room": 0}
+    with (
+        valley(1, Hungry, use_local=True, config=config) as trainer,
+        pytest.raises(TrainingError, match="even batches of 1 are too large"),
+    ):
+        trainer.scale_batch_size()
 
 
 @pytest.mark.slow

@@ -242,7 +242,7 @@ class Fragile:
         return self
 
 
-def test_what_is_counted_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_counted_goes_on_after_an_error(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     meter = RankMeter(0, 1, trainer="t", group="g")
     batches: Any = meter.metered(Fragile())
     assert len(batches) == 3
@@ -254,6 +254,9 @@ def test_what_is_counted_goes_on_after_an_error(caplog: pytest.LogCaptureFixture
     assert len(list(batches)) == 1
     assert caplog.text.count("no shape") == 1
     assert meter.page.batches == 2
+    meter.page.folder, meter.page.steps, meter.page.asked, meter.page.due = os.fsencode(tmp_path), 1, 1, 0
+    assert len(list(meter.metered(iter(range(3))))) == 3
+    assert meter.page.answered == 1 and meter.page.error == b"" and any(tmp_path.iterdir())
     meter.close()
 
 

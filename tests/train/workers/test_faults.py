@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch.distributed as dist
 
 import trainkit
 from tests.conftest import eventually, is_running
@@ -112,6 +113,7 @@ def test_a_worker_that_hangs_is_named_with_the_step_that_waits(
         )
         assert caught.value.__cause__ is not None, "what the waiting worker raised"
         assert eventually(lambda: gone(pids))
+    assert not dist.is_initialized()
 
 
 class FreezesAtTheEnd(Digits):

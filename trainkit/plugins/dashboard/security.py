@@ -88,7 +88,7 @@ class Guard:
                 message = {**message, "headers": headers}
             await send(message)
 
-        found = self._refused(Headers(scope=scope), scope, is_api=is_api)
+        found: Response | bytes | None = self._refused(Headers(scope=scope), scope, is_api=is_api)
         if found is None:
             try:
                 async with asyncio.timeout(REQUEST_S):
@@ -102,7 +102,7 @@ class Guard:
         else:
             await self._app({**scope, "body": found}, receive, send_guarded)
 
-    def _refused(self, headers: Headers, scope: Scope, *, is_api: bool) -> Response | bytes | None:
+    def _refused(self, headers: Headers, scope: Scope, *, is_api: bool) -> Response | None:
         """Check the path and headers of a request; return a refusal, or None if the request is allowed."""
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:

@@ -152,7 +152,8 @@ class RankMeter(RankObserver):
         """Remove this rank from the measurements; a trace that is being recorded fails."""
         self._hook.remove()
         if self._recording is not None:
-            self._end_trace(f"the rank has left its trainer after {self._recording.taken} steps")
+            number, taken = self._recording.number, self._recording.taken
+            self._end_trace(number, f"the rank has left its trainer after {taken} steps")
         self.page.world_size = 0
 
     def _counting(self) -> Timed:
@@ -185,18 +186,21 @@ class RankMeter(RankObserver):
 
     def _look(self, now: float, batch: Any) -> None:
         """Do the periodic check; an error in it stops the trace or the measurements, but not the training."""
+        page = self.page
+        # A program that requests a trace sets `due` to 0. Requests that arrive after this line are not lost.
+        page.due, asked = math.inf, page.asked
         try:
             self._trace()
         except Exception as error:  # An error is possible here if, for example, the disk is full.
-            self._end_trace(f"{type(error).__name__}: {error}")
-        due = math.inf
+            self._end_trace(asked, f"{type(error).__name__}: {error}")
         if not self._is_broken:
             try:
-                due = now + self._measure(now, batch)
+                page.due = now + self._measure(now, batch)
             except Exception as error:
                 self._is_broken = True
                 log.warning("the measurements of this rank have stopped: %s: %s", type(error).__name__, error)
-        self.page.due = 0.0 if self._recording else due
+        if self._recording or page.asked not in (0, page.answered):
+            page.due = 0.0
 
     def _measure(self, now: float, batch: Any) -> float:
         """Update the recent measurements; return the seconds until the next check."""
@@ -235,12 +239,14 @@ class RankMeter(RankObserver):
             if page.asked not in (0, page.answered):
                 self._recording = _Recording(page.asked)
         elif not recording.thread.is_alive():
-            self._end_trace(f"the thread that took the steps ended after {recording.taken} steps")
+            self._end_trace(
+                recording.number, f"the thread that took the steps ended after {recording.taken} steps"
+            )
         elif recording.thread is threading.current_thread():
             recording.taken += 1
             page.taken = recording.taken
             if page.asked != recording.number:
-                self._end_trace("the program that requested the trace has stopped waiting")
+                self._end_trace(recording.number, "the program that requested the trace has stopped waiting")
             elif recording.taken < page.steps:
                 recording.profile.step()
             else:
@@ -249,17 +255,17 @@ class RankMeter(RankObserver):
                 recording.profile.export_chrome_trace(os.path.join(os.fsdecode(page.folder), TRACE))
                 page.answered = recording.number
 
-    def _end_trace(self, why: str) -> None:
-        """Discard the trace; report the failure to the program that requested it, if this still waits."""
+    def _end_trace(self, number: float, why: str) -> None:
+        """Discard the trace of this number; report the failure to its program, if the program still waits."""
         recording, self._recording = self._recording, None
         if recording is not None:
             try:
                 recording.profile.stop()
             except Exception:
                 log.debug("torch's profiler could not be stopped", exc_info=True)
-        if recording is None or self.page.asked == recording.number:
+        if self.page.asked == number:
             self.page.error = why.encode(errors="replace")[:ERROR_BYTES]
-            self.page.answered = self.page.asked
+            self.page.answered = number
 
 
 class _Metered(Iterator[T]):

@@ -295,6 +295,6 @@ def assign(group: dict[str, Any], key: str, value: Any) -> None:
     """Set a value of an optimizer's parameter group; a tensor is kept and gets the new value."""
     if isinstance(group.get(key), torch.Tensor):
         # A compiled step may refer to this tensor object, so the tensor is changed in place.
-        group[key].copy_(torch.as_tensor(value))
+        group[key].copy_(torch.as_tensor(value, dtype=group[key].dtype))
     else:
         group[key] = value

@@ -335,8 +335,8 @@ class LightningMethods:
     def predict(self, dataset: Any, num_steps: int | None) -> list[Predicted]:
         """Run Lightning's prediction loop; `TorchTrainer.predict` describes the arguments."""
         if dataset is None and not self._has_loader("predict_dataloader"):
-            owner = self.model if self.datamodule is None else self.datamodule
-            raise ConfigError(f"predict() needs {type(owner).__name__}.predict_dataloader, or dataset=")
+            owner = self._plan.module_cls if self.datamodule is None else type(self.datamodule)
+            raise ConfigError(f"predict() needs {owner.__name__}.predict_dataloader, or dataset=")
         loader = dataset(self._config) if callable(dataset) else dataset
         return self._running().predict(loader, num_steps)
 

@@ -393,6 +393,9 @@ class Worker(GroupMember):
         except MISFITS as error:
             self._load_registered(before)
             raise CheckpointError(f"{what} does not fit the registered objects: {error}") from error
+        except BaseException:
+            self._load_registered(before)
+            raise
         try:
             operator.load_state_dict(whole(state["operator"]))
         except BaseException:
