@@ -287,3 +287,6 @@ def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.7) -> str
     by_lower = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+__all__ = [name for name, each in globals().items() if isinstance(each, type) and each.__module__ == __name__]

@@ -177,3 +177,9 @@ def test_rounds_without_a_candidate() -> None:
 
     with pytest.raises(ValueError, match=r"No fits were performed.*_run_search"):
         Nothing(SVC()).fit(X, Y)
+
+
+def test_several_scorers_are_refused_as_by_scikit_learn() -> None:
+    for cls in (HalvingGridSearchCV, TuneHalvingGridSearchCV):
+        with pytest.raises(ValueError, match="scoring"):
+            cls(SVC(), {"C": [1, 2]}, scoring=["accuracy", "f1"]).fit(X, Y)

@@ -155,7 +155,14 @@ def test_others_are_called_once_for_each_of_several_portions(estimator: Any) -> 
 
 
 # row 1.38
-@pytest.mark.parametrize("estimator", [LogisticRegression(max_iter=9), ElasticNet(alpha=0.01, max_iter=9)])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegression(max_iter=9),
+        ElasticNet(alpha=0.01, max_iter=9),
+        MLPClassifier((8,), solver="lbfgs", max_iter=9, random_state=0),
+    ],
+)
 def test_iterations_go_on_where_they_ended(estimator: Any) -> None:
     by_hand = clone(estimator).set_params(warm_start=True)
     with warnings.catch_warnings():

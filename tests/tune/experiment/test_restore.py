@@ -288,3 +288,13 @@ def test_a_clock_that_was_set_back_leaves_the_order_of_what_happened(fit, restor
     assert first.started < second.started
     with ExperimentReader(tmp_path / "e") as reader:
         assert 0 < reader.spent_s() < 1800
+
+
+def test_a_kill_before_the_first_step_is_restored(fit, restore):
+    """The file exists, without any trial in it."""
+    store = ExperimentStore.create
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ExperimentStore, "create", lambda *args: (store(*args).close(), 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            fit(lambda config: {"loss": 1}, {}, metric="loss", num_samples=3)
+    assert [str(result.status) for result in restore(lambda config: {"loss": 1})] == ["TERMINATED"] * 3

@@ -16,7 +16,7 @@ from trainkit.tune.schedulers import (
     TrialScheduler,
     Verdict,
 )
-from trainkit.tune.schedulers.halving import bracket_plans, shared_levels
+from trainkit.tune.schedulers.halving import bracket_plans, places, shared_levels
 
 STOP, CONTINUE, PAUSE = Verdict.STOP, Verdict.CONTINUE, Verdict.PAUSE
 BOTH = [HyperBandScheduler, HyperBandForBOHB]
@@ -112,7 +112,10 @@ def test_levels_rise_and_every_round_has_a_trial(max_t, eta):
     for plan in bracket_plans(max_t, eta):
         assert plan.levels[-1] == max_t
         assert all(lower < upper for lower, upper in itertools.pairwise(plan.levels))
-        assert plan.size >= 1
+        entries = plan.size
+        for _ in plan.levels:
+            assert entries >= 1
+            entries = places(entries, eta)
 
 
 # --- brackets fill one after another --------------------------------------------------------------

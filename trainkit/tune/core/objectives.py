@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from trainkit.errors import TuneArgumentError
@@ -213,9 +214,9 @@ def best_last(trials: Sequence[Trial], metric: str | None, mode: str | None) -> 
 def best_row(reports: Sequence[Mapping[str, Any]], metric: str, mode: str) -> dict[str, Any] | None:
     """Return the earliest report with the best finite `metric`; None if no report has a finite value."""
     sign = -1 if mode == "min" else 1
-    rated = [report for report in reports if is_finite(lookup(report, metric))]
+    rated = [(sign * value, report) for report in reports if is_finite(value := lookup(report, metric))]
     # Reports are dictionaries, but the type Mapping lets callers pass a list of any kind of them.
-    return max(rated, key=lambda report: sign * lookup(report, metric), default=None)  # type: ignore[return-value]
+    return max(rated, key=itemgetter(0))[1] if rated else None  # type: ignore[return-value]
 
 
 def trial_score(

@@ -428,8 +428,16 @@ def spread(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) * (value - mean) for value in values) / len(values))
 
 
-_KNOWN: dict[str, Any] = {cls.__name__: cls for cls in Stopper.__subclasses__()}
-"""The stoppers of this file, which are all subclasses that exist while it is loaded."""
+_KNOWN: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (
+        MaximumIterationStopper,
+        TrialPlateauStopper,
+        ExperimentPlateauStopper,
+        TimeoutStopper,
+        FunctionStopper,
+    )
+}
 
 _STOPPER, _SEVERAL = "$stopper", "$several"
 

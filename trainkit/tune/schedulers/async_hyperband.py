@@ -147,7 +147,9 @@ class ASHAScheduler(TrialScheduler):
     def on_trial_add(self, trial_id: str, config: Mapping[str, Any] = NO_CONFIG) -> None:
         bracket = 0
         if self.brackets > 1:
-            bracket = min(bisect_right(self._shares, float(self._generator.random())), self.brackets - 1)
+            if self.rng is None:
+                raise ConfigError("brackets need a random generator: call set_search_properties first")
+            bracket = min(bisect_right(self._shares, float(self.rng.random())), self.brackets - 1)
         self._progress[trial_id] = _Progress(bracket)
         self._under_way.add(trial_id)
 

@@ -26,7 +26,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from trainkit.errors import ConfigError, TuneArgumentError
+from trainkit.errors import ConfigError
 from trainkit.tune.core.checks import (
     arguments_of,
     call_problem,
@@ -236,14 +236,6 @@ class TrialScheduler(ABC):
             raise TypeError(
                 f"{cls.__name__}.total_samples is read-only, but an experiment sets it: rename the property"
             )
-
-    @property
-    def _generator(self) -> Generator:
-        if self.rng is None:
-            raise TuneArgumentError(
-                f"{type(self).__name__} needs a random generator: call set_search_properties first"
-            )
-        return self.rng
 
     @property
     def deciding(self) -> TrialScheduler:

@@ -270,6 +270,7 @@ def simulate(
     _require_end(tune, run, horizon_s, max_work)
     seed = seed if seed is not None else tune.seed if tune.seed is not None else seeds.fresh_seed()
     workers, tune = int(workers), replace(tune, seed=seed)
+    loss = Failures(failures, seed)
     name = getattr(objective, "__name__", type(objective).__name__)
     space = setup.make_space(param_space, tune)
     facts = new_facts(safe_name(name), space, tune, run, None, 0.0)
@@ -296,7 +297,7 @@ def simulate(
         workers=workers,
         agenda=agenda,
         slowdowns=slowdowns(stragglers, seed),
-        failures=Failures(failures, seed),
+        failures=loss,
         seed=seed,
         resume=resume,
         marks=retried,

@@ -313,11 +313,14 @@ class TrialActor:
             seed_generators(spec.seed)
         before, self._runner, self._spec = self._runner, None, spec
         with _in_environment(spec):
-            if before is not None and before.take_over(spec):
-                self._runner = before
-            else:
-                # Deleting `before` frees the resources of the old object before the new object is created.
-                del before
+            is_kept = before is not None and before.take_over(spec)
+        if is_kept:
+            self._runner = before
+        else:
+            # Deleting `before` frees the resources of the old object before the new object is created. This
+            # happens outside of the new trial's environment, as it may run the user's code.
+            del before
+            with _in_environment(spec):
                 self._runner = make_runner(spec, self._trainable, self._values, keep=self._serves_many)
         # The host name is not resolved, because a hanging resolver would hang every trial.
         return WorkerProcess(pid=os.getpid(), hostname=socket.gethostname(), node_ip="127.0.0.1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.errors import ConfigError, TuneArgumentError
 from trainkit.tune.core.checks import is_finite, is_number, require_number, require_one_of
@@ -37,6 +37,9 @@ from trainkit.tune.schedulers.pbt.replay import PopulationBasedTrainingReplay
 from trainkit.tune.space.domains import Categorical, Domain, Forbid, GridSearch, SampleFrom, When
 from trainkit.tune.space.search_space import Space, fitted
 from trainkit.tune.space.tree import holds_leaf
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 __all__ = ["PopulationBasedTraining", "PopulationBasedTrainingReplay"]
 
@@ -230,6 +233,14 @@ class PopulationBasedTraining(TrialScheduler):
     def _quantiles(self) -> Quantiles:
         shuffle = self._generator.permutation if self.tie == "random" else None
         return quantiles(self._members.scores(shuffle), self.quantile_fraction)
+
+    @property
+    def _generator(self) -> Generator:
+        if self.rng is None:
+            raise TuneArgumentError(
+                f"{type(self).__name__} needs a random generator: call set_search_properties first"
+            )
+        return self.rng
 
     def _exploit(self, member: Member, ranked: Quantiles) -> Decision | None:
         """Return the decision on a member of the lower quantile; None if no donor exists."""
