@@ -162,5 +162,6 @@ def _terminal() -> str:
 
 def _raise_descriptor_limit() -> None:
     """Raise the descriptor limit to its maximum, as the node needs three descriptors for each worker."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
