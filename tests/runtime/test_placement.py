@@ -15,6 +15,26 @@ requests = st.fixed_dictionaries(
 TOTALS = {"CPU": 4, "GPU": 3, "disk": 2}
 
 
+@given(st.lists(st.tuples(requests, st.booleans()), max_size=40))
+def test_what_is_free_and_what_is_held_add_up(steps: list[tuple[dict[str, float], bool]]) -> None:
+    ledger = Ledger.of_machine(TOTALS)
+    full = ledger.amounts()
+    held = []
+    for request, give_back in steps:
+        if give_back and held:
+            ledger.give_back(held.pop(0))
+        lacking = ledger.lacking(request)
+        allocation = ledger.take(request)
+        assert (allocation is None) == bool(lacking)
+        if allocation is not None:
+            held.append(allocation)
+        assert all(amount >= 0 for amount in ledger.free.values())
+        assert all(0 <= share <= 10_000 for share in ledger.free_gpus.values())
+    for allocation in held:
+        ledger.give_back(allocation)
+    assert ledger.amounts() == full
+
+
 @given(st.lists(requests, min_size=1, max_size=8))
 def test_a_group_is_held_whole_or_not_at_all(bundles: list[dict[str, float]]) -> None:
     ledger = Ledger.of_machine(TOTALS)
@@ -67,9 +87,6 @@ def test_a_worker_is_forked_from_what_spares_it_most_without_a_wait() -> None:
     assert choose(heavy, [plain, torch, heavy], [plain, torch]) == heavy, "its own import would take as long"
     assert choose(imports("numpy"), [plain, torch], [plain, torch]) == imports("numpy")
     assert choose(torch, [plain, both], [plain, both]) == torch, "what was not wanted is not imposed"
-    assert choose(torch, [plain], [plain]) == torch, "what an optimizer needs takes another second"
-    dynamo = imports("torch", "torch._dynamo")
-    assert choose(dynamo | {"numpy"}, [plain, torch, dynamo], [plain, torch]) == dynamo
 
 
 def test_what_workers_ask_for_comes_first_and_else_the_order_is_kept() -> None:

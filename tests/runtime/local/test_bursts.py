@@ -160,6 +160,18 @@ def test_tasks_given_ahead_do_not_wait_behind_one_that_waits_for_them(tmp_path: 
     assert sum(trainkit.get(refs, timeout=60)) == 5
 
 
+def test_a_family_of_tasks_larger_than_the_machine() -> None:
+    @trainkit.remote
+    def leaf() -> int:
+        return 1
+
+    @trainkit.remote
+    def parent(count: int) -> int:
+        return sum(trainkit.get([leaf.remote() for _ in range(count)]))
+
+    assert trainkit.get([parent.remote(10) for _ in range(10)], timeout=120) == [10] * 10
+
+
 def test_one_that_ends_its_process_fails_alone() -> None:
     task = trainkit.remote(short)
     trainkit.get([task.remote(0) for _ in range(500)])
