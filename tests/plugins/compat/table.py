@@ -22,11 +22,11 @@ PAGE = ROOT / "docs" / "compatibility.md"
 HEAD = """\
 # What moves by its imports
 
-A program of another system moves to trainkit by changing its imports, and nothing else. This page has what
-became of the examples of those systems. Each runs in a process of its own, without a network; where a package
-has the examples, a test does that. One that is said to run ends in order, with no trial that failed, and one
-that is not ends with the error that the reason tells of. "Not run" is what can't run on such a machine under
-its own system either.
+A program of another system moves to trainkit by changing its imports, and nothing else. This page lists the
+examples of those systems, and the result of each example with trainkit's imports. Each example runs in a
+process of its own, without a network. If a package contains the examples, a test runs them. An example that
+"runs" ends cleanly, without a failed trial. An example that "does not run" ends with an error for the given
+reason. An example that is "not run" can't run on the test machine with its own system either.
 """
 
 
