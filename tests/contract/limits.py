@@ -71,7 +71,7 @@ ENGLISH = {
     "comes to": Limit(0, 0),
     "is none": Limit(5, 0),
     "lets go": Limit(1, 0),
-    "in order": Limit(1, 0),
+    "in order": Limit(0, 0),
     "that of": Limit(12, 0),
     "who": Limit(1, 0),
     "inversion": Limit(0, 0),
