@@ -26,7 +26,7 @@ import pickle
 import resource
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,29 +73,50 @@ _moving = threading.RLock()
 """Lock held for short times while a segment is opened, mapped, or moved to disk."""
 
 
+@dataclass(eq=False, slots=True)
+class _File:
+    """Open memory file, or file on disk, that is closed or kept for reuse at the end of this object.
+
+    Args:
+        fd: descriptor of the file, which this object then owns.
+        span: range of bytes that a lock on the file covers; None to read it from the kernel later.
+        pool: pool that reuses the file, in the process that wrote it; None in other processes.
+        memory: writable mapping of a reused file, in the process that wrote it; None otherwise.
+
+    Attributes:
+        mapping: mapping that readers share, if any.
+    """
+
+    fd: int
+    span: Span | None = None
+    pool: SegmentPool | None = None
+    memory: mmap.mmap | None = None
+    mapping: mmap.mmap | None = None
+
+    def __del__(self) -> None:
+        self.mapping = None
+        if self.pool is not None:
+            self.pool.recycle(_Kept(self.fd, self.span or locks.span_of(self.fd), self.memory))
+        else:
+            os.close(self.fd)
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Segment(Uncopied):
     """Memory file that contains one value. A segment is a handle that can be sent any number of times.
 
-    Args:
-        fd: descriptor of the file, which this object then owns.
-        pool: pool that reuses the segment, in the process that wrote it; None in other processes.
-        span: range of the segment's lock; None to read it from the kernel.
-        memory: writable mapping of a reused segment, in the process that wrote it; None otherwise.
+    The class has no `__del__`, as Python calls `__del__` before it clears weak references. Another thread
+    could then move a segment to disk whose descriptor is already closed or reused.
     """
 
     kind = SEGMENT
-    _fd: int
-    _pool: SegmentPool | None = None
-    _span: Span | None = None
-    _memory: mmap.mmap | None = None
-    _mapping: mmap.mmap | None = None
+    _file: _File
     _views: int = 0
 
     @classmethod
     def received(cls, fd: int) -> Segment:
         """Return a segment for a descriptor that another process has sent."""
-        segment = cls(fd)
+        segment = cls(_File(fd))
         segment.noted()
         return segment
 
@@ -106,21 +127,21 @@ class Segment(Uncopied):
     @property
     def span(self) -> Span:
         """Range of bytes that a lock on the segment covers."""
-        if self._span is None:
-            self._span = locks.span_of(self._fd)
-        return self._span
+        if self._file.span is None:
+            self._file.span = locks.span_of(self._file.fd)
+        return self._file.span
 
     def open_fd(self) -> int:
         with _moving:
             with _explained:
-                fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+                fd = os.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR | os.O_CLOEXEC)
             locks.share(fd, self.span)
         return fd
 
     def fill(self, parts: Sequence[Any], spans: Sequence[tuple[int, int]]) -> None:
         """Write each part of a value to the range of the segment that is given for the part."""
-        if self._memory is not None:
-            with memoryview(self._memory) as target:
+        if self._file.memory is not None:
+            with memoryview(self._file.memory) as target:
                 for part, (start, stop) in zip(parts, spans, strict=True):
                     target[start:stop] = part
             return
@@ -128,9 +149,9 @@ class Segment(Uncopied):
             with memoryview(part) as view, view.cast("B") as rest:
                 done = 0
                 while done < len(rest):  # the kernel writes at most 2 GiB at a time
-                    done += os.pwrite(self._fd, rest[done:], start + done)
+                    done += os.pwrite(self._file.fd, rest[done:], start + done)
 
-    def spill(self, account: StoreBudget, lock: threading.RLock) -> bool:
+    def spill(self, account: StoreBudget, lock: threading.RLock, mapped: Container[int]) -> bool:
         """Move the segment to disk if only this process has it and does not map it. Return True on success.
 
         The descriptor keeps its number, and then refers to the file on disk. If a thread opens the segment
@@ -139,17 +160,18 @@ class Segment(Uncopied):
         Args:
             account: budget of the session's shared memory.
             lock: lock that a thread of this process takes before it uses the account.
+            mapped: inodes of the segments that this process maps for reading.
 
         Raises:
             OutOfDiskError, ObjectStoreFullError: the file could not be written.
         """
         views = self._views
-        if not self._is_idle(views):
+        if os.fstat(self._file.fd).st_ino in mapped or not self._is_idle(views):
             return False
         span = Span(self.span.session, self.span.size_bytes, on_disk=True)
         file = spilling.make_file(account.folder, span)
         try:
-            spilling.copy(self._fd, file, account.folder, span.size_bytes)
+            spilling.copy(self._file.fd, file, account.folder, span.size_bytes)
             # The memory is freed and subtracted from the account under one lock. Otherwise another process
             # could count in between, and the memory would be subtracted twice. The code does not wait for
             # `_moving`, as the thread with that lock may run a garbage collection that needs `lock`.
@@ -159,9 +181,9 @@ class Segment(Uncopied):
                 try:
                     if not self._is_idle(views):
                         return False
-                    account.note_spilled(span.size_bytes, freed=self._pool is not None)
-                    os.dup2(file, self._fd, inheritable=False)
-                    self._span, self._pool, self._memory = span, None, None
+                    account.note_spilled(span.size_bytes, freed=self._file.pool is not None)
+                    os.dup2(file, self._file.fd, inheritable=False)
+                    self._file.span, self._file.pool, self._file.memory = span, None, None
                 finally:
                     _moving.release()
         finally:
@@ -170,23 +192,19 @@ class Segment(Uncopied):
 
     def _is_idle(self, views: int) -> bool:
         with _moving:
-            if self._views != views or not locks.claim(self._fd, self.span):
+            if self._views != views or not locks.claim(self._file.fd, self.span):
                 return False
-            locks.share(self._fd, self.span)
+            locks.share(self._file.fd, self.span)
             return True
 
     def unmap_idle(self) -> None:
         """Release the mapping that readers share, unless a reader still uses an array in the mapping."""
         with _moving:
-            if self._mapping is not None:
+            mapping = self._file.mapping
+            if mapping is not None:
                 with contextlib.suppress(BufferError):
-                    self._mapping.close()
-                    self._mapping = None
-
-    @property
-    def inode(self) -> int:
-        """Inode of the memory file, or of the file on disk."""
-        return os.fstat(self._fd).st_ino
+                    mapping.close()
+                    self._file.mapping = None
 
     def view(self, private: bool) -> memoryview:
         """Return the whole segment, mapped copy-on-write, so that writes stay in this process.
@@ -194,33 +212,24 @@ class Segment(Uncopied):
         Args:
             private: True for a separate mapping for this reader; False for the mapping that readers share.
         """
+        file = self._file
         with _moving:
             self._views += 1
-            return self._mapped(private)
-
-    def _mapped(self, private: bool) -> memoryview:
-        if self._mapping is not None and not private:
-            return memoryview(self._mapping)
-        # A mapping keeps its open file, and so the file's lock. A received segment thus stays locked while an
-        # array uses it. The writer maps a second open file, as the writer releases the lock on the first open
-        # file.
-        fd = self.open_fd() if self._pool is not None else self._fd
-        try:
-            with _explained:
-                mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
-            if fd != self._fd:
-                os.close(fd)
-        if not private:
-            self._mapping = mapping
-        return memoryview(mapping)
-
-    def __del__(self) -> None:
-        self._mapping = None
-        if self._pool is not None:
-            self._pool.recycle(_Kept(self._fd, self.span, self._memory))
-        else:
-            os.close(self._fd)
+            if file.mapping is not None and not private:
+                return memoryview(file.mapping)
+            # A mapping keeps its open file, and so the file's lock. A received segment thus stays locked
+            # while an array uses it. The writer maps a second open file, as the writer releases the lock on
+            # the first open file.
+            fd = self.open_fd() if file.pool is not None else file.fd
+            try:
+                with _explained:
+                    mapping = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            finally:
+                if fd != file.fd:
+                    os.close(fd)
+            if not private:
+                file.mapping = mapping
+            return memoryview(mapping)
 
 
 HANDLE_KINDS[SEGMENT] = Segment.received
@@ -269,13 +278,9 @@ class SegmentPool:
             end = start + len(part)
             spans.append((start, end))
         segment = self._segment(-(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
-        try:
+        to_disk = spilling.explained(self._account.folder, segment.span.size_bytes)
+        with _explained, to_disk if segment.span.on_disk else contextlib.nullcontext():
             segment.fill(parts, spans)
-        except OSError as error:
-            if segment.span.on_disk:
-                spilling.explain(error, self._account.folder, segment.span.size_bytes)
-            _explain(error)
-            raise
         segment.noted()
         return Packed(pickle.dumps((packed.writable, spans)), (), [segment, *packed.handles], stored=True)
 
@@ -308,9 +313,15 @@ class SegmentPool:
         """Return the smallest unused warm segment of `size` to `2 * size` bytes, or None if none fits."""
         fitting = [kept for kept in self._kept if size <= kept.span.size_bytes <= 2 * size]
         for kept in sorted(fitting, key=lambda kept: kept.span.size_bytes):
-            if not locks.claim(kept.fd, kept.span):
+            # Garbage collection may recycle a segment here, and so drop a segment of `fitting`. Thus a
+            # segment is taken out of the list before its descriptor is used.
+            try:
+                self._kept.remove(kept)
+            except ValueError:
                 continue
-            self._kept.remove(kept)
+            if not locks.claim(kept.fd, kept.span):
+                self._kept.insert(0, kept)
+                continue
             # The segment is smaller if another process, which found the store full, has freed the segment's
             # memory.
             if os.fstat(kept.fd).st_size < size:
@@ -323,7 +334,7 @@ class SegmentPool:
                 # calls.
                 with contextlib.suppress(OSError):
                     memory = mmap.mmap(kept.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            return Segment(kept.fd, self, kept.span, memory)
+            return Segment(_File(kept.fd, kept.span, self, memory))
         return None
 
     def _new(self, size: int) -> Segment | None:
@@ -341,7 +352,7 @@ class SegmentPool:
                 fd = self._account.make(size)
                 if fd is None:
                     fd = self._account.make_after_counting(size)
-        return None if fd is None else Segment(fd, self, self._account.span(size))
+        return None if fd is None else Segment(_File(fd, self._account.span(size), self))
 
     def _spill(self, size: int) -> bool:
         """Move unmapped segments to disk until `size` bytes fit. Return True if any segment was moved.
@@ -356,13 +367,8 @@ class SegmentPool:
             return False
         try:
             found = [segment for segment in (known() for known in list(_held)) if segment is not None]
-            ours = [
-                segment
-                for segment in found
-                if segment.span.session == account.session and not segment.span.on_disk
-            ]
-            if not ours:
-                return False
+            in_memory = [segment for segment in found if not segment.span.on_disk]
+            ours = [segment for segment in in_memory if segment.span.session == account.session]
             for segment in ours:
                 segment.unmap_idle()
             sizes = locks.sizes_in_use(account.session)
@@ -375,7 +381,7 @@ class SegmentPool:
                 if freed >= lacking and freed + size_bytes > batch:
                     break
                 try:
-                    if segment.inode not in mapped and segment.spill(account, self._lock):
+                    if segment.spill(account, self._lock, mapped):
                         freed += size_bytes
                 except (OSError, ObjectStoreFullError):
                     break  # the value itself may still fit on the disk; otherwise its write raises the error
@@ -389,7 +395,7 @@ class SegmentPool:
         """Return a new segment on disk."""
         span = self._account.span(size, on_disk=True)
         with _explained:
-            segment = Segment(spilling.make_file(self._account.folder, span), None, span)
+            segment = Segment(_File(spilling.make_file(self._account.folder, span), span))
         with self._lock:
             self._account.note_spilled(size, freed=False)
         self._tell()
@@ -397,15 +403,14 @@ class SegmentPool:
 
     def _tell(self) -> None:
         """Warn once in a session that values are written to disk."""
-        account = self._account
         with self._lock:
-            is_first = account.is_first_to_tell()
+            is_first = self._account.is_first_to_tell()
         if is_first:
             _logger.warning(
                 "the object store is full (%s), so large values go to files in %s from now on; raise "
                 "object_store_memory in init() to keep more of them in memory",
-                describe_bytes(account.limit_bytes),
-                account.folder,
+                describe_bytes(self._account.limit_bytes),
+                self._account.folder,
             )
 
     def _full(self, size: int) -> str:
@@ -431,11 +436,10 @@ class SegmentPool:
                 return
             locks.release(kept.fd, kept.span)
             self._kept.append(kept)
-            held = sum(other.span.size_bytes for other in self._kept)
-            while len(self._kept) > _KEEP_MOST or held > self._keep_bytes:
-                oldest = self._kept.pop(0)
-                held -= oldest.span.size_bytes
-                self._drop(oldest)
+            while (
+                len(self._kept) > _KEEP_MOST or sum(k.span.size_bytes for k in self._kept) > self._keep_bytes
+            ):
+                self._drop(self._kept.pop(0))
 
     def _drop(self, kept: _Kept) -> None:
         """Close a segment. The segment's memory is freed once no other process uses the segment."""

@@ -15,6 +15,7 @@ from typing import Literal
 from trainkit.errors import ConfigError, ObjectStoreFullError, OutOfDiskError
 from trainkit.resources import describe_bytes, file_system
 from trainkit.runtime.local.memory.locks import PREFIX, Span, share
+from trainkit.runtime.local.wire.channel import Explained
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "rootfs")
 _SPARED = 20
@@ -77,7 +78,7 @@ def make_file(folder: str, span: Span) -> int:
         ObjectStoreFullError: the file can't be created.
     """
     size = span.size_bytes
-    try:
+    with explained(folder, size):
         disk = os.statvfs(folder)
         if not has_room(disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize, size):
             raise OutOfDiskError(_full_text(folder, size))
@@ -86,23 +87,25 @@ def make_file(folder: str, span: Span) -> int:
             # The lock belongs to the open file, and this file outlives the descriptor that is closed here.
             share(file.fileno(), span)
             return os.dup(file.fileno())
-    except OSError as error:
-        explain(error, folder, size)
-        raise
 
 
 def copy(source: int, target: int, folder: str, size_bytes: int) -> None:
     """Copy a segment in memory to a file in `folder`. Raise the same errors as `make_file`."""
     done = 0
-    try:
+    with explained(folder, size_bytes):
         while done < size_bytes:
-            done += os.sendfile(target, source, done, size_bytes - done)
-    except OSError as error:
-        explain(error, folder, size_bytes)
-        raise
+            sent = os.sendfile(target, source, done, size_bytes - done)
+            if not sent:
+                raise RuntimeError(f"a segment of {size_bytes} bytes in memory ends after {done} bytes")
+            done += sent
 
 
-def explain(error: OSError, folder: str, size_bytes: int) -> None:
+def explained(folder: str, size_bytes: int) -> Explained:
+    """Return a context manager that replaces an OSError of writing to `folder` with a readable error."""
+    return Explained(lambda error: _explain(error, folder, size_bytes))
+
+
+def _explain(error: OSError, folder: str, size_bytes: int) -> None:
     """Raise a readable error for a failed disk operation.
 
     Return without an error if `error` is a lack of descriptors.
