@@ -9,6 +9,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,36 @@ def test_what_is_in_use_is_counted_though_others_let_go_meanwhile() -> None:
         thread.join()
         for fd in kept:
             account.close_segment(fd or -1)
+    account.close()
+
+
+def test_a_count_never_empties_another_file_that_got_the_number_of_a_segment(tmp_path: Path) -> None:
+    account = StoreBudget.create(1 << 30)
+    warm = account.make(mmap.PAGESIZE) or -1
+    locks.release(warm, account.span(mmap.PAGESIZE))
+    own = (tmp_path / "own.txt").open("w+b")
+    own.write(b"x" * 100)
+    own.flush()
+    number, done = os.dup(warm), threading.Event()
+
+    def alternate() -> None:
+        while not done.is_set():
+            os.dup2(own.fileno(), number)
+            os.ftruncate(warm, mmap.PAGESIZE)
+            os.dup2(warm, number)
+
+    thread = threading.Thread(target=alternate)
+    thread.start()
+    try:
+        for _ in range(examples(500)):
+            os.close(account.make_after_counting(mmap.PAGESIZE) or -1)
+    finally:
+        done.set()
+        thread.join()
+    assert os.fstat(own.fileno()).st_size == 100
+    for fd in (number, warm):
+        os.close(fd)
+    own.close()
     account.close()
 
 

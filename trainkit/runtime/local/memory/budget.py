@@ -196,16 +196,18 @@ class StoreBudget:
             except OSError:  # the process closed the descriptor meanwhile
                 continue
             try:
-                size = os.fstat(fd).st_size
-                if size == 0:
+                # The process may have closed the descriptor meanwhile and opened another file at its number.
+                # Without this check, the code below could empty a file of the user.
+                span = locks.memory_span_of(fd)
+                if span is None or span.session != self.session or not span.size_bytes:
                     continue
                 # A warm segment has no lock and is emptied. The process that keeps the segment checks the
                 # segment's size before it writes to the segment again. A segment that was locked after the
                 # locks were read is in use or is being closed, and counts.
-                if locks.claim(fd, self.span(size)):
+                if locks.claim(fd, span):
                     os.ftruncate(fd, 0)
                 else:
-                    sizes[found.inode] = size
+                    sizes[os.fstat(fd).st_ino] = span.size_bytes
             finally:
                 os.close(fd)
         return sum(sizes.values())

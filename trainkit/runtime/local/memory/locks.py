@@ -32,7 +32,7 @@ SESSIONS = 1 << 22
 _SEQ_BYTES = 1 << 11
 """Size in bytes below which one read returns the whole lock table, as each read returns one page."""
 
-_MOST_READS = 5
+_MOST_READS = 10
 
 _FLOCK = struct.Struct("@hhqqi")  # the fields of C's struct flock are type, whence, start, length and pid
 
@@ -64,15 +64,24 @@ def span_of(fd: int) -> Span:
 
     The range follows from the segment's name and size, or from the segment's lock if the segment is on disk.
     """
-    name = os.readlink(f"/proc/self/fd/{fd}")
-    if name.startswith(MEMORY_LINK):
-        return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
+    span = memory_span_of(fd)
+    if span is not None:
+        return span
     with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
         for line in file:
             found = _parsed(line.decode())
             if found is not None:
                 return Span(*found[1:])
+    name = os.readlink(f"/proc/self/fd/{fd}")
     raise RuntimeError(f"{name} arrived as an object in shared memory, but has no lock on it")
+
+
+def memory_span_of(fd: int) -> Span | None:
+    """Return the lock range of the segment in memory that is open at `fd`; None for any other file."""
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    if not name.startswith(MEMORY_LINK):
+        return None
+    return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
 
 
 def _parsed(line: str) -> tuple[int, int, int, bool] | None:
@@ -118,23 +127,24 @@ def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[i
     """Return the sizes in bytes of all segments in use, by inode, including segments in sockets.
 
     The kernel returns its table of locks page by page. If a lock is released between two pages, the kernel
-    skips a different lock. So a table of several pages is read again until a reading has no new locks, at
-    most 5 times.
+    skips a different lock. So a table of several pages is read again until two readings are equal, at most
+    10 times. The released lock is in the first of two readings only, so equal readings skip no lock.
 
     Args:
         session: number of the session; None means any session.
         on_disk: True for segments on disk, False for segments in memory.
     """
     found: dict[int, int] = {}
-    for number in range(_MOST_READS):
+    text = ""
+    for _ in range(_MOST_READS):
+        before = text
         with open("/proc/locks") as file:
             text = file.read()
-        known = len(found)
         found |= {
             inode: size
             for inode, owner, size, is_on_disk in filter(None, map(_parsed, text.splitlines()))
             if is_on_disk == on_disk and session in (None, owner)
         }
-        if len(text) < _SEQ_BYTES or (number and len(found) == known):
+        if len(text) < _SEQ_BYTES or text == before:
             break
     return found
