@@ -46,7 +46,7 @@ test: $(READY)  ## Run the unit tests, and about a hundred tests of what users d
 
 test-rest: EXAMPLES ?= steady
 test-rest: $(READY)  ## Run the tests that `make test` leaves out: the engine, trainers, Ray, docs, recipes, benchmarks
-	$(PYTEST) --tier process,gang,external,slow $(ARGS)
+	$(PYTEST) --tier model,process,gang,external,slow $(ARGS)
 
 test-all: EXAMPLES ?= steady
 test-all: $(READY)  ## Run all tests, with all their examples; without ARGS, those with the newest versions too

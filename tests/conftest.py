@@ -226,11 +226,11 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Fail a test of the tier `unit` that started a process."""
+    """Fail a test of the tier `unit` or `model` that started a process."""
     started = list(started_processes)
     yield
-    if item.get_closest_marker("unit") and started:
-        pytest.fail(f"a test of the tier `unit` starts no process, but this one has started {started}")
+    if started and (item.get_closest_marker("unit") or item.get_closest_marker("model")):
+        pytest.fail(f"a test of this tier starts no process, but this one has started {started}")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

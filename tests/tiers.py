@@ -10,6 +10,7 @@ from pathlib import Path
 TIERS = {
     "unit": "starts no process",
     "front": "uses the product as its users do, on the local engine: about a hundred tests",
+    "model": "fits the models of searchers, often for a second; starts no process",
     "process": "starts the local engine: a node and its workers",
     "gang": "starts the workers of a trainer, many processes at once, or ones that load whole libraries",
     "external": "starts Ray, programs, type checkers, docs, recipes, benchmarks; needs Lightning, MLflow",
@@ -43,7 +44,7 @@ FOLDERS = {
     "plugins/pipeline": "gang",
     "plugins/pools": "process",
     "plugins/profile": "process",
-    "plugins/searchers": "unit",
+    "plugins/searchers": "model",
     "plugins/testing": "external",
     "recipes": "external",
     "runtime": "process",
@@ -61,7 +62,7 @@ OTHERS = {
         runtime/local/node/test_supervisor.py runtime/inline/test_inline.py
         runtime/test_placement.py runtime/test_restart_rules.py runtime/test_turns.py
         sklearn/test_copy_files.py sklearn/test_estimator_checks.py sklearn/test_fold_order.py
-        sklearn/test_from_tune_sklearn.py sklearn/test_own_words.py
+        sklearn/test_own_words.py
         sklearn/test_piecewise.py sklearn/test_search_candidates.py sklearn/test_search_cv.py
         sklearn/test_settings.py sklearn/test_spaces.py train/checkpoint/test_checkpoint.py
         train/strategies/test_cutting.py train/data/test_data.py train/test_inline.py
@@ -71,10 +72,15 @@ OTHERS = {
         train/distributed/test_tensors.py train/torch/test_prepare.py train/torch/test_shards.py
     """,
     "front": """
-        cli/test_cli.py plugins/pools/test_pools.py runtime/test_engines.py runtime/test_promises.py
+        cli/test_cli.py runtime/test_engines.py runtime/test_promises.py
         sklearn/test_search_estimators.py
         tune/experiment/test_commands.py tune/experiment/test_end_to_end.py tune/trial/test_forms.py
         tune/trial/test_trial_errors.py
+    """,
+    "model": """
+        sklearn/test_from_tune_sklearn.py tune/search/test_duplicates.py tune/search/test_optuna.py
+        tune/search/test_paused_searches.py tune/search/test_samplers.py
+        tune/search/test_searcher_laws.py
     """,
     "process": """
         plugins/compat/test_collective.py plugins/compat/test_graphs.py plugins/compat/test_metrics.py

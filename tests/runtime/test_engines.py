@@ -31,6 +31,8 @@ for engine in BUILT_IN:
     for what, suite in SUITES.items():
         name = f"Test{engine.title()}{what}"
         globals()[name] = type(name, (suite,), {"engine": engine, "__module__": __name__})
+        if engine == "local" and what:
+            pytest.mark.process(globals()[name])
 
 
 def test_an_unknown_engine_is_refused() -> None:
