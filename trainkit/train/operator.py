@@ -207,7 +207,7 @@ class TrainingOperator:
         if train_loader is not None:
             loader = pinned(train_loader, self.device)
             self._train_feed = self._strategy.split_data(loader, training=True, uneven=uneven_inputs)
-            self._stepper.joins = uneven_inputs == "join" and self._strategy.data.members > 1
+            self._stepper.joins = self._train_feed.may_repeat
         if validation_loader is not None:
             loader = pinned(validation_loader, self.device)
             self._validation_feed = self._strategy.split_data(loader, training=False)

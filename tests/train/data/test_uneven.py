@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
@@ -115,6 +115,23 @@ def test_a_step_that_would_train_repeated_batches_is_refused() -> None:
         pytest.raises(ConfigError, match=r"did not call self\.backward\(loss\), .*uneven_inputs='join'"),
     ):
         trainer.train()
+
+
+class OwnStepOfShares(OwnStep):
+    """Operator whose loader trainkit shares out, so that no batch is repeated."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        own = model()
+        self.model, self.optimizer, self.criterion = self.register(
+            models=own, optimizers=torch.optim.SGD(own.parameters(), lr=0.1), criterion=nn.MSELoss()
+        )
+        data = TensorDataset(*torch.rand(2, 16, 1, dtype=torch.float64))
+        self.register_data(train_loader=DataLoader(data, 8), uneven_inputs="join")
+
+
+def test_a_step_of_its_own_trains_on_equal_shares() -> None:
+    with TorchTrainer(training_operator_cls=OwnStepOfShares, num_workers=2, use_gpu=False) as trainer:
+        assert trainer.train()["num_samples"] == 16
 
 
 def test_another_word_for_unequal_streams_is_refused() -> None:

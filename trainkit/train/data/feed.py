@@ -231,6 +231,11 @@ class Feed:
         """Factor for the current batch's mean loss; 0 if the batch only repeats other samples."""
         return self.current.averaged
 
+    @property
+    def may_repeat(self) -> bool:
+        """True if a worker without more batches may repeat its last batch with weight 0."""
+        return self.uneven == "join" and self._group.members > 1 and self._sharded() is None
+
     def state(self) -> dict[str, Any]:
         """Return the state that determines the order of the samples in the next pass."""
         return loader_state(self.loader, self._sampler())
@@ -357,7 +362,6 @@ class Feed:
         batches repeats its last batch with weight 0.
         """
         iterator, last = self._iterator(), _END
-        joins = not self._training or self.uneven == "join"
         first, share = self._fetched, 1.0
 
         def take() -> Any:
@@ -366,7 +370,7 @@ class Feed:
             # step would block the others in its collectives.
             batch = next(iterator, _END)
             more = [bool(each) for each in self._group.gather_integers(int(batch is not _END))]
-            if not any(more) or (not joins and not all(more)):
+            if not any(more) or (self._training and self.uneven != "join" and not all(more)):
                 self._end(self._fetched - first, more)
                 return _END
             if batch is not _END:

@@ -134,8 +134,7 @@ def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[i
         session: number of the session; None means any session.
         on_disk: True for segments on disk, False for segments in memory.
     """
-    found: dict[int, int] = {}
-    text = ""
+    found, text = dict[int, int](), ""
     for _ in range(_MOST_READS):
         before = text
         with open("/proc/locks") as file:
