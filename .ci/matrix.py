@@ -4,8 +4,8 @@ For each extra, an environment of its own gets the wheel with that extra, and no
 uses what the extra brings. Prints a line each, and ends with the number of those that failed.
 
 With `--newest`, one environment gets all extras that tests need, without the pins of constraints.txt, as a
-fresh install of today has them. The tests of the tier `unit` (of all folders, or of those that are named in
-place of extras) and the README's programs are run in it.
+fresh install of today has them. The tests of the tiers `unit` and `model` (of all folders, or of those that
+are named in place of extras) and the README's programs are run in it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def tried_newest(python: str, wheel: Path, folders: list[str]) -> int:
         readme = "tests/test_docs.py::test_each_block_of_the_readme_runs_alone"
         ended = [
             subprocess.run([*tests, *more], cwd=ROOT).returncode
-            for more in (["--tier", "unit", *folders], [readme])
+            for more in (["--tier", "unit,model", *folders], [readme])
         ]
         return max(ended)
 
