@@ -255,9 +255,8 @@ def test_a_count_never_empties_another_file_that_got_the_number_of_a_segment(tmp
     account = StoreBudget.create(1 << 30)
     warm = account.make(mmap.PAGESIZE) or -1
     locks.release(warm, account.span(mmap.PAGESIZE))
-    own = (tmp_path / "own.txt").open("w+b")
+    own = (tmp_path / "own.txt").open("w+b", buffering=0)
     own.write(b"x" * 100)
-    own.flush()
     number, done = os.dup(warm), threading.Event()
 
     def alternate() -> None:
@@ -279,6 +278,25 @@ def test_a_count_never_empties_another_file_that_got_the_number_of_a_segment(tmp
         os.close(fd)
     own.close()
     account.close()
+
+
+class Reader:
+    """Object of a cycle that reads a value when it is collected, and keeps the value's reference."""
+
+    def __init__(self, ref: Any, seen: list[Any]) -> None:
+        self.ref, self.seen, self.itself = ref, seen, self
+
+    def __del__(self) -> None:
+        self.seen += [self.ref, int(trainkit.get(self.ref)[0])]
+
+
+def test_a_value_is_readable_until_its_cycle_is_collected(small_store: None) -> None:
+    seen: list[Any] = []
+    Reader(trainkit.put(block(8, 1)), seen)
+    gc.collect()
+    other = trainkit.put(block(8, 2))
+    ref, first = seen
+    assert (first, trainkit.get(ref)[0], trainkit.get(other)[0]) == (1, 1, 2)
 
 
 def test_two_processes_put_at_the_same_time(small_store: None) -> None:

@@ -5,8 +5,8 @@
 A process that makes a segment adds the segment's size to `used`, under a lock that all processes share. A
 process that frees a segment subtracts the segment's size from `used`. Segments that a process keeps allocated
 for reuse (warm segments) stay counted. A segment also stays counted if other processes use it when the
-process that made it releases it or dies. So `used` may be too high but never too low. Counting takes only a
-microsecond for each new segment. If `used` would exceed the limit, the real use is read from the kernel's
+process that made it releases it or dies. So `used` may be too high but not too low, unless children that the
+program itself forks share the open files of segments. Counting takes only a microsecond for each new segment. If `used` would exceed the limit, the real use is read from the kernel's
 list of locks on segments (see `locks`). All processes' warm segments are then freed. To find the warm
 segments, `makers` lists each process that has made segments and may keep some of them warm.
 
@@ -80,10 +80,9 @@ class StoreBudget:
         """Keep all other processes from counting, making and freeing segments while the block runs."""
         with InterruptGuard():  # Ctrl-C must not leave the file locked, as all processes would wait forever
             # Nested calls are counted, as garbage collection in the block may free a segment and lock again.
-            if self._depth == 0:
-                fcntl.flock(self.fd, fcntl.LOCK_EX)
             self._depth += 1
             try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX)
                 yield
             finally:
                 self._depth -= 1
@@ -191,25 +190,17 @@ class StoreBudget:
         for found in usage.open_segments(self._makers(), self.session):
             if found.inode in sizes:
                 continue
-            try:
-                fd = os.open(found.path, os.O_RDWR | os.O_CLOEXEC)
-            except OSError:  # the process closed the descriptor meanwhile
-                continue
-            try:
-                # The process may have closed the descriptor meanwhile and opened another file at its number.
-                # Without this check, the code below could empty a file of the user.
-                span = locks.memory_span_of(fd)
-                if span is None or span.session != self.session or not span.size_bytes:
+            with contextlib.suppress(*usage.GONE), usage.opened(found, self.session) as fd:
+                size = os.fstat(fd).st_size
+                if size == 0:
                     continue
                 # A warm segment has no lock and is emptied. The process that keeps the segment checks the
                 # segment's size before it writes to the segment again. A segment that was locked after the
                 # locks were read is in use or is being closed, and counts.
-                if locks.claim(fd, span):
+                if locks.claim(fd, self.span(size)):
                     os.ftruncate(fd, 0)
                 else:
-                    sizes[os.fstat(fd).st_ino] = span.size_bytes
-            finally:
-                os.close(fd)
+                    sizes[os.fstat(fd).st_ino] = size
         return sum(sizes.values())
 
     def close(self) -> None:
@@ -217,3 +208,4 @@ class StoreBudget:
         self._cells.release()
         self._memory.close()
         os.close(self.fd)
+        self.fd = -1

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from functools import partial
 
 PREFIX = "trainkit-"
 """Prefix of the names of segments, which precedes the session's number in hexadecimal."""
@@ -64,24 +65,15 @@ def span_of(fd: int) -> Span:
 
     The range follows from the segment's name and size, or from the segment's lock if the segment is on disk.
     """
-    span = memory_span_of(fd)
-    if span is not None:
-        return span
+    name = os.readlink(f"/proc/self/fd/{fd}")
+    if name.startswith(MEMORY_LINK):
+        return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
     with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
         for line in file:
             found = _parsed(line.decode())
             if found is not None:
                 return Span(*found[1:])
-    name = os.readlink(f"/proc/self/fd/{fd}")
     raise RuntimeError(f"{name} arrived as an object in shared memory, but has no lock on it")
-
-
-def memory_span_of(fd: int) -> Span | None:
-    """Return the lock range of the segment in memory that is open at `fd`; None for any other file."""
-    name = os.readlink(f"/proc/self/fd/{fd}")
-    if not name.startswith(MEMORY_LINK):
-        return None
-    return Span(int(name.partition(PREFIX)[2].partition(" ")[0], 16), os.fstat(fd).st_size)
 
 
 def _parsed(line: str) -> tuple[int, int, int, bool] | None:
@@ -127,18 +119,19 @@ def sizes_in_use(session: int | None = None, *, on_disk: bool = False) -> dict[i
     """Return the sizes in bytes of all segments in use, by inode, including segments in sockets.
 
     The kernel returns its table of locks page by page. If a lock is released between two pages, the kernel
-    skips a different lock. So a table of several pages is read again until two readings are equal, at most
-    10 times. The released lock is in the first of two readings only, so equal readings skip no lock.
+    skips a different lock. So a table of several pages is read again, with pages of different sizes, until
+    two readings are equal, at most 10 times. The result may contain locks that are released meanwhile.
 
     Args:
         session: number of the session; None means any session.
         on_disk: True for segments on disk, False for segments in memory.
     """
     found, text = dict[int, int](), ""
-    for _ in range(_MOST_READS):
+    for number in range(_MOST_READS):
         before = text
-        with open("/proc/locks") as file:
-            text = file.read()
+        with open("/proc/locks", "rb", buffering=0) as file:
+            # The pages of successive readings end at different locks.
+            text = b"".join(iter(partial(file.read, 3001 if number % 2 else 4096), b"")).decode()
         found |= {
             inode: size
             for inode, owner, size, is_on_disk in filter(None, map(_parsed, text.splitlines()))

@@ -27,8 +27,8 @@ import resource
 import threading
 import weakref
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ObjectStoreFullError
@@ -75,11 +75,11 @@ _moving = threading.RLock()
 
 @dataclass(eq=False, slots=True)
 class _File:
-    """Open memory file, or file on disk, that is closed or kept for reuse at the end of this object.
+    """Open memory file, or file on disk, of a segment.
 
     Args:
-        fd: descriptor of the file, which this object then owns.
-        span: range of bytes that a lock on the file covers; None to read it from the kernel later.
+        fd: descriptor of the file.
+        known_span: range of bytes that a lock on the file covers; None to read it from the kernel later.
         pool: pool that reuses the file, in the process that wrote it; None in other processes.
         memory: writable mapping of a reused file, in the process that wrote it; None otherwise.
 
@@ -88,30 +88,68 @@ class _File:
     """
 
     fd: int
-    span: Span | None = None
+    known_span: Span | None = None
     pool: SegmentPool | None = None
     memory: mmap.mmap | None = None
     mapping: mmap.mmap | None = None
 
-    def __del__(self) -> None:
+    @property
+    def span(self) -> Span:
+        """Range of bytes that a lock on the file covers."""
+        if self.known_span is None:
+            self.known_span = locks.span_of(self.fd)
+        return self.known_span
+
+    def release(self) -> None:
+        """Keep the file for reuse, or close the file."""
         self.mapping = None
         if self.pool is not None:
-            self.pool.recycle(_Kept(self.fd, self.span or locks.span_of(self.fd), self.memory))
+            self.pool.recycle(self)
         else:
             os.close(self.fd)
+
+
+@dataclass(eq=False, slots=True)
+class _End:
+    """Object that closes a file, or keeps the file for reuse, when it is itself released."""
+
+    file: _File
+
+    def __del__(self) -> None:
+        self.file.release()
+
+
+@dataclass(eq=False, slots=True)
+class _Owner:
+    """Owner of a segment's file, which ends with its segment.
+
+    A garbage collection calls the `__del__` of all objects of a cycle before it releases them, and the
+    `__del__` of a user's object may still read the segment. So `__del__` leaves the file to a new object,
+    which is released after the cycle.
+    """
+
+    file: _File
+    end: _End | None = None
+
+    def __del__(self) -> None:
+        self.end = _End(self.file)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Segment(Uncopied):
     """Memory file that contains one value. A segment is a handle that can be sent any number of times.
 
-    The class has no `__del__`, as Python calls `__del__` before it clears weak references. Another thread
-    could then move a segment to disk whose descriptor is already closed or reused.
+    The class has no `__del__`, as weak references to an object are valid while its `__del__` runs. Another
+    thread could thus move a segment to disk whose descriptor is already closed or reused.
     """
 
     kind = SEGMENT
     _file: _File
     _views: int = 0
+    _owner: _Owner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._owner = _Owner(self._file)
 
     @classmethod
     def received(cls, fd: int) -> Segment:
@@ -127,12 +165,10 @@ class Segment(Uncopied):
     @property
     def span(self) -> Span:
         """Range of bytes that a lock on the segment covers."""
-        if self._file.span is None:
-            self._file.span = locks.span_of(self._file.fd)
         return self._file.span
 
     def open_fd(self) -> int:
-        with _moving:
+        with InterruptGuard(), _moving:  # Ctrl-C must not lose a descriptor with a lock
             with _explained:
                 fd = os.open(f"/proc/self/fd/{self._file.fd}", os.O_RDWR | os.O_CLOEXEC)
             locks.share(fd, self.span)
@@ -151,21 +187,25 @@ class Segment(Uncopied):
                 while done < len(rest):  # the kernel writes at most 2 GiB at a time
                     done += os.pwrite(self._file.fd, rest[done:], start + done)
 
-    def spill(self, account: StoreBudget, lock: threading.RLock, mapped: Container[int]) -> bool:
+    def spill(
+        self, account: StoreBudget, lock: threading.RLock, *, mapped: Container[int], views: int
+    ) -> bool:
         """Move the segment to disk if only this process has it and does not map it. Return True on success.
 
         The descriptor keeps its number, and then refers to the file on disk. If a thread opens the segment
-        during the move, the segment stays in memory.
+        during the move, the segment stays in memory. Children that the program itself forks share the open
+        file, and go unseen.
 
         Args:
             account: budget of the session's shared memory.
             lock: lock that a thread of this process takes before it uses the account.
             mapped: inodes of the segments that this process maps for reading.
+            views: result of `unmap_idle` before `mapped` was read.
 
         Raises:
             OutOfDiskError, ObjectStoreFullError: the file could not be written.
+            RuntimeError: another program has cut the segment.
         """
-        views = self._views
         if os.fstat(self._file.fd).st_ino in mapped or not self._is_idle(views):
             return False
         span = Span(self.span.session, self.span.size_bytes, on_disk=True)
@@ -183,7 +223,7 @@ class Segment(Uncopied):
                         return False
                     account.note_spilled(span.size_bytes, freed=self._file.pool is not None)
                     os.dup2(file, self._file.fd, inheritable=False)
-                    self._file.span, self._file.pool, self._file.memory = span, None, None
+                    self._file.known_span, self._file.pool, self._file.memory = span, None, None
                 finally:
                     _moving.release()
         finally:
@@ -197,14 +237,18 @@ class Segment(Uncopied):
             locks.share(self._file.fd, self.span)
             return True
 
-    def unmap_idle(self) -> None:
-        """Release the mapping that readers share, unless a reader still uses an array in the mapping."""
+    def unmap_idle(self) -> int:
+        """Release the mapping that readers share, unless a reader still uses an array in the mapping.
+
+        Return the number of views so far.
+        """
         with _moving:
             mapping = self._file.mapping
             if mapping is not None:
                 with contextlib.suppress(BufferError):
                     mapping.close()
                     self._file.mapping = None
+            return self._views
 
     def view(self, private: bool) -> memoryview:
         """Return the whole segment, mapped copy-on-write, so that writes stay in this process.
@@ -213,7 +257,7 @@ class Segment(Uncopied):
             private: True for a separate mapping for this reader; False for the mapping that readers share.
         """
         file = self._file
-        with _moving:
+        with InterruptGuard(), _moving:
             self._views += 1
             if file.mapping is not None and not private:
                 return memoryview(file.mapping)
@@ -235,14 +279,6 @@ class Segment(Uncopied):
 HANDLE_KINDS[SEGMENT] = Segment.received
 
 
-class _Kept(NamedTuple):
-    """Segment that this process keeps for reuse, as the process no longer uses the segment's value."""
-
-    fd: int
-    span: Span
-    memory: mmap.mmap | None
-
-
 class SegmentPool:
     """Pool that writes values to segments, and reuses segments that are no longer read by any process.
 
@@ -253,9 +289,9 @@ class SegmentPool:
     def __init__(self, account: StoreBudget) -> None:
         self._account = account
         self._keep_bytes = min(_KEEP_MOST_BYTES, account.limit_bytes // _KEEP_SHARE)
-        # The oldest segment comes first. Other processes may still use some of these segments, for example as
-        # an argument of a running call.
-        self._kept: list[_Kept] = []
+        # The segment to be dropped next comes first. Other processes may still use some of these segments,
+        # for example as an argument of a running call.
+        self._kept: list[_File] = []
         self._lock = threading.RLock()  # the lock is reentrant, as garbage collection may recycle a segment
         self._spilling = threading.Lock()
         self._closed = False
@@ -299,15 +335,19 @@ class SegmentPool:
             if segment is not None:
                 return segment
             if spills:
-                if not self._spill(size):
+                with InterruptGuard():  # Ctrl-C must not lose a lock or a descriptor
+                    moved = self._spill(size)
+                if not moved:
                     break
                 continue
             now = SYSTEM.monotonic()
             deadline = deadline or now + _PATIENCE_S
             if now >= deadline:
-                raise ObjectStoreFullError(self._full(size))
+                with _explained:
+                    raise ObjectStoreFullError(self._full(size))
             SYSTEM.sleep(_LOOK_AGAIN_S)
-        return self._on_disk(size)
+        with InterruptGuard():
+            return self._on_disk(size)
 
     def _warm(self, size: int) -> Segment | None:
         """Return the smallest unused warm segment of `size` to `2 * size` bytes, or None if none fits."""
@@ -320,7 +360,7 @@ class SegmentPool:
             except ValueError:
                 continue
             if not locks.claim(kept.fd, kept.span):
-                self._kept.insert(0, kept)
+                self._kept.insert(0, kept)  # a segment that others still use is dropped first
                 continue
             # The segment is smaller if another process, which found the store full, has freed the segment's
             # memory.
@@ -328,13 +368,12 @@ class SegmentPool:
                 self._account.close_segment(kept.fd)
                 continue
             locks.share(kept.fd, kept.span)
-            memory = kept.memory
-            if memory is None:
+            if kept.memory is None:
                 # Without a mapping, for example for lack of descriptors, the segment is written by system
                 # calls.
                 with contextlib.suppress(OSError):
-                    memory = mmap.mmap(kept.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            return Segment(_File(kept.fd, kept.span, self, memory))
+                    kept.memory = mmap.mmap(kept.fd, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            return Segment(kept)
         return None
 
     def _new(self, size: int) -> Segment | None:
@@ -369,19 +408,18 @@ class SegmentPool:
             found = [segment for segment in (known() for known in list(_held)) if segment is not None]
             in_memory = [segment for segment in found if not segment.span.on_disk]
             ours = [segment for segment in in_memory if segment.span.session == account.session]
-            for segment in ours:
-                segment.unmap_idle()
+            views = [segment.unmap_idle() for segment in ours]
             sizes = locks.sizes_in_use(account.session)
             mapped = usage.mapped_by_readers(os.getpid(), sizes)
             lacking = max(sum(sizes.values()) + size - account.limit_bytes, 1)
             batch = min(account.limit_bytes // _BATCH_SHARE, _BATCH_MOST_BYTES)
             freed = 0
-            for segment in ours:
+            for segment, seen in zip(ours, views, strict=True):
                 size_bytes = segment.span.size_bytes
                 if freed >= lacking and freed + size_bytes > batch:
                     break
                 try:
-                    if segment.spill(account, self._lock, mapped):
+                    if segment.spill(account, self._lock, mapped=mapped, views=seen):
                         freed += size_bytes
                 except (OSError, ObjectStoreFullError):
                     break  # the value itself may still fit on the disk; otherwise its write raises the error
@@ -422,7 +460,7 @@ class SegmentPool:
             "object_store_memory in init()."
         )
 
-    def recycle(self, kept: _Kept) -> None:
+    def recycle(self, kept: _File) -> None:
         """Keep a segment warm (for reuse) that is no longer used in this process."""
         if self._pid != os.getpid():  # this is a forked child, and only the parent reuses the memory
             os.close(kept.fd)
@@ -441,7 +479,7 @@ class SegmentPool:
             ):
                 self._drop(self._kept.pop(0))
 
-    def _drop(self, kept: _Kept) -> None:
+    def _drop(self, kept: _File) -> None:
         """Close a segment. The segment's memory is freed once no other process uses the segment."""
         if kept.memory is not None:
             kept.memory.close()

@@ -17,6 +17,10 @@ _NOBODY = 0
 _WORKER_PREFIX = "tk-"  # process names of workers begin with this text
 
 
+GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""Errors of a look at a process that has ended, has closed the descriptor, or belongs to another user."""
+
+
 class OpenSegment(NamedTuple):
     """Descriptor of a segment in some process.
 
@@ -39,21 +43,43 @@ def all_pids() -> list[int]:
 
 def open_segments(pids: Iterable[int], session: int | None = None) -> Iterator[OpenSegment]:
     """Yield these processes' descriptors of memory segments of `session`; None means any session."""
-    link = MEMORY_LINK if session is None else f"{MEMORY_LINK}{session:06x} "
     for pid, number, target in _descriptors(pids):
-        if target.startswith(link):
+        if target.startswith(_link_of(session)):
             path = f"/proc/{pid}/fd/{number}"
-            with contextlib.suppress(OSError):  # the process closed the descriptor meanwhile
+            with contextlib.suppress(*GONE):
                 with open(f"/proc/{pid}/fdinfo/{number}", "rb") as file:
                     locked = b"\nlock:" in file.read()
                 yield OpenSegment(pid, os.stat(path).st_ino, path, locked)
+
+
+def _link_of(session: int | None) -> str:
+    return MEMORY_LINK if session is None else f"{MEMORY_LINK}{session:06x} "
+
+
+@contextlib.contextmanager
+def opened(segment: OpenSegment, session: int) -> Iterator[int]:
+    """Yield a new descriptor of a segment while the block runs.
+
+    The process may have opened a different file at the descriptor's number meanwhile. So the file is checked
+    first, by a descriptor that allows no access. If a descriptor that allows access were closed, this process
+    would lose its own POSIX locks on that file.
+
+    Raises:
+        FileNotFoundError: the process has closed the descriptor.
+    """
+    with open(segment.path, "rb", 0, opener=lambda path, _: os.open(path, os.O_PATH | os.O_CLOEXEC)) as seen:
+        path = f"/proc/self/fd/{seen.fileno()}"
+        if not os.readlink(path).startswith(_link_of(session)):
+            raise FileNotFoundError(segment.path)
+        with open(path, "r+b", 0) as file:
+            yield file.fileno()
 
 
 def _open_files(pids: Iterable[int], inodes: Container[int]) -> Iterator[tuple[int, int]]:
     """Yield (pid, inode) of each descriptor of these processes for an unnamed disk file in `inodes`."""
     for pid, number, target in _descriptors(pids):
         if target.endswith(_DELETED) and not target.startswith("/memfd:"):
-            with contextlib.suppress(OSError):  # the process closed the descriptor meanwhile
+            with contextlib.suppress(*GONE):
                 inode = os.stat(f"/proc/{pid}/fd/{number}").st_ino
                 if inode in inodes:
                     yield pid, inode
@@ -64,10 +90,10 @@ def _descriptors(pids: Iterable[int]) -> Iterator[tuple[int, str, str]]:
     for pid in pids:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
-        except OSError:  # the process has ended, or belongs to another user
+        except GONE:
             continue
         for number in numbers:
-            with contextlib.suppress(OSError):  # the process closed the descriptor meanwhile
+            with contextlib.suppress(*GONE):
                 yield pid, number, os.readlink(f"/proc/{pid}/fd/{number}")
 
 
