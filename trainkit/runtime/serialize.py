@@ -479,7 +479,8 @@ def _register_types() -> None:
         _REDUCERS.setdefault(torch.Tensor, _reduce_tensor)
     starlette = sys.modules.get("starlette.datastructures")
     if starlette is not None and hasattr(starlette, "State"):
-        _REDUCERS.setdefault(starlette.State, _reduce_state)
+        # Starlette's State reads attributes from an inner dictionary, which is missing while it is rebuilt.
+        _REDUCERS.setdefault(starlette.State, lambda _, state: (type(state), (state._state,)))
 
 
 def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
@@ -493,12 +494,6 @@ def _reduce_proxy(_: _Pickler, proxy: Any) -> Any:
     finally:
         context.set_spawning_popen(before)
     return function, (*arguments, {**settings, "authkey": bytes(settings["authkey"])})
-
-
-def _reduce_state(_: _Pickler, state: Any) -> Any:
-    # Starlette's State reads attributes from an inner dictionary, which is missing
-    # while the object is rebuilt.
-    return type(state), (state._state,)
 
 
 def _reduce_array(_: _Pickler, array: Any) -> Any:

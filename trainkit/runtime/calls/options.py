@@ -130,11 +130,6 @@ def returns_of(num_returns: int | Literal["streaming", "dynamic"] | None, *, gen
     return num_returns
 
 
-def _takes_self(cls: type, name: str) -> bool:
-    """Return True if a method is a plain function, which takes the object as its first argument."""
-    return inspect.isfunction(inspect.getattr_static(cls, name))
-
-
 def has_async_init(cls: Any) -> bool:
     """Return True if the class has an `async def __init__`, which runs on the actor's event loop."""
     return inspect.iscoroutinefunction(inspect.getattr_static(cls, "__init__", None))
@@ -153,7 +148,8 @@ def interface_of(cls: type, label: str) -> specs.Interface:
             concurrency_group=group,
             max_task_retries=retries,
             retry_exceptions=kinds,
-            arity=specs.arity_of(function, bound=_takes_self(cls, name)),
+            # A plain function takes the object as its first argument.
+            arity=specs.arity_of(function, bound=inspect.isfunction(inspect.getattr_static(cls, name))),
         )
         is_async |= inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
     return specs.Interface(name=label, methods=methods, is_async=is_async)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import importlib
 import json
 import os
@@ -122,16 +123,12 @@ def _previous(path: Path) -> Path:
 
 
 def _remove_left_over(path: Path) -> None:
-    for left in path.parent.glob(f".{_escaped(path.name)}.writing-*"):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.writing-*"):
         pid = left.name.rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(left, ignore_errors=True)
     if path.exists():
         shutil.rmtree(_previous(path), ignore_errors=True)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
 
 
 def _sync(path: Path) -> None:

@@ -122,7 +122,8 @@ class Meters:
         Raises:
             ConfigError: a metric is not a number.
         """
-        values: dict[str, Any] = {BATCH_COUNT: self._steps, NUM_SAMPLES: _whole(self._samples)}
+        samples = int(self._samples) if self._samples == int(self._samples) else self._samples
+        values: dict[str, Any] = {BATCH_COUNT: self._steps, NUM_SAMPLES: samples}
         origins: dict[str, Origin] = {}
         for name, series in self._series.items():
             data = series.values(name)
@@ -235,7 +236,3 @@ def _number(name: str, value: Any) -> float:
         raise ConfigError(
             f"metric {name!r} is a {type(value).__name__}{shape}; return numbers or one-element tensors"
         ) from error
-
-
-def _whole(count: float) -> float:
-    return int(count) if count == int(count) else count

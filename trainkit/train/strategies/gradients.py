@@ -204,10 +204,7 @@ class GradientAverage:
         if self.active and backward != self._backward:
             self._backward = backward
             engine: Any = Variable._execution_engine
-            engine.queue_callback(self._average)
-
-    def _average(self) -> None:
-        average_gradients(self._parameters, self._group)
+            engine.queue_callback(lambda: average_gradients(self._parameters, self._group))
 
 
 def average_gradients(parameters: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:

@@ -84,7 +84,7 @@ class GatheredResults:
                 self._take(ref)
             if not done and tell_in is not None and tell_in <= min(first):
                 self._tell()
-            if self.at_once and self._cause_known():
+            if self.at_once and any(not self._is_symptom(error) for error in self.failures.values()):
                 break
         # With `at_once`, the workers are ended even after all remote answers, because a worker in this
         # process may still wait.
@@ -251,9 +251,6 @@ class GatheredResults:
         self.failures[rank] = error
         if self._failed_at is None:
             self._failed_at = SYSTEM.monotonic()
-
-    def _cause_known(self) -> bool:
-        return any(not self._is_symptom(error) for error in self.failures.values())
 
     def _is_symptom(self, error: BaseException) -> bool:
         # A single worker has no peers to lose, so its errors are never symptoms.

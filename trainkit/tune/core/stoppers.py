@@ -290,11 +290,9 @@ class ExperimentPlateauStopper(Stopper):
         value = reported(self, self.metric, result)
         if math.isfinite(value):  # NaN and infinities can't rank among the best values.
             self._best = sorted([*self._best, value], reverse=self.mode == "max")[: self.top]
-        self._at_rest = self._at_rest + 1 if self._has_plateaued() else 0
+        has_plateaued = len(self._best) == self.top and spread(self._best) <= self.std
+        self._at_rest = self._at_rest + 1 if has_plateaued else 0
         return self.stop_all()
-
-    def _has_plateaued(self) -> bool:
-        return len(self._best) == self.top and spread(self._best) <= self.std
 
     def stop_all(self) -> bool:
         return self._at_rest > 0 and self._at_rest >= self.patience

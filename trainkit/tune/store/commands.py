@@ -131,7 +131,8 @@ class Inbox:
 
     def _take(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
         try:
-            found = [(path.stat().st_mtime_ns, path) for path in self._folder.iterdir() if _is_command(path)]
+            paths = [path for path in self._folder.iterdir() if path.suffix == _SUFFIX]
+            found = [(path.stat().st_mtime_ns, path) for path in paths]
         except FileNotFoundError:  # the folder does not exist yet, or a command was just withdrawn
             self._changed = 0
             return
@@ -157,10 +158,6 @@ class Inbox:
                 continue
             self._known.add(command[-1])
             yield command
-
-
-def _is_command(path: Path) -> bool:
-    return path.suffix == _SUFFIX
 
 
 def _command_in(text: str) -> tuple[str, str, dict[str, Any], str]:

@@ -211,14 +211,10 @@ def _flush(*streams: Any) -> None:
     for stream in streams:
         with contextlib.suppress(ValueError, OSError, AttributeError):  # the stream is closed or None
             stream.flush()
-    _flush_c()
+    # The buffers of C code could otherwise end up in another trial's file.
+    _libc().fflush(None)
 
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
-
-
-def _flush_c() -> None:
-    """Flush the buffers of C code, which could otherwise end up in another trial's file."""
-    _libc().fflush(None)

@@ -217,7 +217,8 @@ class Waiter:
             while True:
                 with InterruptGuard() as guard:
                     done = tells and self._await_briefly(refs, count, deadline, guard)
-                    if tells and not done and not guard.noted and not _is_over(deadline):
+                    is_over = deadline is not None and SYSTEM.monotonic() >= deadline
+                    if tells and not done and not guard.noted and not is_over:
                         tells, blocked = False, True
                         self.on_blocked(True)
                         self._lend(refs)
@@ -382,10 +383,6 @@ def asked_for(refs: Sequence[ObjectRef[Any]]) -> None:
                 peer.asked_for(ref)
             if isinstance(owed, Task):
                 owed.asked_for = True
-
-
-def _is_over(deadline: float | None) -> bool:
-    return deadline is not None and SYSTEM.monotonic() >= deadline
 
 
 def _settled(ref: LocalRef, peer: CallConnection) -> bool:

@@ -102,10 +102,10 @@ def copy(source: int, target: int, folder: str, size_bytes: int) -> None:
 
 def explained(folder: str, size_bytes: int) -> Explained:
     """Return a context manager that replaces an OSError of writing to `folder` with a readable error."""
-    return Explained(lambda error: _explain(error, folder, size_bytes))
+    return Explained(lambda error: explain(error, folder, size_bytes))
 
 
-def _explain(error: OSError, folder: str, size_bytes: int) -> None:
+def explain(error: OSError, folder: str, size_bytes: int) -> None:
     """Raise a readable error for a failed disk operation.
 
     Return without an error if `error` is a lack of descriptors.

@@ -172,7 +172,7 @@ class StateListing:
             "actors": self._actors,
             "tasks": self._tasks,
             "workers": self._workers,
-            "logs": self._log_files,
+            "logs": lambda: [{"path": path} for path in self._logs.paths()],
             "objects": self._objects,
             "placement_groups": self._placement_groups,
             "requests": self._requests,
@@ -245,9 +245,6 @@ class StateListing:
             living.insert(0, (records.DRIVER, "driver", "DRIVER", self._session.driver_pid))
         node_id = self._session.node_id
         return [worker_row(f"{serial:x}", name, kind, pid, node_id) for serial, name, kind, pid in living]
-
-    def _log_files(self) -> Rows:
-        return [{"path": path} for path in self._logs.paths()]
 
     def _objects(self) -> Rows:
         workers = {worker.pid: worker.name for worker in self._table.all() if worker.pid is not None}
