@@ -208,18 +208,20 @@ if TYPE_CHECKING:
     free = property
 else:
 
-    class free(property):
-        """Property that an object may override by assigning a value to the attribute of the same name."""
+    class free:
+        """Property that an object may override by assigning a value to the attribute of the same name.
+
+        The class defines no `__set__`, so Python itself prefers the value of the object.
+        """
+
+        def __init__(self, fget):
+            self.fget, self.__doc__ = fget, fget.__doc__
 
         def __get__(self, thing, owner=None):
-            own = {} if thing is None else vars(thing)
-            name = self.fget.__name__
-            return own[name] if name in own else super().__get__(thing, owner)
-
-        def __set__(self, thing, value):
-            vars(thing)[self.fget.__name__] = value
+            return self if thing is None else self.fget(thing)
 
 
+@functools.lru_cache(maxsize=256)
 def meant(cls: type, base: type, name: str) -> Any:
     """Return the attribute `name` of `cls`; skip attributes that can't override the attribute of `base`."""
     ours = vars(base)[name]
@@ -228,7 +230,7 @@ def meant(cls: type, base: type, name: str) -> Any:
 
 def _is_like(own: Any, ours: Any) -> bool:
     if not inspect.isfunction(ours):
-        return isinstance(own, property if isinstance(ours, property) else bool)
+        return isinstance(own, (property, free) if isinstance(ours, (property, free)) else bool)
     expected = inspect.signature(ours).parameters.values()
     by_name = [each.name for each in expected if each.kind is each.KEYWORD_ONLY]
     return inspect.isfunction(own) and call_problem(own, len(expected) - len(by_name), by_name) is None
@@ -252,7 +254,7 @@ def forwarded(part: str, base: type, names: str) -> Callable[[type[T]], type[T]]
 
 
 def _forwarder(part: str, base: type, name: str) -> Any:
-    if isinstance(vars(base)[name], property):
+    if isinstance(vars(base)[name], (property, free)):
         return property(operator.attrgetter(f"{part}.{name}"))
 
     def call(self: object, *args: Any, **options: Any) -> Any:

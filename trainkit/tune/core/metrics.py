@@ -73,6 +73,8 @@ def keep_added(
         known: keys of the result before callbacks and stoppers ran.
         left_out: keys of removed values, so that each key causes only one warning.
     """
+    if result.keys() <= known:
+        return False
     added: dict[str, Any] = {}
     for key in [key for key in result if key not in known]:
         try:

@@ -417,7 +417,6 @@ class _Called:
 
     def __init__(self, searcher: Searcher) -> None:
         self._searcher = searcher
-        self._own: dict[str, Any] = {}
         names = ("trial_id", "result", "error")
         self._by_name = call_problem(searcher.on_trial_complete, 0, names) is None
 
@@ -429,17 +428,12 @@ class _Called:
         else:
             self._searcher.on_trial_complete(trial_id, result, error)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_own": {}}  # cached properties can't be copied
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # `copy` looks up special methods before attributes exist
             raise AttributeError(name)
         if name in _MEANT:
             return getattr(self._searcher, name)
-        if name not in self._own:
-            self._own[name] = meant(type(self._searcher), Searcher, name)
-        own = self._own[name]
+        own = meant(type(self._searcher), Searcher, name)
         if isinstance(own, bool):
             return own
         return own.fget(self._searcher) if hasattr(own, "fget") else partial(own, self._searcher)

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trainkit.errors import ConfigError, message_of
+from trainkit.tune.core.checks import meant
 from trainkit.tune.core.metrics import flatten, merge_dicts
 from trainkit.tune.core.resources import PlacementGroupFactory
 from trainkit.tune.core.seeds import addition_generator, suggestion_generator
@@ -112,6 +114,8 @@ class TrialSource:
         namer: Namer | None = None,
     ) -> None:
         self._searcher = called(searcher)
+        # Each turn of the experiment's loop asks for this number several times.
+        self._total_samples = partial(meant(type(searcher), Searcher, "total_samples").fget, searcher)
         self.name = type(searcher).__name__
         self.space = space
         self._prefix = prefix
@@ -166,12 +170,14 @@ class TrialSource:
     @property
     def _suggested(self) -> int | None:
         """Number of the searcher's trials, plus added configurations beyond the samples; None: unlimited."""
-        total = self._searcher.total_samples
+        total: int | None = self._total_samples()
+        added = self.added.number - self.added.left_out
+        if total is None or not added:
+            return total
         # A searcher that has an end although `num_samples` is -1 suggests a fixed list, so added
         # configurations are additional trials.
         beside = self.space.axes or self._searcher.in_units or self.num_samples == -1
-        added = self.added.number - self.added.left_out if beside else 0
-        return None if total is None else total + added
+        return total + added if beside else total
 
     @property
     def _enough(self) -> int:

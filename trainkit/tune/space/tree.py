@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.errors import SpaceError
 from trainkit.tune.core.checks import is_number
-from trainkit.tune.core.metrics import MAX_BITS
+from trainkit.tune.core.metrics import MAX_BITS, PLAIN_TYPES
 from trainkit.tune.core.setting_names import setting
 from trainkit.tune.space.domains import Categorical, Forbid, GridSearch, SampleFrom, Spelled, When
 
@@ -34,6 +34,7 @@ _OPTUNA = {
     "CategoricalDistribution": "tune.choice([...])",
 }
 _OWN = "trainkit.tune.space"
+_COMMON_TYPES = frozenset((dict, list, *PLAIN_TYPES))
 
 
 def meant_as_domain(value: Any) -> str | None:
@@ -238,7 +239,7 @@ def everything(node: Any) -> Iterator[Any]:
 
 def is_own_container(value: Any) -> bool:
     """Return True for a mapping or list of a user's class, which trials receive unchanged."""
-    return type(value) not in (dict, list) and isinstance(value, (Mapping, list))
+    return type(value) not in _COMMON_TYPES and isinstance(value, (Mapping, list))
 
 
 def holds_leaf(node: Any) -> bool:
