@@ -19,6 +19,7 @@ from torch.nn.modules.loss import _Loss
 from trainkit.errors import ConfigError
 from trainkit.train.data.feed import Batch, Feed, Uneven
 from trainkit.train.data.prefetch import DevicePrefetcher, pinned
+from trainkit.train.data.randomness import seeded_samples
 from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
 from trainkit.train.keys import NUM_SAMPLES
 from trainkit.train.lightning.operator import lightning_operator
@@ -182,7 +183,13 @@ class TrainingOperator:
         return tuple(returned)
 
     def register_data(
-        self, *, train_loader: Any = None, validation_loader: Any = None, uneven_inputs: Uneven = "drop"
+        self,
+        *,
+        train_loader: Any = None,
+        validation_loader: Any = None,
+        uneven_inputs: Uneven = "drop",
+        sharded: bool = False,
+        sample_seed: int | None = None,
     ) -> None:
         """Register the data. If there are several workers, each gets a share of the data.
 
@@ -190,27 +197,34 @@ class TrainingOperator:
             train_loader: a `DataLoader` or another iterable of batches.
             validation_loader: a `DataLoader` or another iterable of batches; every sample counts once, for
                 any number of workers.
-            uneven_inputs: handling of a `train_loader` that the user has split, such as a stream, and that
-                gives some workers more batches than others. "drop" ends the epoch when the first worker has
-                no more batches, and warns. "raise" raises ConfigError. "join" trains on all batches: a worker
-                without more batches repeats its last batch with weight 0, and the gradient is the mean over
-                the other workers' batches.
+            uneven_inputs: handling of a `train_loader` that the user has split (`sharded`), and that gives
+                some workers more batches than others. "drop" ends the epoch when the first worker has no more
+                batches, and warns. "raise" raises ConfigError. "join" trains on all batches: a worker without
+                more batches repeats its last batch with weight 0, and the gradient is the mean over the other
+                workers' batches.
+            sharded: True if the loaders already divide their samples among workers and loader processes, such
+                as a stream after `split_dataset_by_node`. Default: the samples are shared out.
+            sample_seed: seed of the random numbers that each sample of a map-style data set draws: they
+                depend only on (`sample_seed`, epoch, index), not on the number of workers and loader
+                processes. Default: samples draw from the generators of their process.
 
         Raises:
-            ConfigError: a loader can't be iterated over or shared among workers, or `uneven_inputs` has an
-                unknown value.
+            ConfigError: a loader can't be iterated over or shared among workers, `uneven_inputs` has an
+                unknown value, or `sample_seed` is given with a loader of no map-style data set.
         """
         if uneven_inputs not in get_args(Uneven):
             raise ConfigError(
                 f'register_data(): uneven_inputs must be "drop", "raise" or "join", not {uneven_inputs!r}'
             )
         if train_loader is not None:
-            loader = pinned(train_loader, self.device)
-            self._train_feed = self._strategy.split_data(loader, training=True, uneven=uneven_inputs)
+            loader = pinned(seeded_samples(train_loader, sample_seed, "train_loader"), self.device)
+            self._train_feed = self._strategy.split_data(
+                loader, training=True, uneven=uneven_inputs, sharded=sharded
+            )
             self._stepper.joins = self._train_feed.may_repeat
         if validation_loader is not None:
-            loader = pinned(validation_loader, self.device)
-            self._validation_feed = self._strategy.split_data(loader, training=False)
+            loader = pinned(seeded_samples(validation_loader, sample_seed, "validation_loader"), self.device)
+            self._validation_feed = self._strategy.split_data(loader, training=False, sharded=sharded)
 
     def train_epoch(
         self, iterator: Iterable[Any], info: dict[str, Any], num_steps: int | None = None, epoch_idx: int = 0

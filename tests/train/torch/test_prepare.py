@@ -105,12 +105,12 @@ class Endless(IterableDataset[int]):
 
 
 @pytest.mark.usefixtures("two_workers")
-def test_a_stream_is_each_workers_whole_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_is_shared() -> None:
     stream: DataLoader[Any] = DataLoader(Endless())
     assert prepare_data_loader(stream, add_dist_sampler=False) is stream
-    assert not caplog.records
-    assert prepare_data_loader(stream) is stream
-    assert "each of the 2 workers reads all samples of Endless" in caplog.text
+    shared = prepare_data_loader(stream)
+    assert [int(number) for number in shared] == [0, 2]
+    assert prepare_data_loader(shared) is shared
 
 
 def test_what_is_no_loader_is_refused() -> None:

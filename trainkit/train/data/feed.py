@@ -36,6 +36,7 @@ from trainkit.train.data.sharding import (
     sampler_of,
     sharded_loader,
 )
+from trainkit.train.data.streams import SharedStreamLoader
 from trainkit.train.distributed.observers import Timed
 from trainkit.train.distributed.process_group import ProcessGroup
 
@@ -190,6 +191,7 @@ class Feed:
         every: number of batches whose gradients form one optimizer step.
         uneven: handling of uneven batches from a loader that the user has split; see
             `TrainingOperator.register_data`.
+        sharded: True if the loader divides its samples among the workers by itself.
 
     Attributes:
         taken: number of batches taken since the epoch began.
@@ -208,9 +210,11 @@ class Feed:
         in_step: bool | None = None,
         every: int = 1,
         uneven: Uneven = "drop",
+        sharded: bool = False,
     ) -> None:
         self.loader = loader
         self.uneven = uneven
+        self.sharded = sharded
         self.taken = 0
         self.current = FULL_WEIGHT
         self._group = group
@@ -218,6 +222,8 @@ class Feed:
         self._in_step = training if in_step is None else in_step
         self._fetched = 0
         self._shares: list[tuple[int, float]] = []
+        self._incomplete: dict[int, int] = {}
+        """Sizes of a shared stream's incomplete global batches, by their index in the epoch."""
         self._told = False
         self._resumed = False
         self._every = every if training else 1
@@ -234,7 +240,8 @@ class Feed:
     @property
     def may_repeat(self) -> bool:
         """True if a worker without more batches may repeat its last batch with weight 0."""
-        return self.uneven == "join" and self._group.members > 1 and self._sharded() is None
+        split = self._sharded() is None and not isinstance(self.loader, SharedStreamLoader)
+        return self.uneven == "join" and self._group.members > 1 and split
 
     def state(self) -> dict[str, Any]:
         """Return the state that determines the order of the samples in the next pass."""
@@ -269,6 +276,7 @@ class Feed:
         """
         set_epoch(self.loader, epoch_idx)
         self._asked, self._last, self._weights, self._shares = num_steps, None, None, []
+        self._incomplete = {}
         self.taken, self._fetched, self._labelled, self.current = 0, 0, 0, FULL_WEIGHT
         take = _Passes(self._start_pass, num_steps, repeat=self._training).take
         return self._epoch(take if timed is None else timed(take, _END))
@@ -326,6 +334,8 @@ class Feed:
     def _even_weight_of(self, step: int) -> BatchWeight:
         if not self._in_step:
             return FULL_WEIGHT
+        if isinstance(self.loader, SharedStreamLoader):
+            return self._stream_weight_of(step, self.loader.deal.global_batch_size)
         if self._weights is not None:
             return self._weights(step)
         if self._every == 1 and self._sharded() is None:
@@ -333,13 +343,22 @@ class Feed:
         sizes = self._sizes()
         total = 0 if sizes is None else sizes.steps if self._asked is None else self._asked
         if sizes is None or total == 0:
-            return provisional_weight(step, every=self._every, last=step == self._last)
+            ones = [1] * (step % self._every + 1)
+            return provisional_weight(ones, 1, every=self._every, last=step == self._last)
         rank, world_size = self._group.rank, self._group.world_size
         self._weights = BatchWeights(sizes, total, every=self._every, rank=rank, world_size=world_size)
         return self._weights(step)
 
+    def _stream_weight_of(self, step: int, full: int) -> BatchWeight:
+        first = step - step % self._every
+        sizes = [self._incomplete.get(index, full) for index in range(first, step + 1)]
+        last, place = step == self._last, {"rank": self._group.rank, "world_size": self._group.world_size}
+        return provisional_weight(sizes, full, every=self._every, last=last, **place)
+
     def _start_pass(self) -> Callable[[], Any]:
         """Start a pass over the loader; return a function for its next batch, or `_END` after the last."""
+        if isinstance(self.loader, SharedStreamLoader):
+            return partial(next, self._stream_pass(self.loader), _END)
         if not self._in_step or self._sharded() is not None or self._group.members == 1:
             return partial(next, self._iterator(), _END)
         if self._training:
@@ -354,6 +373,35 @@ class Feed:
     def _iterator(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False
         return started_iterator(gathering(self.loader), resumed=resumed)
+
+    def _stream_pass(self, loader: SharedStreamLoader) -> Iterator[Any]:
+        """Yield the batches of a pass over a shared stream, and keep the sizes of incomplete global batches.
+
+        Raises:
+            ConfigError: workers read different streams.
+        """
+        batches = self._iterator()
+        for index in itertools.count():
+            batch = next(batches, _END)
+            if index == 0 and self._group.members > 1:
+                self._check_origins(self._group.gather_integers(loader.origin))
+            if batch is _END:
+                return
+            if (size := loader.size(index)) < loader.deal.global_batch_size:
+                self._incomplete[self._fetched] = size
+            self._fetched += 1
+            yield batch
+
+    def _check_origins(self, origins: Sequence[int]) -> None:
+        first = next((origin for origin in origins if origin >= 0), -1)
+        others = [rank for rank, origin in enumerate(origins) if origin not in (first, -1)]
+        if others:
+            raise ConfigError(
+                f"the stream of the {_name(self._training)} begins with different samples on worker "
+                f"{origins.index(first)} and worker {others[0]}, but each worker must read the whole stream "
+                "and keeps its own share. If the stream divides itself among the workers, pass sharded=True "
+                "to register_data; if it is shuffled, give its generator the same seed on all workers"
+            )
 
     def _together(self) -> Callable[[], Any]:
         """Return a function for the next batch, equally often on each worker, if the user split the data.
@@ -454,6 +502,7 @@ def make_feed(
     in_step: bool | None = None,
     every: int = 1,
     uneven: Uneven = "drop",
+    sharded: bool = False,
 ) -> Feed:
     """Return the feed of a registered loader; with `split`, workers share the samples if possible.
 
@@ -465,6 +514,7 @@ def make_feed(
         in_step: True if workers communicate in each step; default: True in training.
         every: number of batches whose gradients form one optimizer step.
         uneven: handling of uneven batches from a loader that the user has split.
+        sharded: True if the loader divides its samples among the workers by itself.
 
     Raises:
         ConfigError: the loader can only be iterated over once, or its samples can't be shared.
@@ -473,6 +523,25 @@ def make_feed(
     if not isinstance(loader, Iterable) or isinstance(loader, Iterator):
         raise ConfigError(f"{what} must be a DataLoader or reusable iterable, not a {type(loader).__name__}")
     in_step = training if in_step is None else in_step
-    if group.members > 1 and split:
-        loader = sharded_loader(loader, group, in_step=in_step, what=what)
-    return Feed(loader, group=group, training=training, in_step=in_step, every=every, uneven=uneven)
+    if split and not sharded:
+        loader = _share_of(loader, group, in_step=in_step, what=what)
+    return Feed(
+        loader,
+        group=group,
+        training=training,
+        in_step=in_step,
+        every=every,
+        uneven=uneven,
+        sharded=sharded,
+    )
+
+
+def _share_of(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
+    if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
+        if group.members == 1 and loader.num_workers == 0:
+            return loader
+        # Workers may have different seeds, but must read the same stream.
+        seed = group.broadcast_integers([torch.initial_seed() % 2**62])[0]
+        place = {"rank": group.rank, "world_size": group.world_size}
+        return SharedStreamLoader(loader, **place, in_step=in_step, seed=seed)
+    return loader if group.members == 1 else sharded_loader(loader, group, in_step=in_step, what=what)

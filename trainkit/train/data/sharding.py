@@ -26,7 +26,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    IterableDataset,
     Sampler,
     SequentialSampler,
 )
@@ -46,14 +45,16 @@ class BatchWeight:
             only repeats samples to keep this worker in step.
         own: factor for this worker's mean loss if gradients are not averaged over workers.
         closes_step: True for the last batch of the optimizer's step.
-        correction: factor for the gradients at the end of the step, if weights were assigned before the
-            number of batches was known.
+        correction: factor for the gradients at the end of the step, if weights were assigned before the sizes
+            of all its batches were known.
+        own_correction: the same factor if gradients are not averaged over workers.
     """
 
     averaged: float = 1.0
     own: float = 1.0
     closes_step: bool = True
     correction: float = 1.0
+    own_correction: float = 1.0
 
 
 FULL_WEIGHT = BatchWeight()
@@ -144,11 +145,31 @@ def batch_weight(
     )
 
 
-def provisional_weight(index: int, *, every: int, last: bool) -> BatchWeight:
-    """Return the weight of batch `index`, if the sizes and the number of batches are unknown in advance."""
-    held = index % every + 1
-    closes = last or held == every
-    return BatchWeight(1 / every, 1 / every, closes, every / held if closes else 1.0)
+def provisional_weight(
+    sizes: Sequence[int], full: int, *, every: int, last: bool, rank: int = 0, world_size: int = 1
+) -> BatchWeight:
+    """Return the weight of a batch, if the sizes of the batches after it are unknown.
+
+    Args:
+        sizes: sizes of the global batches of the optimizer step, up to this batch.
+        full: size of a full batch.
+        every: number of batches in an optimizer step.
+        last: True if this is the last batch of the call.
+        rank: rank of this worker.
+        world_size: number of workers that share the samples.
+    """
+    held = [samples_of_rank(size, rank, world_size) for size in sizes]
+    own, own_full = held[-1], full / world_size
+    if every == 1:
+        return BatchWeight(averaged=own * world_size / sizes[-1], own=1.0 if own else 0.0)
+    closes = last or len(sizes) == every
+    return BatchWeight(
+        averaged=own / own_full / every,
+        own=own / own_full / every,
+        closes_step=closes,
+        correction=every * full / sum(sizes) if closes else 1.0,
+        own_correction=every * own_full / max(sum(held), 1) if closes else 1.0,
+    )
 
 
 def samples_of_rank(samples: int, rank: int, world_size: int) -> int:
@@ -265,10 +286,10 @@ def sampler_of(loader: DataLoader[Any]) -> Any:
 
 
 def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
-    """Return a loader of this worker's share of the samples; a stream or split loader stays unchanged.
+    """Return a loader of this worker's share of the samples; a split loader stays unchanged.
 
     Args:
-        loader: the user's loader.
+        loader: the user's loader; not of a stream, whose samples `SharedStreamLoader` shares.
         group: the workers that share the samples.
         in_step: True if all workers take part in every step.
         what: name of the loader, for messages.
@@ -276,12 +297,12 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
     Raises:
         ConfigError: the loader's samples can't be shared among workers.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    if not isinstance(loader, DataLoader):
         if group.rank == 0 and group.world_size > 1:
             log.warning(
-                "%s can't be shared among the %d workers, because it is not a DataLoader over a map-style "
-                "data set: each worker uses all batches of its own loader. Split the data by "
-                "self.world_rank, and pass add_dist_sampler=False to turn this warning off.",
+                "%s can't be shared among the %d workers, because it is not a DataLoader: each worker uses "
+                "all batches of its own loader. Split the data by self.world_rank, and pass sharded=True to "
+                "register_data, or add_dist_sampler=False, to turn this warning off.",
                 what,
                 group.world_size,
             )
@@ -350,11 +371,16 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
 
 def with_batches(loader: DataLoader[Any], batches: Iterable[list[int]]) -> DataLoader[Any]:
     """Return a copy of a loader with `batches` as batch sampler, and with its sampler if it has one."""
+    return with_attributes(loader, batch_sampler=batches, sampler=getattr(batches, "sampler", loader.sampler))
+
+
+def with_attributes(loader: DataLoader[Any], **attributes: Any) -> DataLoader[Any]:
+    """Return a copy of a loader with other values of `attributes`, such as its data set or batch sampler."""
     clone = copy.copy(loader)
-    # A DataLoader refuses a new batch sampler, because an iterator may already use the old one. The copy made
-    # here has no iterator, so its batch sampler can be changed. A new loader built from arguments would lose
-    # the subclass and attributes of later torch versions.
-    object.__setattr__(clone, "batch_sampler", batches)
-    object.__setattr__(clone, "sampler", getattr(batches, "sampler", loader.sampler))
+    # A DataLoader refuses these changes, because an iterator may already use the old values. The copy made
+    # here has no iterator, so it can be changed. A new loader built from arguments would lose the subclass
+    # and attributes of later torch versions.
+    for name, value in attributes.items():
+        object.__setattr__(clone, name, value)
     clone._iterator = None
     return clone

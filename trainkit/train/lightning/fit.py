@@ -36,6 +36,7 @@ from trainkit.train.data.sharding import (
     batch_weight,
     whole_batches,
 )
+from trainkit.train.data.streams import SharedStreamLoader
 from trainkit.train.distributed.tensors import tensors_in
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
 from trainkit.train.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
@@ -500,6 +501,8 @@ class LightningFit:
             )
 
     def _weight(self, loader: Any, index: int) -> float:
+        if isinstance(loader, SharedStreamLoader):
+            return loader.weight(index)
         sampler = getattr(loader, "batch_sampler", None)
         if not isinstance(sampler, ShardedBatchSampler):
             return 1.0

@@ -303,8 +303,9 @@ class Stepper:
     def _finish_gradients(self, optimizers: list[torch.optim.Optimizer], weight: BatchWeight) -> None:
         """Multiply the gradients by the correction of their weight, and clip them."""
         limit = self._settings.max_grad_norm
-        if weight.correction != 1 and (gradients := _gradients(optimizers)):
-            torch._foreach_mul_([local(gradient) for gradient in gradients], weight.correction)
+        correction = weight.correction if self._strategy.averages else weight.own_correction
+        if correction != 1 and (gradients := _gradients(optimizers)):
+            torch._foreach_mul_([local(gradient) for gradient in gradients], correction)
         if limit is not None:
             self._strategy.clip(list(_with_gradients(optimizers)), limit)
 

@@ -228,7 +228,9 @@ class Strategy:
         by_hand = len(self.devices) > 1 and lies_elsewhere(model, self.devices[0])
         return model if by_hand else model.to(self.devices[0])
 
-    def split_data(self, loader: Iterable[Any], *, training: bool, uneven: Uneven = "drop") -> Feed:
+    def split_data(
+        self, loader: Iterable[Any], *, training: bool, uneven: Uneven = "drop", sharded: bool = False
+    ) -> Feed:
         """Return a feed of this worker's share of a loader; `make_feed` describes the arguments."""
         return make_feed(
             loader,
@@ -238,6 +240,7 @@ class Strategy:
             in_step=training or self.meets_in_forward,
             every=self._step.grad_accumulation_steps,
             uneven=uneven,
+            sharded=sharded,
         )
 
     def forward_backward(

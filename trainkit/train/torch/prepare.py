@@ -6,7 +6,6 @@ All functions also work outside of a trainer, where a plain script is a single w
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
@@ -20,10 +19,10 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from trainkit.errors import ConfigError
 from trainkit.train.checkpoint.state import seed_generators
 from trainkit.train.data.prefetch import DevicePrefetcher
+from trainkit.train.data.randomness import seeded_samples
 from trainkit.train.data.sharding import with_batches
+from trainkit.train.data.streams import SharedStreamLoader
 from trainkit.train.torch.context import TrainContext, metered, train_context
-
-log = logging.getLogger(__name__)
 
 
 def get_devices() -> list[torch.device]:
@@ -101,23 +100,31 @@ def prepare_data_loader(
     add_dist_sampler: bool = True,
     move_to_device: bool = True,
     auto_transfer: bool = True,
+    sample_seed: int | None = None,
 ) -> DataLoader[Any]:
     """Return a loader of this worker's share of the samples, with batches on its device.
 
     torch's `DistributedSampler` splits the samples, and shuffles them if the loader shuffles. With several
-    workers, call `loader.sampler.set_epoch(epoch)` before each epoch.
+    workers, call `loader.sampler.set_epoch(epoch)` before each epoch. The samples of an iterable data set are
+    dealt out to the workers and their loader processes by their position; a worker without a sample of the
+    last batch gets a copy of that batch's first sample.
 
     Args:
         data_loader: a loader of all samples, equal on all workers.
-        add_dist_sampler: True shares the samples among the workers. It has no effect with one worker, with an
-            iterable data set, or if the loader already has a `DistributedSampler`, even inside a
-            batch_sampler.
+        add_dist_sampler: True shares the samples among the workers. Pass False if an iterable data set
+            already divides itself among workers and loader processes. It has no effect if the loader already
+            has a `DistributedSampler`, even inside a batch_sampler. With one worker, it only shares an
+            iterable data set among the loader processes.
         move_to_device: True moves batches to this worker's device.
         auto_transfer: True copies the next batch to a GPU while the current batch is used.
+        sample_seed: seed of the random numbers that each sample of a map-style data set draws: they depend
+            only on (`sample_seed`, epoch, index), not on the number of workers and loader processes. The
+            epoch is set by `loader.dataset.set_epoch(epoch)`. Default: samples draw from the generators of
+            their process.
 
     Raises:
-        ConfigError: `data_loader` is not a `DataLoader`, or its samples should be shared although it has the
-            user's own sampler or batch_sampler.
+        ConfigError: `data_loader` is not a `DataLoader`, its samples should be shared although it has the
+            user's own sampler or batch_sampler, or `sample_seed` is given with an iterable data set.
     """
     if not isinstance(data_loader, DataLoader):
         raise ConfigError(
@@ -126,20 +133,9 @@ def prepare_data_loader(
         )
     if isinstance(data_loader, _PreparedLoader):  # Wrapped twice, it would count batches twice.
         data_loader = data_loader._loader
-    streams = isinstance(data_loader.dataset, IterableDataset)
-    batches = data_loader.batch_sampler
-    samplers = (data_loader.sampler, batches, getattr(batches, "sampler", None))
-    shared = any(isinstance(sampler, DistributedSampler) for sampler in samplers)
-    if add_dist_sampler and _world_size() > 1 and streams:
-        log.warning(
-            "prepare_data_loader: each of the %d workers reads all samples of %s, because it is an "
-            "IterableDataset: skip the other workers' samples in its __iter__, and pass "
-            "add_dist_sampler=False to turn this warning off",
-            _world_size(),
-            type(data_loader.dataset).__name__,
-        )
-    elif add_dist_sampler and _world_size() > 1 and not shared:
-        data_loader = _shared(data_loader)
+    data_loader = seeded_samples(data_loader, sample_seed, "data_loader")
+    if add_dist_sampler:
+        data_loader = _share_of(data_loader)
     device = get_device()
     moves = move_to_device and device.type != "cpu"
     if moves or train_context() is not None:
@@ -255,6 +251,22 @@ def enable_reproducibility(seed: int = 0) -> None:
 
 def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _share_of(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader of this worker's share of the samples; a loader that has only them stays unchanged."""
+    if isinstance(loader.dataset, IterableDataset):
+        alone = _world_size() == 1 and loader.num_workers == 0
+        if alone or isinstance(loader, SharedStreamLoader):
+            return loader
+        rank = dist.get_rank() if _world_size() > 1 else 0
+        # The seed of the loader's own generator may differ by rank, as seeds of processes do.
+        return SharedStreamLoader(loader, rank=rank, world_size=_world_size(), in_step=True)
+    batches = loader.batch_sampler
+    samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
+    if _world_size() == 1 or any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        return loader
+    return _shared(loader)
 
 
 def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -339,9 +339,11 @@ class Worker(GroupMember):
         operator = self._operator
         registered = operator._train_feed
         loader = dataset(operator.config) if callable(dataset) else dataset
-        uneven = "drop" if registered is None else registered.uneven
+        more: dict[str, Any] = {}
+        if registered is not None:
+            more = {"uneven": registered.uneven, "sharded": registered.sharded}
         operator._train_feed = self._strategy.split_data(
-            pinned(loader, operator.device), training=True, uneven=uneven
+            pinned(loader, operator.device), training=True, **more
         )
         try:
             yield
