@@ -44,6 +44,7 @@ BENCHMARKS = {
     "pbt_digits": ["--seeds", "2"],
     "search": ["--small"],
     "soak": ["--minutes", "1"],
+    "kills": ["--kills", "60"],
 }
 """Arguments with which each benchmark takes minutes, by its name."""
 AGAINST = {"runtime": ["--beside", "nested"], "tuning": ["--beside", "fresh"]}

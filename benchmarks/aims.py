@@ -139,5 +139,14 @@ AIMS = {
     },
     "decisions": {"differences without a known cause": Aim(0)},
     "search": {"toy: figures that differ where nothing is drawn": Aim(0)},
+    "kills": {
+        "acknowledged results missing": Aim(0),
+        "results there twice": Aim(0),
+        "numbers that differ from an undisturbed run": Aim(0),
+        "requests to end that were ignored": Aim(0),
+        "programs that hang": Aim(0),
+        "things left behind": Aim(0),
+        "errors that do not name the damaged file": Aim(0),
+    },
     "soak": {"calls answered wrongly": Aim(0), "processes left behind": Aim(0)},
 }

@@ -30,6 +30,7 @@ SMALL = {
     "anatomy": [],
     "dashboard": [],
     "decisions": [],
+    "kills": [],
     "pbt_digits": [],
     "pools": [],
     "runtime": [],

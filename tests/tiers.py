@@ -56,7 +56,7 @@ FOLDERS = {
 
 OTHERS = {
     "unit": """
-        test_packaging.py test_registry.py test_tiers.py cli/test_added_commands.py
+        test_kills_rules.py test_packaging.py test_registry.py test_tiers.py cli/test_added_commands.py
         cli/test_experiments.py cli/test_why_decisions.py runtime/local/node/test_listing.py
         runtime/local/node/test_loop.py runtime/local/node/test_scheduler.py
         runtime/local/node/test_supervisor.py runtime/inline/test_inline.py

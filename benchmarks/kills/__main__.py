@@ -1,0 +1,197 @@
+"""Kill programs at random moments, and check what is left: `python -m benchmarks.kills --kills 100 --seed 1`.
+
+Each cycle starts a small program, hits it with faults at random moments, and starts it again until it
+completes. Then everything that the program had acknowledged must be there, once, and numbers must equal those
+of an undisturbed run; nothing may hang; and two seconds after a program's end, no process, shared memory,
+socket or scratch file may be left.
+
+`--resume FILE` appends each cycle to a file, and resumes the campaign that the file holds. The cycles of a
+seed are the same each time, although the moments within a program depend on the machine. Prints a table, and
+rows as one line of JSON; the exit code is 1 after any fault. `--list` prints the programs and their targets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kills import plan, state
+from benchmarks.kills.cycle import Record, mount, run, undisturbed, unmount
+from benchmarks.kills.findings import FAULTY
+from benchmarks.kills.parts import PARTS
+from benchmarks.kills.plan import Cycle
+from benchmarks.rows import MORE, Report, Row, parser
+
+KILLS = 100
+SMALL_PARTS = ("calls", "fifo")
+SMALL_KILLS = 4
+NAMES = {
+    "missing": "acknowledged results missing",
+    "twice": "results there twice",
+    "differing": "numbers that differ from an undisturbed run",
+    "ignored": "requests to end that were ignored",
+    "hung": "programs that hang",
+    "left": "things left behind",
+    "unnamed": "errors that do not name the damaged file",
+}
+"""Name of the row for each kind of fault."""
+
+
+class Campaign:
+    """Cycles of one seed, some of them at once.
+
+    Args:
+        seed: seed of all cycles.
+        parts: names of the programs.
+        folder: folder for the cycles, which stays if a check finds a fault.
+        path: file for the state; None: no file.
+
+    Attributes:
+        lines: lines of the state.
+        disks: True if this user may mount disks, and so the campaign may fill one.
+    """
+
+    def __init__(self, seed: int, parts: Sequence[str], folder: Path, path: Path | None) -> None:
+        self._seed = seed
+        self._parts = parts
+        self._folder = folder
+        self._path = path
+        self._over = threading.Event()
+        self._expected: dict[str, Any] = {}
+        self.lines = state.read(path, seed, parts)
+        self.disks = _mounts(folder / "disk")
+
+    @property
+    def kills(self) -> int:
+        """Number of faults so far."""
+        return sum(len(line["struck"]) for line in self.lines)
+
+    def run(self, kills: int, jobs: int) -> None:
+        """Run cycles until there are so many faults, at most `jobs` cycles at once."""
+        done = {line["cycle"] for line in self.lines}
+        numbers = (number for number in range(10**9) if number not in done)
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                running: dict[Future[tuple[Record, float]], Cycle] = {}
+                while self.kills < kills or running:
+                    while self.kills < kills and len(running) < jobs:
+                        cycle = self._planned(next(numbers))
+                        if cycle.part not in self._expected:
+                            self._expected[cycle.part] = self._undisturbed(cycle.part)
+                        running[pool.submit(self._one, cycle)] = cycle
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        self._note(running.pop(future), *future.result())
+            finally:
+                self._over.set()
+
+    def _planned(self, number: int) -> Cycle:
+        targets = {
+            name: tuple(each for each in PARTS[name].targets if each != plan.DISK or self.disks)
+            for name in self._parts
+        }
+        spans = {name: PARTS[name].span_s for name in self._parts}
+        return plan.cycle(self._seed, number, targets, spans)
+
+    def _undisturbed(self, name: str) -> Any:
+        return undisturbed(PARTS[name], name, self._folder / f"undisturbed-{name}", self._over)
+
+    def _one(self, cycle: Cycle) -> tuple[Record, float]:
+        begun = time.monotonic()
+        folder = self._folder / str(cycle.number)
+        record = run(PARTS[cycle.part], cycle, folder, self._expected[cycle.part], self._over)
+        return record, time.monotonic() - begun
+
+    def _note(self, cycle: Cycle, record: Record, took_s: float) -> None:
+        line = state.line_of(cycle, record, self._seed, self._parts, took_s)
+        self.lines.append(line)
+        if self._path is not None:
+            state.append(self._path, line)
+        struck = ", ".join(map(str, record.struck))
+        print(
+            f"{self.kills} kills, cycle {cycle.number}: {cycle.part} by {struck}, {took_s:.1f} s", flush=True
+        )
+        for kind, found in record.findings.faults.items():
+            print(f"  {NAMES[kind]}: {found[:3]} in {self._folder / str(cycle.number)}", flush=True)
+
+
+def _mounts(folder: Path) -> bool:
+    """Return True if this user may mount a disk at `folder`, which is created."""
+    folder.mkdir(exist_ok=True)
+    try:
+        mount(folder)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    unmount(folder)
+    return True
+
+
+def report(campaign: Campaign, parts: Sequence[str], *, seconds: float, new: int, small: bool) -> int:
+    """Print the table and the rows; return the exit code."""
+    found = state.totals(campaign.lines, parts)
+    print(state.table(found), flush=True)
+    faults = {kind: sum(total.faults[kind] for total in found.values()) for kind in FAULTY}
+    with Report("kills", small=small) as rows:
+        if not campaign.disks:
+            rows.skip("kills by a full disk", "only root can mount the disk that is filled")
+        for part, total in found.items():
+            rows.add(Row(f"{part}: kills", better="").measured([total.kills.total()]))
+        rows.add(Row("kills", better="").measured([campaign.kills]))
+        rows.add(Row("kills a second", "1/s", MORE).measured([new / seconds]))
+        for name in ("acknowledged", "there"):
+            count = sum(getattr(total, name) for total in found.values())
+            rows.add(Row(f"results {name}", better="").measured([count]))
+        for kind, count in faults.items():
+            rows.add(Row(NAMES[kind], exact=True).measured([count]))
+    return int(any(faults.values()))
+
+
+def arguments() -> argparse.Namespace:
+    """Return the parsed command line."""
+    options = parser(__doc__)
+    options.add_argument("--kills", type=int, default=KILLS, help="number of faults; default %(default)s")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    options.add_argument("--jobs", type=int, default=os.cpu_count(), help="cycles at once; default: the CPUs")
+    options.add_argument("--resume", type=Path, metavar="FILE", help="state of the campaign")
+    options.add_argument("--folder", type=Path, help="for the cycles; default: a new temporary folder")
+    options.add_argument("--list", action="store_true", help="print the programs and their targets")
+    found = options.parse_args()
+    if found.small:
+        found.kills, found.parts = SMALL_KILLS, [*SMALL_PARTS]
+    return found
+
+
+def main() -> int:
+    """Run the campaign."""
+    given = arguments()
+    # SIGTERM must end the killed programs too, and unmount their disks.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if given.list:
+        for name in given.parts:
+            print(f"{name:<10} {' '.join(PARTS[name].targets)}")
+        return 0
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="kills-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    campaign = Campaign(given.seed, given.parts, folder.resolve(), given.resume)
+    before, begun = campaign.kills, time.monotonic()
+    campaign.run(given.kills, given.jobs)
+    seconds = time.monotonic() - begun
+    code = report(campaign, given.parts, seconds=seconds, new=campaign.kills - before, small=given.small)
+    if code == 0 and given.folder is None:
+        shutil.rmtree(folder)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,379 @@
+"""A cycle: a program is started, hit by faults, and started again until it completes; then it is checked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.interleaved import HERE
+from benchmarks.kills import plan, processes
+from benchmarks.kills.findings import Findings
+from benchmarks.kills.job import Job
+from benchmarks.kills.parts import Part
+from benchmarks.kills.plan import CLOCK, DISK, FILES, Cycle, Strike
+from trainkit.runtime.local.system import process
+
+LIMIT_S = 240.0
+"""Time within which a run must end, and within which a fault must find its target."""
+CLEAN_S = 2.0
+"""Time after the end of a run within which nothing may be left behind; longer on an overloaded machine."""
+FIND_S = 2.0
+"""Time within which a fault must find its target; a run may have none, such as a search without workers."""
+LOOK_S = 0.02
+DISK_BYTES = 16 * 2**20
+"""Size of the disk of a cycle that fills it."""
+BACK_S = 3600.0
+RUNS = 6
+"""Number of runs in which a program must complete after its last fault."""
+IN_FLIGHT = 4
+"""Largest number of results that a program may acknowledge after a request to end."""
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "stop": signal.SIGSTOP}
+
+
+def mount(folder: Path) -> None:
+    """Mount a small disk.
+
+    Raises:
+        CalledProcessError: this user may not mount a disk.
+    """
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "kills", folder]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def unmount(folder: Path) -> None:
+    """Unmount a disk that `mount` has mounted."""
+    subprocess.run(["umount", folder], check=True)
+
+
+class Stopped(Exception):
+    """The campaign ends before this cycle is complete."""
+
+
+@dataclass
+class Record:
+    """Result of a cycle.
+
+    Attributes:
+        struck: faults that hit the program.
+        codes: exit codes of its runs.
+        findings: result of its check.
+    """
+
+    struck: list[Strike] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
+
+
+class Stage:
+    """Place of a cycle: the folder, the temporary folder, the environment and the processes of one program.
+
+    Args:
+        part: the program.
+        folder: folder of the cycle, which must not exist.
+        cycle: the faults that the program is prepared for.
+        expected: outcome of an undisturbed run; None: the outcome is not known yet.
+        over: event that ends all waits with `Stopped`.
+
+    Attributes:
+        job: the program's files.
+        record: what has happened so far.
+        before_last: number of acknowledged results at the last signal.
+    """
+
+    def __init__(self, part: Part, folder: Path, cycle: Cycle, expected: Any, over: threading.Event) -> None:
+        self.part = part
+        self.job = Job(folder)
+        self.record = Record()
+        self.before_last = 0
+        self._cycle = cycle
+        self._expected = expected
+        self._over = over
+        self._mark = uuid.uuid4().hex
+        self._scratch = folder / "t"
+        self._pids: set[int] = set()
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._begun = 0
+        self._scratch.mkdir(parents=True)
+        self.job.kept.mkdir()
+        (folder / "clock").write_bytes(bytes(8))
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Give the program its disk, if one will be filled; in the end kill its processes, and unmount."""
+        if self._cycle.disk:
+            mount(self.job.kept)
+        try:
+            yield
+        finally:
+            while there := processes.marked(self._mark):
+                processes.send(plan.JOB, [*there], signal.SIGKILL)
+                time.sleep(LOOK_S)
+            if self._driver is not None:
+                self._driver.wait()
+            if self._cycle.disk:
+                unmount(self.job.kept)
+
+    # runs
+
+    def start(self) -> None:
+        """Start the program."""
+        paths = [HERE.parent, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment = {
+            **os.environ,
+            processes.MARK: self._mark,
+            "TMPDIR": str(self._scratch),
+            "TRAINKIT_RUNTIME_DIR": str(self._scratch),
+            "TRAINKIT_STOP_GRACE_S": "2",
+            "OMP_NUM_THREADS": "1",
+        }
+        if self._cycle.clock:
+            environment["KILLS_CLOCK"] = str(self.job.folder / "clock")
+            paths.insert(0, HERE / "kills" / "site")
+        environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
+        command = [sys.executable, "-m", "benchmarks.kills.parts", self._cycle.part, str(self.job.folder)]
+        with (self.job.folder / "log").open("ab") as log:
+            self._driver = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self.job.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._begun = self.acknowledged()
+
+    @property
+    def runs(self) -> bool:
+        """True while the program runs."""
+        return self._driver is not None and self._driver.poll() is None
+
+    def acknowledged(self) -> int:
+        """Return the number of acknowledged results."""
+        path = self.job.folder / "acks"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def end(self) -> bool:
+        """Wait for the program's end; return False if it hangs."""
+        if not self._until(lambda: not self.runs, LIMIT_S):
+            self.record.findings.hung.append(self._stacks())
+            return False
+        assert self._driver is not None
+        self.record.codes.append(self._driver.returncode)
+        return True
+
+    def clean(self, *, strict: bool) -> None:
+        """Note what is left behind after a run.
+
+        Args:
+            strict: False if files may stay until the next run, because the node was killed too.
+        """
+        stays = self.part.detached and self.job.outcome() is None
+        spared = (processes.WORKER_PREFIX, "trainkit-") if stays else ()
+
+        def left() -> list[str]:
+            found = processes.leftovers(self._scratch, self._mark, self._pids, spared)
+            return found if strict else [each for each in found if each.startswith("process ")]
+
+        overload = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+        self._until(lambda: not left(), CLEAN_S * overload)
+        self.record.findings.left += left()
+
+    # faults
+
+    def strike(self, strike: Strike) -> bool:
+        """Hit the program with a fault; return False if it ended before, or had no such target."""
+        if strike.begun:
+            self._until(lambda: not self.runs or self.acknowledged() > self._begun, LIMIT_S)
+        self._until(lambda: not self.runs, strike.delay_s)
+        if not self.runs:
+            return False
+        if strike.target == DISK:
+            struck = self._fill(strike.hold_s)
+        elif strike.target == CLOCK:
+            struck = self._set_back()
+        else:
+            struck = self._signal(strike)
+        if struck:
+            self.record.struck.append(strike)
+        return struck
+
+    def _signal(self, strike: Strike) -> bool:
+        target, fault = (plan.DRIVER, "kill") if strike.target == FILES else (strike.target, strike.fault)
+        pids: list[int] = []
+
+        def found() -> bool:
+            assert self._driver is not None
+            there = processes.marked(self._mark)
+            self._pids |= there.keys()
+            pids[:] = processes.candidates(target, self._driver.pid, there)
+            return bool(pids) or not self.runs
+
+        self._until(found, FIND_S)
+        if not pids:
+            return False
+        if target != plan.JOB:
+            pids = [pids[int(strike.draw * len(pids))]]
+        self.before_last = self.acknowledged()
+        if not processes.send(target, pids, SIGNALS[fault]):
+            return False
+        if fault == "stop":
+            self._until(lambda: False, strike.hold_s)
+            processes.send(target, pids, signal.SIGCONT)
+        return True
+
+    def _fill(self, hold_s: float) -> bool:
+        filler = self.job.kept / "filler"
+        try:
+            with filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        except OSError:  # the disk is full now
+            self._until(lambda: not self.runs, hold_s)
+            filler.unlink()
+        return True
+
+    def _set_back(self) -> bool:
+        clock = self.job.folder / "clock"
+        with clock.open("r+b") as file:
+            (offset,) = struct.unpack("d", file.read(8))
+            file.seek(0)
+            file.write(struct.pack("d", offset - BACK_S))
+        return True
+
+    def run_damaged(self, strike: Strike) -> None:
+        """Cut a file in half, run the program, and put everything back unless the program has completed.
+
+        The program must complete as if nothing had happened, or say which file or folder is damaged.
+        """
+        files = sorted(
+            path for path in self.job.kept.rglob("*") if path.is_file() and path.stat().st_size > 1
+        )
+        if not files:
+            return
+        file = files[int(strike.draw * len(files))]
+        copy = self.job.folder / "copy"
+        acks = self.job.folder / "acks"
+        shutil.copytree(self.job.kept, copy / "kept", symlinks=True)
+        shutil.copy(acks, copy / "acks")
+        said = (self.job.folder / "log").stat().st_size
+        os.truncate(file, file.stat().st_size // 2)
+        self.start()
+        if not self.end():
+            return
+        self.clean(strict=True)
+        if self.job.outcome() is None or self.checked().faults:
+            (self.job.folder / "outcome").unlink(missing_ok=True)
+            text = (self.job.folder / "log").read_text(errors="replace")[said:]
+            if str(file) not in text and str(file.parent) not in text:
+                name = file.relative_to(self.job.kept)
+                self.record.findings.unnamed.append(f"{name}: {text[-300:]!r}")
+            for path in self.job.kept.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.copytree(copy / "kept", self.job.kept, symlinks=True, dirs_exist_ok=True)
+            shutil.copy(copy / "acks", acks)
+        shutil.rmtree(copy)
+
+    def checked(self) -> Findings:
+        """Return what the check of a complete program finds."""
+        outcome = self.job.outcome()
+        return self.part.check(
+            self.job.lines(), outcome, outcome if self._expected is None else self._expected
+        )
+
+    # waits
+
+    def _until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until a condition holds, at most `limit_s` seconds; return whether it holds."""
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            if time.monotonic() >= deadline:
+                return False
+            if self._over.wait(LOOK_S):
+                raise Stopped
+        return True
+
+    def _stacks(self) -> str:
+        there = processes.marked(self._mark)
+        dumps = [f"{each.name} {pid}\n{process.stacks(pid) or 'no stacks'}" for pid, each in there.items()]
+        path = self.job.folder.with_name(f"{self.job.folder.name}.stacks")
+        path.write_text("\n".join(dumps))
+        return f"stacks in {path}"
+
+
+def run(part: Part, cycle: Cycle, folder: Path, expected: Any, over: threading.Event) -> Record:
+    """Run a cycle in a folder that does not exist; return its record.
+
+    Args:
+        part: the program.
+        cycle: its faults.
+        folder: folder of the cycle, which stays only if the check finds a fault.
+        expected: outcome of an undisturbed run.
+        over: event that ends the cycle with `Stopped`.
+    """
+    stage = Stage(part, folder, cycle, expected, over)
+    with stage.prepared():
+        _until_complete(stage, [*cycle.strikes])
+        if stage.job.outcome() is not None:
+            stage.record.findings.add(stage.checked())
+    if not stage.record.findings.faults:
+        shutil.rmtree(folder)
+    return stage.record
+
+
+def undisturbed(part: Part, name: str, folder: Path, over: threading.Event) -> Any:
+    """Return the outcome of a program without faults.
+
+    Raises:
+        RuntimeError: the program did not complete, or left something behind.
+    """
+    stage = Stage(part, folder, Cycle(0, name, ()), None, over)
+    with stage.prepared():
+        _until_complete(stage, [])
+        outcome = stage.job.outcome()
+        if outcome is not None:
+            stage.record.findings.add(stage.checked())
+    faults = stage.record.findings.faults
+    if faults:
+        log = (folder / "log").read_text(errors="replace")[-3000:]
+        raise RuntimeError(f"{name} without a fault ended with {stage.record.codes}, {faults}:\n{log}")
+    shutil.rmtree(folder)
+    return outcome
+
+
+def _until_complete(stage: Stage, strikes: list[Strike]) -> None:
+    runs_left = RUNS
+    while stage.job.outcome() is None and runs_left:
+        runs_left -= 1
+        stage.start()
+        struck: list[Strike] = []
+        while strikes and not any(each.ends for each in struck) and stage.runs:
+            strike = strikes.pop(0)
+            if stage.strike(strike):
+                struck.append(strike)
+                runs_left = RUNS
+        if not stage.end():
+            return
+        last = struck[-1] if struck else None
+        if last is not None and last.asks and stage.acknowledged() > stage.before_last + IN_FLIGHT:
+            stage.record.findings.ignored.append(str(last))
+        spared = {plan.NODE, plan.GROUP, plan.JOB}
+        stage.clean(
+            strict=stage.job.outcome() is not None or not any(each.target in spared for each in struck)
+        )
+        if last is not None and last.target == FILES and stage.job.outcome() is None:
+            stage.run_damaged(last)
+    if stage.job.outcome() is None:
+        stage.record.findings.hung.append(f"not complete after {stage.record.codes}")

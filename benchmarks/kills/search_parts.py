@@ -1,0 +1,74 @@
+"""Program of a scikit-learn search with a name, which acknowledges each candidate that has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.datasets import load_iris
+from sklearn.tree import DecisionTreeClassifier
+
+from benchmarks.kills.job import Job
+from trainkit import tune
+from trainkit.sklearn import TuneSearchCV
+
+DEPTHS, ALPHAS = [1, 2, 3, 4], [0.0, 0.01, 0.1]
+FIT_S = 0.03
+
+
+class SlowTree(ClassifierMixin, BaseEstimator):
+    """Decision tree whose fit takes some time."""
+
+    def __init__(self, max_depth: int = 1, alpha: float = 0.0) -> None:
+        self.max_depth = max_depth
+        self.alpha = alpha
+
+    def fit(self, X: Any, y: Any) -> SlowTree:
+        """Fit the tree."""
+        time.sleep(FIT_S)
+        tree = DecisionTreeClassifier(max_depth=self.max_depth, ccp_alpha=self.alpha, random_state=0)
+        self.tree_ = tree.fit(X, y)
+        self.classes_ = self.tree_.classes_
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Return the tree's predictions."""
+        return self.tree_.predict(X)
+
+
+class Acknowledge(tune.Callback):
+    """Callback that acknowledges a candidate after its result has been stored."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+        """Write down the candidate and its score."""
+        score = trial.last_result["average_test_score"]
+        self._job.ack("candidate", trial.config["max_depth"], trial.config["alpha"], score)
+
+
+def search(job: Job) -> None:
+    """Run a search, or resume it."""
+    found = TuneSearchCV(
+        SlowTree(),
+        {"max_depth": DEPTHS, "alpha": ALPHAS},
+        n_trials=len(DEPTHS) * len(ALPHAS),
+        random_state=0,
+        cv=3,
+        n_jobs=2,
+        early_stopping=False,
+        name="search",
+        local_dir=str(job.kept),
+        verbose=0,
+        loggers=[Acknowledge(job)],
+    ).fit(*load_iris(return_X_y=True), tune_params={"max_failures": -1})
+    results = found.cv_results_
+    if any(score != score for score in results["mean_test_score"]):
+        return
+    candidates = [
+        [params["max_depth"], params["alpha"], float(score)]
+        for params, score in zip(results["params"], results["mean_test_score"], strict=True)
+    ]
+    job.finish({"candidates": candidates, "best": [found.best_params_, float(found.best_score_)]})

@@ -1,0 +1,183 @@
+"""Rules of the campaign of kills: its plan, its checks with faults that they must find, its state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.kills import checks, plan, processes, state
+from benchmarks.kills.cycle import Record
+from benchmarks.kills.findings import Findings
+from benchmarks.kills.job import Job
+from benchmarks.kills.parts import PARTS
+
+TARGETS = {name: part.targets for name, part in PARTS.items()}
+SPANS = {name: part.span_s for name, part in PARTS.items()}
+
+
+def cycles(seed: int, count: int) -> list[plan.Cycle]:
+    return [plan.cycle(seed, number, TARGETS, SPANS) for number in range(count)]
+
+
+# --- the plan ---------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_cycles_and_another_seed_others() -> None:
+    assert cycles(1, 60) == cycles(1, 60)
+    assert cycles(1, 60) != cycles(2, 60)
+
+
+def test_every_round_has_each_part_once() -> None:
+    for first in range(0, 3 * len(PARTS), len(PARTS)):
+        assert {each.part for each in cycles(4, 3 * len(PARTS))[first : first + len(PARTS)]} == {*PARTS}
+
+
+def test_every_target_and_every_fault_is_hit() -> None:
+    hit = {(each.part, strike.target) for each in cycles(0, 1500) for strike in each.strikes}
+    assert hit == {(name, target) for name, targets in TARGETS.items() for target in targets}
+    assert {strike.fault for each in cycles(0, 100) for strike in each.strikes} == {*plan.FAULTS}
+
+
+# --- the checks -------------------------------------------------------------------------------------
+
+HISTORY = {"a": [0.5, [[1, 2.0, "s1"], [2, 1.0, "s2"]]]}
+REPORTS = [["report", "a", "s1"]]
+CANDIDATES = {"candidates": [[1, 0.0, 0.5], [2, 0.0, 0.7]], "best": [{"max_depth": 2}, 0.7]}
+EPOCHS = {"epoch": 2, "weights": [1.5], "losses": {"1": 0.4, "2": 0.2}}
+TRAINED = [["resumed", 0], ["epoch", 1, 0.4], ["resumed", 1], ["epoch", 2, 0.2]]
+CALL = ["1 0", "once", 3, 4]
+
+
+def kinds(findings: Findings) -> set[str]:
+    return {*findings.faults}
+
+
+@pytest.mark.parametrize(
+    ("acks", "ran", "expected"),
+    [
+        ([["value", *CALL, 304.0]], [["ran", *CALL]], set()),
+        ([["value", *CALL, 304.0]], [], {"missing"}),
+        ([["value", *CALL, 304.0]], [["ran", *CALL], ["ran", *CALL]], {"twice"}),
+        ([], [["ran", "1 0", "sure", 3, 4], ["ran", "1 0", "sure", 3, 4]], set()),
+        ([["value", *CALL, 303.0]], [["ran", *CALL]], {"differing"}),
+    ],
+)
+def test_calls(acks: Any, ran: Any, expected: set[str]) -> None:
+    assert kinds(checks.check_calls(acks, ran, None)) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([("new", 1), ("found", 0), ("value", 1), ("value", 2)], set()),
+        ([("new", 1), ("value", 1), ("found", 2), ("value", 3)], set()),
+        (
+            [("new", 1), ("value", 1), ("value", 2), ("lost", 1), ("new", 1), ("found", 0), ("value", 1)],
+            set(),
+        ),
+        ([("new", 1), ("value", 1), ("value", 2), ("found", 1)], {"missing"}),
+        ([("new", 1), ("value", 1), ("value", 1)], {"twice"}),
+        ([("new", 1), ("value", 1), ("value", 3)], {"differing"}),
+    ],
+)
+def test_counts_of_a_detached_actor(values: Any, expected: set[str]) -> None:
+    assert kinds(checks.check_detached(values, 60, 60)) == expected
+
+
+@pytest.mark.parametrize(
+    ("acks", "outcome", "expected"),
+    [
+        (REPORTS, HISTORY, set()),
+        ([["report", "a", "s3"]], HISTORY, {"missing"}),
+        (REPORTS, {"a": [0.5, [[1, 2.0, "s1"], [1, 2.0, "s1"]]]}, {"twice", "differing"}),
+        (REPORTS, {"a": [0.5, [[1, 2.0, "s1"], [2, 1.5, "s2"]]]}, {"differing"}),
+    ],
+)
+def test_reports_of_trials(acks: Any, outcome: Any, expected: set[str]) -> None:
+    assert kinds(checks.check_reports(acks, outcome, HISTORY, exact=True)) == expected
+
+
+def test_populations_need_not_repeat_an_undisturbed_run() -> None:
+    other = {"b": [0.25, [[1, 9.0, "s1"]]]}
+    assert not checks.check_reports([["report", "b", "s1"]], other, HISTORY, exact=False).faults
+
+
+@pytest.mark.parametrize(
+    ("acks", "outcome", "expected"),
+    [
+        (TRAINED, EPOCHS, set()),
+        ([*TRAINED[:2], ["resumed", 0], ["epoch", 1, 0.4], TRAINED[3]], EPOCHS, {"missing"}),
+        ([*TRAINED[:2], TRAINED[1], TRAINED[3]], EPOCHS, {"twice"}),
+        ([*TRAINED[:3], ["epoch", 2, 0.3]], EPOCHS, {"differing"}),
+        (TRAINED, {**EPOCHS, "weights": [1.25]}, {"differing"}),
+    ],
+)
+def test_epochs(acks: Any, outcome: Any, expected: set[str]) -> None:
+    assert kinds(checks.check_epochs(acks, outcome, EPOCHS)) == expected
+
+
+def test_candidates() -> None:
+    done = [["candidate", 1, 0.0, 0.5]]
+    assert not checks.check_candidates(done, CANDIDATES, CANDIDATES).faults
+    assert kinds(checks.check_candidates([["candidate", 3, 0.0, 0.5]], CANDIDATES, CANDIDATES)) == {"missing"}
+    other = {**CANDIDATES, "best": [{"max_depth": 1}, 0.5]}
+    assert kinds(checks.check_candidates(done, other, CANDIDATES)) == {"differing"}
+
+
+# --- processes --------------------------------------------------------------------------------------
+
+
+def test_targets_are_chosen_by_name_and_parent() -> None:
+    there = {
+        pid: processes.Process(pid, name, parent)
+        for pid, name, parent in [
+            (10, "python", 1),
+            (11, "trainkit-node", 10),
+            (12, "trainkit-tmpl", 11),
+            (13, "tk-worker", 12),
+            (14, "tk-worker", 13),
+        ]
+    }
+    found = {target: processes.candidates(target, 10, there) for target in (*TARGETS["ddp"][:6], plan.LOADER)}
+    assert found == {
+        "driver": [10],
+        "node": [11],
+        "template": [12],
+        "worker": [13],
+        "group": [10],
+        "job": [10, 11, 12, 13, 14],
+        "loader": [14],
+    }
+
+
+# --- the files of a job and of a campaign -----------------------------------------------------------
+
+
+def test_a_job_keeps_lines_and_its_outcome(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    assert (job.lines(), job.outcome()) == ([], None)
+    job.ack("epoch", 1, 0.25)
+    job.finish({"epoch": 1})
+    assert (job.lines(), job.outcome()) == ([["epoch", 1, 0.25]], {"epoch": 1})
+
+
+def test_a_campaign_resumes_only_from_its_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    cycle = plan.cycle(1, 0, TARGETS, SPANS)
+    findings = Findings(acknowledged=3, there=2, missing=["a"])
+    record = Record(struck=[*cycle.strikes], codes=[-9, 0], findings=findings)
+    state.append(path, state.line_of(cycle, record, 1, list(PARTS), 2.0))
+    (line,) = state.read(path, 1, list(PARTS))
+    assert (line["cycle"], line["missing"], len(line["struck"])) == (0, ["a"], len(cycle.strikes))
+    total = state.totals([line], PARTS)[cycle.part]
+    assert (total.kills.total(), total.acknowledged, total.there) == (len(cycle.strikes), 3, 2)
+    assert total.faults["missing"] == 1
+    with pytest.raises(
+        ValueError, match=r"belongs to a campaign with --seed 1 --parts calls .*: give the same"
+    ):
+        state.read(path, 2, list(PARTS))
+    assert state.read(tmp_path / "new", 1, list(PARTS)) == []
+    assert json.loads(path.read_text())["part"] == cycle.part
