@@ -113,6 +113,7 @@ DEALT = {
     "sampler's state": lambda size: DataLoader(range(SAMPLES), size, sampler=Counted()),
     "data set": lambda size: DataLoader(Samples(), size),
     "data set in processes": lambda size: DataLoader(Samples(), size, num_workers=1),
+    "stream": lambda size: DataLoader(Stream(), size),
     "worker_init_fn": lambda size: DataLoader(Samples(), size, num_workers=1, worker_init_fn=mark),
     "generator": lambda size: DataLoader(range(SAMPLES), size, shuffle=True, generator=seeded()),
     "a loader's own batch sampler": lambda size: OwnLoader(range(SAMPLES), size, sampler=Order()),
@@ -121,7 +122,6 @@ DEALT = {
 
 WHOLE = {
     "batch sampler without __len__": lambda size: DataLoader(range(SAMPLES), batch_sampler=Batches()),
-    "stream": lambda size: DataLoader(Stream(), size),
     "loader": lambda size: Told(range(SAMPLES), size),
     "DistributedSampler": lambda size: DataLoader(
         range(SAMPLES), size, sampler=DistributedSampler(range(SAMPLES), 1, 0)

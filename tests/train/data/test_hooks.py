@@ -138,7 +138,7 @@ def loop(config: dict[str, Any]) -> None:
         tell(loader, 3)
         found[name] = taken(loader)
     own = DEALT["a loader's own batch sampler"](SIZE)
-    with pytest.raises(ConfigError, match=r"has a Order of your own"):
+    with pytest.raises(ConfigError, match="would replace your own Order"):
         prepare_data_loader(own)
     object.__setattr__(own, "sampler", torch.utils.data.SequentialSampler(own.dataset))
     shared: Any = prepare_data_loader(own)

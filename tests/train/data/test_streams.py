@@ -292,6 +292,49 @@ def test_an_operator_trains_on_a_stream_as_on_one_worker() -> None:
         assert trained(workers, processes) == pytest.approx(expected, rel=1e-12)
 
 
+class Mixed(TrainingOperator):
+    """Operator that keeps the steps over a stream that is shuffled by the global generators."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.steps: list[list[int]] = []
+        self.register_data(train_loader=DataLoader(Shuffled(11), config[BATCH_SIZE]))
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> dict[str, Any]:
+        self.steps.append(batch.tolist())
+        return {"num_samples": len(batch)}
+
+
+def mixed(workers: int) -> TorchTrainer:
+    return TorchTrainer(
+        training_operator_cls=Mixed,
+        num_workers=workers,
+        num_cpus_per_worker=0.5,
+        use_gpu=False,
+        config={BATCH_SIZE: 6},
+    )
+
+
+def two_epochs(trainer: TorchTrainer) -> list[list[int]]:
+    """The global batches of two epochs, sorted."""
+    trainer.train()
+    trainer.train()
+    found = trainer.apply_all_operators(lambda operator: operator.steps)
+    return [sorted(chain(*parts)) for parts in zip(*found, strict=True)]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_checkpoint_has_what_a_shuffled_streams_order_depends_on(tmp_path: Path) -> None:
+    with mixed(2) as trainer:
+        trainer.save(tmp_path / "c")
+        expected = two_epochs(trainer)
+    for epoch in (expected[:2], expected[2:]):
+        assert sorted(chain(*epoch)) == list(range(11))
+    assert expected[:2] != expected[2:]
+    with mixed(3) as trainer:
+        trainer.load(tmp_path / "c")
+        assert two_epochs(trainer) == expected
+
+
 def test_a_script_alone_shares_its_stream_among_loader_processes() -> None:
     assert prepare_data_loader(stream := DataLoader(Numbers(5), 2)) is stream
     shared = prepare_data_loader(DataLoader(Numbers(5), 2, num_workers=2))

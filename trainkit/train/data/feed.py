@@ -49,6 +49,8 @@ def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
         sampler: the user's sampler, which decides the order, or None.
     """
     held: dict[str, Any] = {"started": _keeps_processes(loader) and loader._iterator is not None}
+    if isinstance(loader, SharedStreamLoader):
+        held["stream_seed"] = loader.stream.seed
     for name, owner in _keepers(loader, sampler):
         if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
             held[f"{name}_generator"] = generator.get_state()
@@ -59,6 +61,8 @@ def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
 
 def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
     """Load a result of `loader_state`."""
+    if isinstance(loader, SharedStreamLoader) and "stream_seed" in held:
+        loader.stream.seed = held["stream_seed"]
     for name, owner in _keepers(loader, sampler):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
@@ -380,6 +384,8 @@ class Feed:
         Raises:
             ConfigError: workers read different streams.
         """
+        # Workers that did not exist when a state was saved have not loaded its seed.
+        loader.stream.seed = self._group.broadcast_integers([loader.stream.seed])[0]
         batches = self._iterator()
         for index in itertools.count():
             batch = next(batches, _END)
