@@ -49,26 +49,26 @@ def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
         sampler: the user's sampler, which decides the order, or None.
     """
     held: dict[str, Any] = {"started": _keeps_processes(loader) and loader._iterator is not None}
-    if isinstance(loader, SharedStreamLoader):
-        held["stream_seed"] = loader.stream.seed
     for name, owner in _keepers(loader, sampler):
         if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
             held[f"{name}_generator"] = generator.get_state()
         if callable(getattr(owner, "state_dict", None)):
             held[name] = owner.state_dict()
+    if isinstance(loader, SharedStreamLoader):
+        held["seed"] = loader.dataset.seed  # type: ignore[attr-defined]
     return held
 
 
 def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
     """Load a result of `loader_state`."""
-    if isinstance(loader, SharedStreamLoader) and "stream_seed" in held:
-        loader.stream.seed = held["stream_seed"]
     for name, owner in _keepers(loader, sampler):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
             generator.set_state(held[f"{name}_generator"])
         if name in held and callable(getattr(owner, "load_state_dict", None)):
             owner.load_state_dict(held[name])
+    if isinstance(loader, SharedStreamLoader) and "seed" in held:
+        loader.dataset.seed = held["seed"]  # type: ignore[attr-defined]
     if _keeps_processes(loader) and not held.get("started"):
         # Persistent processes that were started after the state was saved would make the next pass skip a
         # random draw.
@@ -385,7 +385,8 @@ class Feed:
             ConfigError: workers read different streams.
         """
         # Workers that did not exist when a state was saved have not loaded its seed.
-        loader.stream.seed = self._group.broadcast_integers([loader.stream.seed])[0]
+        stream: Any = loader.dataset
+        stream.seed = self._group.broadcast_integers([stream.seed])[0]
         batches = self._iterator()
         for index in itertools.count():
             batch = next(batches, _END)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -137,7 +137,7 @@ class SharedStream(IterableDataset[Share]):
         self.source = source
         self.deal = deal
         # Persistent loader processes have copies of this object, but share these numbers.
-        self._next = SharedIntegers(seed=seed, epoch=0, skipped=0)
+        self._next = SharedIntegers(epoch=0, skipped=0, seed=seed)
 
     def __getattr__(self, name: str) -> Any:
         # A state of the source does not count this object's samples, so it is not a state of this object.
@@ -148,19 +148,19 @@ class SharedStream(IterableDataset[Share]):
     def __len__(self) -> int:
         return self.deal.length(len(self.source))  # type: ignore[arg-type]
 
-    @property
-    def seed(self) -> int:
-        """Seed of the generators in the next passes; it must be equal on all workers."""
-        return self._next["seed"]
-
-    @seed.setter
-    def seed(self, seed: int) -> None:
-        self._next["seed"] = seed
-
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next passes, which the source receives in every loader process."""
         self._next["epoch"] = epoch
         self._set_epoch_of_source(epoch)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the generators."""
+        return self._next["seed"]
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self._next["seed"] = value
 
     def start_at(self, samples: int) -> None:
         """Make the next passes start after `samples` samples of all workers."""
@@ -168,14 +168,14 @@ class SharedStream(IterableDataset[Share]):
 
     def __iter__(self) -> Iterator[Share]:
         # The numbers are read now, because they may change before the first sample is read.
-        return self._shares(self.seed, self._next["epoch"], self._next["skipped"])
+        return self._shares(self._next["epoch"], self._next["skipped"])
 
-    def _shares(self, seed: int, epoch: int, skipped: int) -> Iterator[Share]:
+    def _shares(self, epoch: int, skipped: int) -> Iterator[Share]:
         info = get_worker_info()
         if info is not None:
             self._set_epoch_of_source(epoch)
         process, processes = (0, 1) if info is None else (info.id, info.num_workers)
-        random = RandomSource(seed_of(seed, epoch))
+        random = RandomSource(seed_of(self.seed, epoch))
         with random.in_use(), _whole():
             samples = iter(self.source)
             first = next(samples, _END)
@@ -262,17 +262,13 @@ class SharedStreamLoader(DataLoader[Any]):
         return getattr(self._loader, name)  # Other methods are the user's loader's.
 
     def __iter__(self) -> Any:
-        self.stream.start_at(self._first)
+        stream: Any = self.dataset
+        stream.start_at(self._first)
         self._first = 0
         return self._delivered(iter(self._loader))
 
     def __len__(self) -> int:
         return len(self._loader)
-
-    @property
-    def stream(self) -> SharedStream:
-        """The loader's data set."""
-        return cast(SharedStream, self.dataset)
 
     def start_at(self, samples: int) -> None:
         """Make the next pass start after `samples` samples of all workers."""
