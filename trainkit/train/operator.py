@@ -251,10 +251,10 @@ class TrainingOperator:
             self.train_batch,
             self._weighted(iterator, self._train_feed, self.train_batch, TrainingOperator.train_batch),
             info=info,
+            epoch=iterator if isinstance(iterator, EpochBatches) else None,
             first_step=self.global_step,
             before_step=self._stepper.begin,
             after_step=self._after_step,
-            bar=getattr(iterator, "bar", None),
         )
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:
@@ -329,7 +329,7 @@ class TrainingOperator:
                     val_iterator, self._validation_feed, self.validate_batch, TrainingOperator.validate_batch
                 ),
                 info=info,
-                bar=getattr(val_iterator, "bar", None),
+                epoch=val_iterator if isinstance(val_iterator, EpochBatches) else None,
             )
 
     def validate_batch(self, batch: Any, batch_info: dict[str, Any]) -> Mapping[str, Any]:

@@ -98,8 +98,9 @@ class OperatorTrainer:
                 per batch, of everything else that `self.timers` measured, and of the epoch.
             reduce_results: True merges the workers' results into one; False returns a list with one result
                 per worker.
-            max_retries: how often the epoch is repeated from its start if workers die or hang. New workers
-                then continue from a snapshot of the state. 0 turns snapshots off.
+            max_retries: how often the epoch continues after workers died or hung, without progress in
+                between. New workers then continue after the last snapshot of the state. 0 turns snapshots
+                off.
             info: dictionary that is passed to `train_epoch` and, with more entries, to `train_batch`. The
                 progress bar shows the entry `num_epochs`.
             dataset: a loader to train on in this call instead of the registered loader, or a function that
@@ -109,11 +110,16 @@ class OperatorTrainer:
             A dictionary: `epoch` (1 after the first epoch), `batch_count`, `num_samples`, and two entries for
             each metric: `<metric>`, its mean weighted by samples, and `last_<metric>`, its last value.
 
+        If the trainer has loaded a state from the middle of an epoch, train the rest of this epoch. The
+        result then counts the whole epoch, and `num_steps` includes the earlier steps.
+
         Raises:
             GangError: workers died or hung, and no retry is left. The trainer has ended.
             KeyboardInterrupt: Ctrl-C. Workers in other processes are ended in the middle of the epoch. The
-                next call, such as `save`, starts new workers with the state from before this epoch. With
+                next call, such as `save`, starts new workers with the state of the last snapshot. With
                 `max_retries=0` no such state exists, so make a new trainer and load a checkpoint.
+            SystemExit: SIGTERM. The workers first finish their step, so that the next call, such as `save`,
+                starts new workers with the state after this step.
             Exception: the operator's exception, with the worker's traceback.
         """
         arguments = (num_steps, dict(info or {}), profile, dataset)

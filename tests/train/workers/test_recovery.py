@@ -106,7 +106,8 @@ def test_a_killed_worker_changes_no_number(
     (line,) = [record.getMessage() for record in caplog.records]
     assert f"worker {rank} of {options.get('num_workers', 2)} died" in line
     what = at.split()[0].replace("setup", "TorchTrainer")
-    assert line.endswith(f"restarting all workers; {what}() runs again from its start")
+    resumes = "continues after the last snapshot" if what == "train" else "runs again from its start"
+    assert line.endswith(f"restarting all workers; {what}() {resumes}")
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -132,7 +133,7 @@ def test_a_killed_loader_process_changes_no_number(
     assert identical(found, expected)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "lost a process that loads its data: DataLoader worker (pid" in line
-    assert line.endswith("restarting all workers; train() runs again from its start")
+    assert line.endswith("restarting all workers; train() continues after the last snapshot")
 
 
 def test_a_single_local_worker_keeps_its_model_where_a_loader_process_is_killed(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from torch.utils.data import (
 )
 
 from trainkit.errors import ConfigError
+from trainkit.train.checkpoint.state import generator_states
+from trainkit.train.data.position import Position, advanced, generators_at, unit_of
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
     BatchSizes,
@@ -199,6 +201,7 @@ class Feed:
 
     Attributes:
         taken: number of batches taken since the epoch began.
+        done: number of batches that the training loop has finished since the epoch began, for `state`.
         current: weight of the last taken batch.
         advice: advice to the user, for messages about workers that have unequal numbers of batches.
     """
@@ -219,7 +222,7 @@ class Feed:
         self.loader = loader
         self.uneven = uneven
         self.sharded = sharded
-        self.taken = 0
+        self.taken = self.done = 0
         self.current = FULL_WEIGHT
         self._group = group
         self._training = training
@@ -234,7 +237,13 @@ class Feed:
         self._labelled = 0
         self._asked: int | None = None
         self._last: int | None = None
-        self._weights: BatchWeights | None = None
+        self._weights: Callable[[int], BatchWeight] | None = None
+        self._next: Position | None = None
+        """Loaded position at which the next pass continues."""
+        self._pass: tuple[dict[str, Any], Position] | None = None
+        """State of the loader before the current pass, and the position where this process began the pass."""
+        self._rest: tuple[int, BatchSizes] | None = None
+        """First batch and batch sizes of a pass that does not continue with the batches it began with."""
 
     @property
     def weight(self) -> float:
@@ -248,13 +257,35 @@ class Feed:
         return self.uneven == "join" and self._group.members > 1 and split
 
     def state(self) -> dict[str, Any]:
-        """Return the state that determines the order of the samples in the next pass."""
-        return loader_state(self.loader, self._sampler())
+        """Return the state that determines the next batches: the order of the samples, and the position.
+
+        The position is only known during training and after `load_state`, between batches.
+        """
+        if self._pass is None:
+            held = loader_state(self.loader, self._sampler())
+            return held if self._next is None else {**held, "position": vars(self._next)}
+        before, start = self._pass
+        at = start.after(self.done)
+        if callable(getattr(self.loader, "state_dict", None)):  # it includes the position within the pass
+            at = replace(at, generators={}, kept=True)
+            before = loader_state(self.loader, self._sampler())
+        return {**before, "position": vars(at)}
 
     def load_state(self, held: Mapping[str, Any]) -> None:
         """Load a result of `state`."""
         load_loader_state(self.loader, self._sampler(), held)
         self._resumed = bool(held.get("started"))
+        self._next = Position(**held["position"]) if "position" in held else None
+        self._pass = None
+
+    @property
+    def begun(self) -> int:
+        """Number of batches of the next epoch that were already trained, from a loaded position."""
+        return 0 if self._next is None else self._next.taken
+
+    def end_epoch(self) -> None:
+        """Forget the position, because the next batches belong to a new epoch."""
+        self._pass = None
 
     def steps(self) -> int | None:
         """Return the number of batches of one pass; None if unknown in advance."""
@@ -273,16 +304,19 @@ class Feed:
 
         Args:
             epoch_idx: passed to `set_epoch` of the loader, its samplers and its data set.
-            num_steps: number of batches; in training, a loader with fewer batches starts again. None: one
-                pass.
+            num_steps: number of batches, including the batches before a loaded position; in training, a
+                loader with fewer batches starts again. None: one pass.
             timed: wrapper of the function that takes the next batch; it counts batches and their time (see
                 `Timed`).
         """
         set_epoch(self.loader, epoch_idx)
         self._asked, self._last, self._weights, self._shares = num_steps, None, None, []
+        self._pass = self._rest = None
         self._incomplete = {}
-        self.taken, self._fetched, self._labelled, self.current = 0, 0, 0, FULL_WEIGHT
-        take = _Passes(self._start_pass, num_steps, repeat=self._training).take
+        begun = self.begun
+        self.taken, self._fetched, self._labelled, self.current = begun, begun, begun, FULL_WEIGHT
+        left = None if num_steps is None else num_steps - begun
+        take = _Passes(self._start_pass, left, repeat=self._training, begun=begun > 0).take
         return self._epoch(take if timed is None else timed(take, _END))
 
     def label(self, data: Iterable[Any]) -> Iterator[Batch]:
@@ -344,13 +378,14 @@ class Feed:
             return self._weights(step)
         if self._every == 1 and self._sharded() is None:
             return FULL_WEIGHT
-        sizes = self._sizes()
-        total = 0 if sizes is None else sizes.steps if self._asked is None else self._asked
+        first, sizes = (0, self._sizes()) if self._rest is None else self._rest
+        total = 0 if sizes is None else sizes.steps if self._asked is None else self._asked - first
         if sizes is None or total == 0:
             ones = [1] * (step % self._every + 1)
             return provisional_weight(ones, 1, every=self._every, last=step == self._last)
         rank, world_size = self._group.rank, self._group.world_size
-        self._weights = BatchWeights(sizes, total, every=self._every, rank=rank, world_size=world_size)
+        weights = BatchWeights(sizes, total, every=self._every, rank=rank, world_size=world_size)
+        self._weights = weights if first == 0 else lambda step: weights(step - first)
         return self._weights(step)
 
     def _stream_weight_of(self, step: int, full: int) -> BatchWeight:
@@ -366,7 +401,9 @@ class Feed:
         if not self._in_step or self._sharded() is not None or self._group.members == 1:
             return partial(next, self._iterator(), _END)
         if self._training:
-            lengths = self._group.gather_integers(-1 if (steps := self.steps()) is None else steps)
+            begun = 0 if self._next is None else self._next.consumed
+            steps = self.steps()
+            lengths = self._group.gather_integers(-1 if steps is None else steps - begun)
             if min(lengths) >= 0 and (min(lengths) == max(lengths) or self.uneven != "join"):
                 shortest = min(lengths)
                 ends = self._asked is None or self._asked - self.taken > shortest
@@ -376,7 +413,33 @@ class Feed:
 
     def _iterator(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False
-        return started_iterator(gathering(self.loader), resumed=resumed)
+        position, self._next = self._next, None
+        world_size = self._group.world_size
+        unit = unit_of(self.loader, world_size)
+        before = loader_state(self.loader, self._sampler()) if self._training else {}
+        if position is None:
+            if self._training:
+                self._pass = before, Position(self.taken, 0, unit, world_size, generator_states())
+            if self._rest is not None:
+                self._begin_rest(self.taken, 0)
+            return started_iterator(gathering(self.loader), resumed=resumed)
+        position = position.on(unit, world_size, _name(self._training))
+        self._pass = before, position
+        sizes = self._sizes()
+        if sizes is not None and sizes.steps and position.taken % sizes.steps * unit != position.consumed:
+            self._begin_rest(position.taken, position.consumed)
+        with generators_at(position.generators):
+            loader, rest = advanced(self.loader, position)
+            iterator = started_iterator(gathering(loader), resumed=resumed)
+            # The sampler draws its order here, with the generators as they were before the pass.
+            rest.draw()
+        return iterator
+
+    def _begin_rest(self, first: int, consumed: int) -> None:
+        """Count the batches of this pass from batch `first`, which follows `consumed` samples."""
+        if (sizes := self._sizes()) is not None:
+            self._rest = first, replace(sizes, samples=sizes.samples - consumed)
+            self._weights = None
 
     def _stream_pass(self, loader: SharedStreamLoader) -> Iterator[Any]:
         """Yield the batches of a pass over a shared stream, and keep the sizes of incomplete global batches.
@@ -479,13 +542,17 @@ class _Passes:
             the last.
         limit: number of batches in the epoch; None means one pass.
         repeat: True starts another pass if a pass has too few batches.
+        begun: True if the first pass continues an earlier one, of which no batch may be left.
     """
 
-    def __init__(self, start: Callable[[], Callable[[], Any]], limit: int | None, *, repeat: bool) -> None:
+    def __init__(
+        self, start: Callable[[], Callable[[], Any]], limit: int | None, *, repeat: bool, begun: bool = False
+    ) -> None:
         self._start = start
         self._left = math.inf if limit is None else limit
         self._repeat = repeat and limit is not None
         self._next: Callable[[], Any] | None = None
+        self._begun = begun
 
     def take(self) -> Any:
         """Return the next batch; `_END` after the last batch."""
@@ -495,6 +562,10 @@ class _Passes:
         if batch is _END and (self._next is None or self._repeat):
             self._next = self._start()
             batch = self._next()
+            if batch is _END and self._begun and self._repeat:
+                self._next = self._start()
+                batch = self._next()
+            self._begun = False
         # A loader without batches must not restart forever, so it ends the epoch.
         self._left = 0 if batch is _END else self._left - 1
         return batch

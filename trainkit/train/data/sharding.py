@@ -210,6 +210,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         self._in_step = in_step
         self._state: dict[str, Any] = {"taken": 0, "generator": None}
         self._resumed: dict[str, Any] | None = None
+        self._start = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         resumed, self._resumed = self._resumed, None
@@ -223,15 +224,20 @@ class ShardedBatchSampler(Sampler[list[int]]):
         """Make the next pass continue at the position that `state_dict` describes."""
         self._resumed = state_dict
 
+    def start_at(self, samples: int) -> None:
+        """Make the next pass start after `samples` samples of all workers."""
+        self._start = samples
+
     def _batches(self, place: Mapping[str, Any]) -> Iterator[list[int]]:
+        first, self._start = self._start or place["taken"] * self.global_batch_size, 0
         rank, world_size, size = self._group.rank, self._group.world_size, self.global_batch_size
         if isinstance(generator := getattr(self.sampler, "generator", None), torch.Generator):
             if place["generator"] is not None:
                 generator.set_state(place["generator"])
             place = {**place, "generator": generator.get_state()}
         order, rest = self._draw()
-        end = len(order) - len(order) % size if self.drop_last else len(order)
-        for start in range(place["taken"] * size, end, size):
+        end = len(order) - (len(order) - first) % size if self.drop_last else len(order)
+        for start in range(first, end, size):
             self._state = {**place, "taken": start // size + 1}
             batch = order[start : start + size]
             if len(batch) < size:

@@ -32,12 +32,13 @@ class ProgressBar:
     Args:
         total: number of batches; None if unknown.
         description: text before the bar.
+        initial: number of batches that were finished before.
     """
 
-    def __init__(self, *, total: int | None, description: str) -> None:
+    def __init__(self, *, total: int | None, description: str, initial: int = 0) -> None:
         from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-        self._bar = tqdm(total=total, desc=description, unit="batch", leave=True)
+        self._bar = tqdm(total=total, desc=description, unit="batch", leave=True, initial=initial)
         self._loss: Any = None
         self._read_at = -_REFRESH_S
 
@@ -71,10 +72,24 @@ class EpochBatches(Iterator[Any]):
     Args:
         batches: batches of the feed, with their weights.
         bar: progress bar that counts the batches.
+        first: number of batches of the epoch that were finished before, in an interrupted run.
+        meters: metrics of these batches, to which the loop adds the metrics of the others.
+        pause: function of the number of finished batches of the epoch, called after each optimizer step.
     """
 
-    def __init__(self, batches: Iterator[Batch], bar: ProgressBar | None = None) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        bar: ProgressBar | None = None,
+        *,
+        first: int = 0,
+        meters: Meters | None = None,
+        pause: Callable[[int], None] | None = None,
+    ) -> None:
         self.bar = bar
+        self.first = first
+        self.meters = Meters() if meters is None else meters
+        self.pause = pause
         self._batches = batches
         self._begun = False
 
@@ -104,10 +119,10 @@ def run_epoch(
     batches: Iterable[Batch],
     *,
     info: Mapping[str, Any],
+    epoch: EpochBatches | None = None,
     first_step: int = 0,
     before_step: Callable[[BatchWeight], None] | None = None,
     after_step: Callable[[], None] | None = None,
-    bar: ProgressBar | None = None,
 ) -> EpochMetrics:
     """Run `step` on each batch and return the epoch's metrics.
 
@@ -116,21 +131,25 @@ def run_epoch(
             `global_step`.
         batches: this worker's batches of the epoch.
         info: dictionary whose entries are passed to every step.
+        epoch: the epoch's iterator, with its progress bar and the metrics of its earlier part; None if the
+            epoch has neither.
         first_step: the `global_step` of the first batch.
         before_step: function called before each step, with the weight of the batch.
         after_step: function called after each step, for example to step a scheduler.
-        bar: progress bar that shows the metrics.
     """
-    meters = Meters()
-    for index, (data, weight) in enumerate(batches):
+    epoch = epoch or EpochBatches(iter(()))
+    meters, bar = epoch.meters, epoch.bar
+    for index, (data, weight) in enumerate(batches, epoch.first):
         if before_step is not None:
             before_step(weight)
-        metrics = step(data, {**info, "batch_idx": index, "global_step": first_step + index})
+        metrics = step(data, {**info, "batch_idx": index, "global_step": first_step + index - epoch.first})
         if after_step is not None:
             after_step()
         meters.add(metrics, counted=weight.averaged > 0)
         if bar is not None:
             bar.show(metrics)
+        if epoch.pause is not None and weight.closes_step:
+            epoch.pause(index + 1)
     return meters.result()
 
 

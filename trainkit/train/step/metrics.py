@@ -116,6 +116,32 @@ class Meters:
             if len(series.pending) >= _CHUNK:
                 series.pack(name)
 
+    def state(self) -> dict[str, Any]:
+        """Return the collected metrics as plain values and tensors on the CPU."""
+        series = {
+            name: {
+                "values": each.values(name),
+                "weights": torch.tensor(each.weights, dtype=torch.float64),
+                "steps": torch.tensor(each.steps),
+            }
+            for name, each in self._series.items()
+        }
+        return {"steps": self._steps, "samples": self._samples, "series": series}
+
+    @classmethod
+    def of(cls, states: Sequence[Mapping[str, Any]]) -> Meters:
+        """Return a collector with the metrics of `states`, results of `state` of one or several workers."""
+        meters = cls()
+        for state in states:
+            meters._steps = max(meters._steps, state["steps"])
+            meters._samples += state["samples"]
+            for name, held in state["series"].items():
+                series = meters._series.setdefault(name, _Series())
+                series.chunks.append(held["values"])
+                series.weights += held["weights"].tolist()
+                series.steps += held["steps"].tolist()
+        return meters
+
     def result(self) -> EpochMetrics:
         """Return each metric's sample-weighted mean and, under `last_<name>`, its last value.
 

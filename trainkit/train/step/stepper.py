@@ -115,6 +115,7 @@ class Stepper:
     Attributes:
         average: moving averages of the models' weights; None if `ema_decay` is not set or no models are
             registered.
+        moved: True once an optimizer has made a step; the reader sets it back to False.
         joins: True if some batches may be repeats with weight 0, so that a step must apply the weight.
     """
 
@@ -147,10 +148,14 @@ class Stepper:
         self._kept: _Kept | None = None
         self.average: WeightAverage | None = None
         self._hooked: list[torch.optim.Optimizer] = []
-        self.joins = False
+        self.joins = self.moved = False
 
     def placed(self) -> None:
-        """Start averaging weights if `ema_decay` is set; called after models are registered."""
+        """Note steps, and average weights if `ema_decay` is set; called after models are registered."""
+        for optimizer in self._registered.optimizers:
+            # An optimizer whose constructor does not call torch's has no hooks, and no step is noted.
+            if hasattr(optimizer, "_optimizer_step_post_hooks"):
+                optimizer.register_step_post_hook(self._on_any_step)
         if (decay := self._settings.ema_decay) is not None:
             self.average = WeightAverage(decay, self._strategy, self._registered.models)
 
@@ -299,6 +304,9 @@ class Stepper:
 
     def _on_step(self, *_: Any) -> None:
         self._stepped = True
+
+    def _on_any_step(self, *_: Any) -> None:
+        self.moved = True
 
     def _finish_gradients(self, optimizers: list[torch.optim.Optimizer], weight: BatchWeight) -> None:
         """Multiply the gradients by the correction of their weight, and clip them."""

@@ -7,8 +7,9 @@
 
 Ctrl-C ends the group in the middle of a call and frees its resources; the next call starts a new group.
 
-A snapshot is the workers' state between two calls. It is stored in shared memory, so it outlives the workers.
-A snapshot is taken at the end of each training epoch. Later calls may change a small part of the state. Then
+A snapshot is the workers' state between two calls, or in a pause of a training epoch (pausing.py). It is
+stored in shared memory, so it outlives the workers. A snapshot is taken at the end of each training epoch,
+and within an epoch as often as it costs little. Later calls may change a small part of the state. Then
 either the changed part is added to the snapshot, or the call is recorded, to repeat it after a failure.
 Before the first call no snapshot is needed, because a setup with the same seed gives the same state.
 """
@@ -26,6 +27,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from trainkit.clock import SYSTEM
 from trainkit.errors import (
     GangError,
     InfeasibleError,
@@ -45,6 +47,7 @@ from trainkit.train.options import TrainerOptions
 from trainkit.train.strategies.base import named_strategy
 from trainkit.train.strategies.modules import filled
 from trainkit.train.workers import recovery
+from trainkit.train.workers.pausing import LEAST_S, Paused, PausePlan, interval_s
 from trainkit.train.workers.placement import WorkerPlacement, allowed_sizes, larger_size, time_to_wait_s
 from trainkit.train.workers.recovery import Call, Effect
 from trainkit.train.workers.worker import Worker
@@ -96,6 +99,7 @@ class ElasticWorkerGroup:
         # are reproducible. A single worker in this process uses this process's generator directly.
         self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
         self._snapshot: Snapshot | None = Snapshot()
+        self._interval_s = LEAST_S
         self._session = SessionWatch() if remote_ranks(options) else None
         try:
             self._through_losses(self._begin, "start")
@@ -151,6 +155,7 @@ class ElasticWorkerGroup:
         """Run an epoch; with `max_retries` above 0, make sure that a snapshot exists first.
 
         A training epoch ends with the next snapshot, so a worker that dies between two epochs loses nothing.
+        `max_retries` limits the failures in a row without a new snapshot.
         """
         training = call.effect is Effect.UNKNOWN
         if training:
@@ -165,15 +170,37 @@ class ElasticWorkerGroup:
         keeps = max_retries > 0 and not self._keeps_nothing()
         if keeps and self._snapshot is None:
             self._recovering(self._take_snapshot, call.name, 0, Effect.NOTHING)
-        if not keeps or not training:
+        if not training:
             return self.run(call, max_retries if keeps else 0)
+        return self._recovering(
+            lambda: self._train(call, keeps=keeps), call.name, max_retries if keeps else 0, call.effect
+        )
 
-        def once() -> list[Any]:
+    def _train(self, call: Call, *, keeps: bool) -> list[Any]:
+        """Run a training epoch; with `keeps`, take snapshots in its pauses and at its end."""
+        call = replace(call, args=(*call.args, self._pause_plan(keeps=keeps)), pausable=True)
+        try:
             results = self._call(call)
+            while any(isinstance(result, Paused) for result in results):
+                began = SYSTEM.monotonic()
+                self._take_snapshot()
+                self._interval_s = interval_s(SYSTEM.monotonic() - began)
+                results = self._call(
+                    replace(call, method="go_on", args=(self._pause_plan(keeps=keeps),), name=call.name)
+                )
+        except SystemExit:
+            if self._group.paused:
+                self._take_snapshot()
+                self._interrupt(call.name)
+            raise
+        if keeps:
             self._take_snapshot()
-            return results
+        else:
+            self._note(call)
+        return results
 
-        return self._recovering(once, call.name, max_retries, call.effect)
+    def _pause_plan(self, *, keeps: bool) -> PausePlan:
+        return PausePlan(after_s=self._interval_s if keeps else None)
 
     @contextmanager
     def as_before(self, what: str) -> Iterator[Callable[[Mapping[str, Any] | None], WorkerGroup[Worker]]]:
@@ -280,6 +307,7 @@ class ElasticWorkerGroup:
 
     def _retrying(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         failures: list[GangError] = []
+        known = self._snapshot
         while True:
             try:
                 self._group.asked = what
@@ -289,6 +317,9 @@ class ElasticWorkerGroup:
             except GangError as error:
                 if not self._group.lost:
                     raise
+                if self._snapshot is not known:  # the call has made progress since the last failure
+                    known = self._snapshot
+                    failures.clear()
                 failures.append(error)
             except BaseException as error:
                 # Workers that stay alive may have run a part of the call, so the snapshot is no longer their
@@ -380,7 +411,9 @@ class ElasticWorkerGroup:
     def _call(self, call: Call) -> list[Any]:
         if call.first:
             return self._group.call_first(call.method, *call.args)
-        return self._group.call(call.method, *call.args, in_step=call.in_step, alike=call.alike)
+        return self._group.call(
+            call.method, *call.args, in_step=call.in_step, alike=call.alike, pausable=call.pausable
+        )
 
     def _keeps_nothing(self) -> bool:
         """Return True if no snapshots are taken, because the only worker is in this process."""

@@ -67,10 +67,17 @@ class GatheredResults:
     _beside: bool = field(default=False, init=False)
     _answered_at: float | None = field(default=None, init=False)
     _failed_at: float | None = field(default=None, init=False)
+    _ends_at: float | None = field(default=None, init=False)
     _told: bool = field(default=False, init=False)
 
-    def collect(self) -> None:
-        """Wait until all workers have answered, or until a failure means that the rest will not answer."""
+    def collect(self, within_s: float | None = None) -> None:
+        """Wait until all workers have answered, or until a failure means that the rest will not answer.
+
+        Args:
+            within_s: seconds after which the other workers are ended; None for no limit.
+        """
+        if within_s is not None:
+            self._ends_at = SYSTEM.monotonic() + within_s
         while self.pending:
             left = self._time_left()
             if left is not None and left <= 0:
@@ -191,6 +198,8 @@ class GatheredResults:
     def _time_left(self) -> float | None:
         """Return the seconds left to wait for the workers without an answer; None for no limit."""
         now = SYSTEM.monotonic()
+        if self._ends_at is not None:
+            return self._ends_at - now
         if self._failed_at is not None:
             raised = not self.at_once and len(self._raised()) == len(self.failures)
             return self._failed_at + (APART_S if raised else GRACE_PERIOD_S) - now

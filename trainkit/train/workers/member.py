@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from trainkit.resources import Bundle
@@ -60,6 +61,7 @@ class WorkerSpec(Generic[Options]):
         locality: this worker's position among the workers of its machine.
         rendezvous: the workers' rendezvous address; None for a single worker.
         seed: seed of the random generators, equal on all workers during setup; None leaves them unseeded.
+        page: file of the page by which the trainer asks for a pause; None if the workers can't pause.
     """
 
     options: Options
@@ -67,6 +69,7 @@ class WorkerSpec(Generic[Options]):
     locality: LocalRank
     rendezvous: Rendezvous | None
     seed: int | None
+    page: Path | None = None
 
 
 T = TypeVar("T")

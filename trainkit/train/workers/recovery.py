@@ -39,6 +39,7 @@ class Call:
         first: True if only worker 0 is called.
         in_step: True if the workers communicate in the call.
         alike: True if the call changes state that must be equal on all workers.
+        pausable: True if the workers can pause in the call.
         name: name of the trainer's method that makes the call, for messages.
     """
 
@@ -48,6 +49,7 @@ class Call:
     first: bool = False
     in_step: bool = False
     alike: bool = False
+    pausable: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -119,7 +121,8 @@ def not_again_text(lost: str, method: str) -> str:
 
 def reform_text(why: str, method: str) -> str:
     """Return the log line for lost workers that are replaced."""
-    return f"{why}; restarting all workers; {method}() runs again from its start"
+    resumes = "continues after the last snapshot" if method == "train" else "runs again from its start"
+    return f"{why}; restarting all workers; {method}() {resumes}"
 
 
 def size_text(before: int, now: int, full: int) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from trainkit.errors import CheckpointError, ConfigError, message_of
+from trainkit.errors import CheckpointError, ConfigError, TrainingError, message_of
 from trainkit.runtime import api as runtime
 from trainkit.train.checkpoint.files import CheckpointMetadata, read_sharded, write, write_sharded
 from trainkit.train.checkpoint.state import (
@@ -39,11 +40,12 @@ from trainkit.train.operator import TrainingOperator, operator_of
 from trainkit.train.options import TrainerOptions
 from trainkit.train.step.context import WorkerContext, taken
 from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe
-from trainkit.train.step.metrics import EpochMetrics, to_numbers
+from trainkit.train.step.metrics import EpochMetrics, Meters, to_numbers
 from trainkit.train.strategies.base import Place, Strategy
 from trainkit.train.strategies.modules import on_cpu
 from trainkit.train.strategies.single import SingleStrategy
 from trainkit.train.workers.member import GroupMember, WorkerSpec
+from trainkit.train.workers.pausing import PausableCall, Paused, PausePage, PausePlan, PauseRule
 
 T = TypeVar("T")
 
@@ -62,6 +64,11 @@ class Worker(GroupMember):
         self._in_driver = False
         self._accumulation = 1
         self._started = False
+        self._rule: PauseRule | None = None
+        self._running: PausableCall[EpochMetrics] | None = None
+        self._meters: Meters | None = None
+        self._earlier: Sequence[Mapping[str, Any]] = []
+        """Metrics of the part of the epoch that earlier workers have trained."""
 
     def start(self, spec: WorkerSpec[TrainerOptions]) -> frozenset[str]:
         """Join the other workers and set up the operator; return the result of `data`."""
@@ -123,6 +130,9 @@ class Worker(GroupMember):
             # worker keeps the seed, so that it has the same random numbers as training without trainkit.
             # Workers that hold one model together need equal seeds.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
+        if spec.page is not None and (options.num_workers == 1 or options.wrap_ddp):
+            # Workers that do not average gradients train at different speeds, so they can't pause together.
+            self._rule = PauseRule(PausePage(spec.page), spec.rank, options.num_workers)
         self._started = True
         return self.data()
 
@@ -131,20 +141,60 @@ class Worker(GroupMember):
         return frozenset(self._feeds())
 
     def train(
-        self, num_steps: int | None, info: Mapping[str, Any], profile: bool = False, dataset: Any = None
-    ) -> Mapping[str, Any]:
-        """Train for one epoch, or for `num_steps` batches.
+        self,
+        num_steps: int | None,
+        info: Mapping[str, Any],
+        profile: bool = False,
+        dataset: Any = None,
+        plan: PausePlan | None = None,
+    ) -> EpochMetrics | Paused:
+        """Train for one epoch, or for `num_steps` batches; return its metrics, or that it has paused.
 
         Args:
             num_steps: number of batches; None means one pass over the data.
             info: dictionary that is passed to the operator's `train_epoch`.
             profile: True measures durations.
             dataset: data to train on instead of the registered loader; see `TorchTrainer.train`.
+            plan: when to pause; None trains without a pause.
         """
-        operator = self._operator
+        self._abandon()
         if dataset is not None:
             with self._instead(dataset):
-                return self.train(num_steps, info, profile)
+                return self._train(num_steps, info, profile)
+        if plan is None or self._rule is None:
+            return self._train(num_steps, info, profile)
+        self._running = PausableCall(partial(self._train, num_steps, info, profile))
+        return self.go_on(plan)
+
+    def go_on(self, plan: PausePlan) -> EpochMetrics | Paused:
+        """Continue an epoch that has paused."""
+        if self._running is None or self._rule is None:
+            raise TrainingError("no epoch has paused")
+        self._rule.begin(plan)
+        result = self._running.advance()
+        if result is None:
+            return Paused(self._operator.global_step)
+        self._running = None
+        return result
+
+    def _pause(self, done: int) -> None:
+        """Pause the epoch if a pause is due after `done` batches."""
+        stepper, feed = self._operator._stepper, self._operator._train_feed
+        if self._running is None or self._rule is None or feed is None or not stepper.moved:
+            return
+        stepper.moved = False
+        if self._rule.after_step():
+            feed.done = done
+            self._running.pause()
+
+    def _abandon(self) -> None:
+        """End an epoch that has paused and will not continue."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.abandon()
+
+    def _train(self, num_steps: int | None, info: Mapping[str, Any], profile: bool) -> EpochMetrics:
+        operator = self._operator
         details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
         named = {"num_steps": num_steps, "epoch_idx": self._epoch}
         own = getattr(operator.train_epoch, "__func__", None) is not TrainingOperator.train_epoch
@@ -231,7 +281,14 @@ class Worker(GroupMember):
             "rng": generator_states(),
             "data": {name: feed.state() for name, feed in self._feeds().items()},
             "order": self._strategy.order(),
+            **self._progress(),
         }
+
+    def _progress(self) -> dict[str, Any]:
+        """Return the metrics of the finished part of an epoch; {} between two epochs."""
+        if self._meters is None and not self._earlier:
+            return {}
+        return {"progress": (self._meters or Meters.of(self._earlier)).state()}
 
     def small_state(self) -> SmallState:
         """Return the part of the state that a validation may change."""
@@ -297,6 +354,7 @@ class Worker(GroupMember):
         """Close the operator if it is not closed yet, and leave the other workers."""
         started, self._started = self._started, False
         try:
+            self._abandon()
             if started:
                 type(self._operator).close(self._operator)
         finally:
@@ -319,17 +377,26 @@ class Worker(GroupMember):
         bar = None
         if self._operator.use_tqdm and self._rank == 0:
             epoch = self._epoch + 1 if what == "train" else self._epoch
-            bar = ProgressBar(total=num_steps or feed.steps(), description=describe(what, epoch, info))
+            text = describe(what, epoch, info)
+            bar = ProgressBar(total=num_steps or feed.steps(), description=text, initial=feed.begun)
         try:
             with timers.record("train_epoch" if what == "train" else what):
                 timed = None if self._meter is None else self._meter.timed
-                yield EpochBatches(feed.batches(self._epoch, num_steps, timed), bar)
+                first, batches = feed.begun, feed.batches(self._epoch, num_steps, timed)
+                if what == "train":
+                    self._meters, self._earlier = Meters.of(self._earlier), []
+                    yield EpochBatches(batches, bar, first=first, meters=self._meters, pause=self._pause)
+                else:
+                    yield EpochBatches(batches, bar)
             group.end_sending()
         except Exception as error:
             if not lost_peer(error):
                 raise
             raise LostOthersError(feed.taken, message_of(error)) from error
         finally:
+            feed.end_epoch()
+            if what == "train":
+                self._meters = None
             if bar is not None:
                 bar.close()
 
@@ -386,6 +453,7 @@ class Worker(GroupMember):
             average.load_state(state.get("ema"))
 
     def _take_over(self, state: Mapping[str, Any], what: str) -> None:
+        self._abandon()
         operator, registered = self._operator, self._operator._registered
         counts = {field.name: len(getattr(registered, field.name)) for field in fields(registered)}
         check_state(state, counts, what)
@@ -411,10 +479,18 @@ class Worker(GroupMember):
         """Load the own state of the earlier worker that this worker continues, if such a worker existed."""
         if len(workers) == self._strategy.group.world_size:
             self._strategy.take_order(workers[self._rank].get("order", []))
+        self._earlier = [
+            own["progress"]
+            for own in workers[self._rank :: self._strategy.group.world_size]
+            if "progress" in own
+        ]
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
-        if own is None:
-            return
-        load_generator_states(own["rng"])
+        if own is not None:
+            load_generator_states(own["rng"])
         for name, feed in self._feeds().items():
-            if name in own["data"]:
+            if own is not None and name in own["data"]:
                 feed.load_state(own["data"][name])
+            elif workers and "position" in (first := workers[0]["data"].get(name, {})):
+                # A worker without a predecessor shares the samples from the same position.
+                seed = {"seed": first["seed"]} if "seed" in first else {}
+                feed.load_state({"position": {**first["position"], "generators": {}}, **seed})

@@ -10,10 +10,12 @@ forms a new worker group.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from trainkit.errors import GangError
@@ -29,6 +31,7 @@ from trainkit.train.distributed.rendezvous import (
 )
 from trainkit.train.workers.gather import GRACE_PERIOD_S, GatheredResults
 from trainkit.train.workers.member import GroupMember, GroupOptions, WorkerSpec
+from trainkit.train.workers.pausing import GRACE_S, PausePage
 from trainkit.train.workers.placement import WorkerPlacement
 
 _label: ContextVar[str] = ContextVar("label of a trainer's workers", default="train-worker")
@@ -69,6 +72,7 @@ class WorkerGroup(Generic[M]):
         data: kinds of data that the operators have registered, "train" or "validation"; empty before the
             start.
         asked: name of the trainer's method that the user called, for messages.
+        paused: True if the workers have finished their step after SIGTERM, and wait.
         can_stop: True if Ctrl-C is passed on to the workers, so that their code can clean up.
         is_end: function that returns True for an error that is the expected end of a worker, such as its exit
             after a script.
@@ -84,12 +88,13 @@ class WorkerGroup(Generic[M]):
         self.started = False
         self.data: frozenset[str] = frozenset()
         self.asked = "TorchTrainer"
-        self.can_stop = False
+        self.can_stop = self.paused = False
         self.is_end: Callable[[BaseException], bool] = lambda _: False
         self._options = options
         self._local = member() if options.use_local else None
         self._handles: dict[int, Any] = {}
         self._held = contextlib.ExitStack()
+        self._page: PausePage | None = None
         weakref.finalize(self, self._held.close).atexit = False
         if self._local is not None:
             # If the trainer is deleted without a shutdown, this process must still leave the process group,
@@ -130,12 +135,24 @@ class WorkerGroup(Generic[M]):
             Exception: a worker's exception, with its traceback.
         """
         rendezvous, localities = self._rendezvous() if self._options.meets else (None, [LocalRank()])
-        spec = partial(WorkerSpec, options=self._options, rendezvous=rendezvous, seed=seed)
+        page = self._make_page()
+        spec = partial(WorkerSpec, options=self._options, rendezvous=rendezvous, seed=seed, page=page)
         specs = {rank: (spec(rank=rank, locality=locality),) for rank, locality in enumerate(localities)}
         self.data = self._call("start", specs, in_step=True)[0]
         self.started = True
 
-    def call(self, method: str, *args: Any, in_step: bool = True, alike: bool = False) -> list[Any]:
+    def _make_page(self) -> Path | None:
+        # A worker in the trainer's own process is interrupted by the signal that should make it pause.
+        if self._local is not None or not on_one_machine():
+            return None
+        path = runtime.scratch_dir() / f"pauses-{secrets.token_hex(8)}"
+        self._held.callback(path.unlink, missing_ok=True)
+        self._page = PausePage(path)
+        return path
+
+    def call(
+        self, method: str, *args: Any, in_step: bool = True, alike: bool = False, pausable: bool = False
+    ) -> list[Any]:
         """Call a method on all workers and return their results, by rank.
 
         Args:
@@ -145,13 +162,14 @@ class WorkerGroup(Generic[M]):
                 False: the workers stay alive if all have answered.
             alike: True if the call changes state that must be equal on all workers. After a failure the
                 workers then stay alive only if all failed.
+            pausable: True if the workers can pause in the call. At SIGTERM they finish their step.
 
         Raises:
             GangError: a worker's process died, or workers did not reach each other.
             Exception: a worker's exception, with its traceback.
         """
         every = dict.fromkeys(range(self.world_size), args)
-        return self._call(method, every, in_step=in_step, alike=alike)
+        return self._call(method, every, in_step=in_step, alike=alike, pausable=pausable)
 
     def call_first(self, method: str, *args: Any) -> list[Any]:
         """Call a method on worker 0 only."""
@@ -182,7 +200,15 @@ class WorkerGroup(Generic[M]):
         rendezvous = Rendezvous(place, self._options.backend, self._options.timeout_s)
         return rendezvous, local_ranks([nodes[worker] for worker in order])
 
-    def _call(self, method: str, args: dict[int, Any], *, in_step: bool, alike: bool = False) -> list[Any]:
+    def _call(
+        self,
+        method: str,
+        args: dict[int, Any],
+        *,
+        in_step: bool,
+        alike: bool = False,
+        pausable: bool = False,
+    ) -> list[Any]:
         if self.ended is not None:
             raise GangError(
                 f"these workers have ended ({self.ended}): make a new TorchTrainer, and load() a checkpoint"
@@ -213,6 +239,8 @@ class WorkerGroup(Generic[M]):
             # If an argument could not be sent, no worker has received the call, so all workers are still
             # usable.
             mistaken = unsent and isinstance(error, Exception)
+            if pausable and isinstance(error, SystemExit) and self._has_paused(outcome):
+                raise
             if self._handles and not mistaken:
                 if self.can_stop and not isinstance(error, Exception):
                     self._stop_calls(calls)
@@ -235,6 +263,15 @@ class WorkerGroup(Generic[M]):
                 outcome.failures.clear()
                 del verdict
         return [outcome.results[rank] for rank in sorted(args)]
+
+    def _has_paused(self, outcome: GatheredResults) -> bool:
+        """Let the workers finish their step; return False if they failed or needed too long."""
+        if self._page is None:
+            return False
+        self._page.asked = True
+        outcome.collect(GRACE_S)
+        self.paused = not outcome.failed
+        return self.paused
 
     def _stop_calls(self, calls: dict[Any, int]) -> None:
         """Interrupt calls; wait until all workers' code has cleaned up and their processes have ended.

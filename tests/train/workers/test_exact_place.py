@@ -1,0 +1,151 @@
+"""A training that is killed or ended in the middle of an epoch continues with the next batch, exactly."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from tests.conftest import eventually
+from tests.runtime.local.programs import Programs
+from trainkit.train import TorchTrainer, TrainingOperator
+from trainkit.train.workers import elastic_worker_group
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+SAMPLES, BATCH_SIZE = 50, 6
+
+
+class Numbered(Dataset[Any]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.randn(3, generator=torch.Generator().manual_seed(index), dtype=torch.float64)
+        return index, x, x.sum(0, keepdim=True) * 2 + 1
+
+
+class Noted(TrainingOperator):
+    """Notes the samples of each batch, and is killed once at a drawn step."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.1), nn.Linear(4, 1)).double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        self.register(models=model, optimizers=optimizer, criterion=nn.MSELoss(), schedulers=scheduler)
+        self.register_data(train_loader=DataLoader(Numbered(), config["*batch_size"], shuffle=True))
+
+    def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
+        index, x, y = batch
+        folder = Path(self.config["folder"])
+        step, killed = batch_info["global_step"], folder / "killed"
+        if (self.world_rank, step) == self.config.get("kill") and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        metrics = super().train_batch((x, y), batch_info)
+        with (folder / "samples").open("a") as file:
+            file.write(f"{batch_info['epoch_idx']} {batch_info['batch_idx']} {index.tolist()}\n")
+        return metrics
+
+
+def train(folder: Path, workers: int, **config: Any) -> tuple[Any, list[Any], dict[Any, list[int]]]:
+    """Train two epochs; return the weights, the results, and the samples of each global batch."""
+    folder.mkdir()
+    torch.manual_seed(3)
+    options: dict[str, Any] = {"grad_accumulation_steps": config.pop("accumulate", 1)}
+    config = {"*batch_size": BATCH_SIZE, "folder": str(folder), **config}
+    with TorchTrainer(
+        training_operator_cls=Noted,
+        config=config,
+        num_workers=workers,
+        num_cpus_per_worker=0.2,
+        use_gpu=False,
+        scheduler_step_freq="batch",
+        **options,
+    ) as trainer:
+        results = [trainer.train() for _ in range(2)]
+        return trainer.get_model().state_dict(), results, noted(folder)
+
+
+def noted(folder: Path) -> dict[Any, list[int]]:
+    """Return the sorted samples of each global batch; a batch that was trained again counts once."""
+    found = defaultdict(list)
+    for line in sorted({*(folder / "samples").read_text().splitlines()}):
+        epoch, batch, samples = line.split(maxsplit=2)
+        found[int(epoch), int(batch)] += [int(each) for each in samples.strip("[]").split(",")]
+    return {place: sorted(samples) for place, samples in found.items()}
+
+
+@pytest.mark.parametrize(("workers", "accumulate"), [(1, 1), (2, 2)])
+def test_a_killed_worker_costs_no_sample_and_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, accumulate: int
+) -> None:
+    whole = train(tmp_path / "whole", workers, accumulate=accumulate)
+    # Snapshots are taken after every step, or every second step of several workers.
+    monkeypatch.setattr(elastic_worker_group, "interval_s", lambda cost_s: 0.0)
+    monkeypatch.setattr(elastic_worker_group, "LEAST_S", 0.0)
+    for step in (5, 14):
+        folder = tmp_path / str(step)
+        weights, results, samples = train(folder, workers, accumulate=accumulate, kill=(workers - 1, step))
+        assert (folder / "killed").exists()
+        assert (results, samples) == whole[1:]
+        assert all(torch.equal(weights[name], whole[0][name]) for name in weights)
+        lines = (folder / "samples").read_text().splitlines()
+        assert len(lines) - len({*lines}) <= 2 * accumulate * workers  # trained again: at most two steps
+
+
+PROGRAM = """
+    import sys, time, torch
+    from pathlib import Path
+    from tests.train.workers.test_exact_place import Noted, noted
+    from trainkit.train import TorchTrainer
+
+    class Slow(Noted):
+        def train_batch(self, batch, batch_info):
+            time.sleep(self.config["sleep_s"])
+            Path("runs").touch()
+            return super().train_batch(batch, batch_info)
+
+    workers, load, sleep_s = int(sys.argv[1]), sys.argv[2] == "load", float(sys.argv[3])
+    torch.manual_seed(3)
+    trainer = TorchTrainer(
+        training_operator_cls=Slow, num_workers=workers, num_cpus_per_worker=0.2, use_gpu=False,
+        scheduler_step_freq="batch",
+        config={"*batch_size": 6, "folder": ".", "sleep_s": sleep_s},
+    )
+    if load:
+        trainer.load("saved")
+    try:
+        result = trainer.train()
+        print(result["num_samples"], result["batch_count"], result["epoch"], flush=True)
+    finally:
+        trainer.save("saved")
+        trainer.shutdown()
+"""
+
+
+def test_sigterm_saves_the_step_and_any_number_of_workers_continues(
+    programs: Programs, tmp_path: Path
+) -> None:
+    expected = train(tmp_path / "whole", 1)[2]
+    first = programs.begin(PROGRAM, "2", "new", "0.15")
+    assert eventually((programs.folder / "runs").exists, 300)
+    first.send_signal(signal.SIGTERM)
+    _, err = first.communicate(timeout=300)
+    assert first.returncode == 143, err
+    begun = noted(programs.folder)
+    assert 0 < len(begun) < 9
+    second = programs.begin(PROGRAM, "3", "load", "0")
+    out, err = second.communicate(timeout=300)
+    assert out == f"{SAMPLES} 9 1\n", err
+    samples = noted(programs.folder)
+    assert samples == {place: each for place, each in expected.items() if place[0] == 0}
+    assert programs.nothing_is_left(120)

@@ -1,0 +1,160 @@
+"""Position within a pass over a loader, at which a later run continues with the next batch.
+
+    state before the pass, and number of samples ──▶ draw the same order again ──▶ skip ──▶ next batch
+
+Only the sampler's indices are skipped, so no sample is loaded twice. The number of workers may differ,
+because the position counts the samples of all workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from trainkit.errors import CheckpointError
+from trainkit.train.checkpoint.state import generator_states, load_generator_states
+from trainkit.train.data.sharding import ShardedBatchSampler, with_attributes, with_batches
+from trainkit.train.data.streams import SharedStreamLoader
+
+log = logging.getLogger(__name__)
+
+BATCHES = 0
+"""Value of `Position.unit` for a loader whose batches are counted, because their sizes are unknown."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Position after some batches of an epoch.
+
+    Attributes:
+        taken: number of batches of the epoch before the position, over all passes.
+        consumed: number of samples of the current pass before the position, over all workers; the number of
+            this worker's batches if `unit` is BATCHES.
+        unit: number of samples of a batch, over all workers; BATCHES if unknown.
+        world_size: number of workers that shared the samples.
+        generators: result of `generator_states` before the pass.
+        kept: True if the loader's own state includes the position, so that nothing must be skipped.
+    """
+
+    taken: int = 0
+    consumed: int = 0
+    unit: int = BATCHES
+    world_size: int = 1
+    generators: Mapping[str, Any] = field(default_factory=dict)
+    kept: bool = False
+
+    def after(self, batches: int) -> Position:
+        """Return the position at which `batches` batches of the epoch have been taken."""
+        more = (batches - self.taken) * (self.unit or 1)
+        return replace(self, taken=batches, consumed=self.consumed + more)
+
+    def on(self, unit: int, world_size: int, what: str) -> Position:
+        """Return this position for a loader with a different batch size or number of workers.
+
+        If the program itself splits the data, a position on a different number of workers does not exist. The
+        pass then starts again, with a warning that names the loader, `what`.
+        """
+        if BATCHES in (unit, self.unit) and world_size != self.world_size:
+            log.warning(
+                "the %s was split by the program for %d workers, so its position is unknown on %d workers: "
+                "the pass starts again from its first batch",
+                what,
+                self.world_size,
+                world_size,
+            )
+            return Position(taken=self.taken, unit=unit, world_size=world_size)
+        return replace(self, unit=unit, world_size=world_size)
+
+
+def unit_of(loader: Any, world_size: int) -> int:
+    """Return the number of samples in a batch of `loader` over all workers; BATCHES if unknown."""
+    batches = getattr(loader, "batch_sampler", None)
+    if isinstance(batches, ShardedBatchSampler):
+        return batches.global_batch_size
+    if isinstance(loader, SharedStreamLoader):
+        return loader.deal.global_batch_size
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        # Each process of a plain loader reads the whole stream, so its samples are only counted without them.
+        alone = world_size == 1 and isinstance(loader, DataLoader) and loader.num_workers == 0
+        return loader.batch_size or BATCHES if alone else BATCHES
+    return int(batches.batch_size) if type(batches) is BatchSampler and world_size == 1 else BATCHES
+
+
+@contextmanager
+def generators_at(held: Mapping[str, Any]) -> Iterator[None]:
+    """Set the random generators to `held` for the duration of the block."""
+    now = generator_states()
+    load_generator_states(held)
+    try:
+        yield
+    finally:
+        load_generator_states(now)
+
+
+def advanced(loader: Any, position: Position) -> tuple[Any, Rest]:
+    """Return a copy of `loader`, for one pass, that starts at `position`, and the part that skips.
+
+    Samples of a data set without indices are read and discarded.
+    """
+    skipped = position.consumed
+    if position.kept:
+        rest = Rest((), 0)
+        return loader, rest
+    if isinstance(loader, SharedStreamLoader):
+        loader.start_at(skipped)
+        return loader, Rest(())
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if skipped % (position.unit or 1):
+            raise CheckpointError(
+                f"{skipped} samples of the stream were used, which are no whole number of batches of "
+                f"{position.unit}: use the same global batch size as before, or another number of workers"
+            )
+        rest = Rest(loader, skipped // (position.unit or 1), ahead=0)
+        return rest, rest
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        rest = Rest(loader.sampler, skipped)
+        return with_attributes(loader, sampler=rest), rest
+    if isinstance(batches, ShardedBatchSampler):
+        batches.start_at(skipped)
+        rest = Rest(batches)
+    elif position.unit == BATCHES:
+        rest = Rest(batches, skipped)
+    else:
+        samples = Rest(batches.sampler, skipped)
+        rest = Rest(BatchSampler(samples, batches.batch_size, batches.drop_last))
+    return with_batches(loader, rest), rest
+
+
+class Rest(Iterator[Any]):
+    """Items of one pass over `items` after the first `skipped`.
+
+    Args:
+        items: indices, batches of indices, or batches of data.
+        skipped: number of items to skip.
+        ahead: number of items that `draw` takes in advance, so that a sampler draws its order.
+    """
+
+    def __init__(self, items: Iterable[Any], skipped: int = 0, *, ahead: int = 1) -> None:
+        self._items = items
+        self._skipped = skipped
+        self._ahead = ahead
+        self._rest: Iterator[Any] | None = None
+
+    def draw(self) -> Iterator[Any]:
+        """Begin the pass, unless it has begun: skip the items, and return the iterator over the rest."""
+        if self._rest is None:
+            items = iter(self._items)
+            deque(itertools.islice(items, self._skipped), maxlen=0)
+            self._rest = itertools.chain(list(itertools.islice(items, self._ahead)), items)
+        return self._rest
+
+    def __next__(self) -> Any:
+        return next(self.draw())

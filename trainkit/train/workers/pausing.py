@@ -1,0 +1,162 @@
+"""Pauses of a training epoch after an optimizer step, in which the trainer reads the workers' state.
+
+    trainer ──train──▶ worker: the epoch, in a greenlet ──after a step──▶ Paused ──▶ trainer: takes a snapshot
+                              ▲                                                              │
+                              └──────────────────────── go_on ◀──────────────────────────────┘
+
+All workers must pause after the same step. Worker 0 decides this. It announces the number of the next step
+before it enters that step's collectives. So each other worker finds the announcement when it has finished the
+step, and no worker needs to ask the others.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from greenlet import greenlet  # type: ignore[import-untyped]
+
+from trainkit.clock import SYSTEM
+
+R = TypeVar("R")
+
+GRACE_S = 20.0
+"""Seconds that workers have to finish their step after SIGTERM; Slurm kills a job after 30 s by default."""
+
+LEAST_S = 1.0
+"""Smallest number of seconds between two snapshots in an epoch."""
+
+SHARE = 0.02
+"""Largest share of the training time that snapshots in an epoch may take."""
+
+
+@dataclass(frozen=True)
+class Paused:
+    """Result of an epoch that has paused.
+
+    Attributes:
+        global_step: number of training steps that have run.
+    """
+
+    global_step: int
+
+
+@dataclass(frozen=True)
+class PausePlan:
+    """Reasons to pause an epoch, in addition to a request of the trainer.
+
+    Attributes:
+        after_s: seconds until the next pause; None for no limit.
+    """
+
+    after_s: float | None = None
+
+
+def interval_s(cost_s: float) -> float:
+    """Return the seconds until the next snapshot if the last snapshot took `cost_s` seconds."""
+    return max(LEAST_S, cost_s / SHARE)
+
+
+class PausePage:
+    """Memory that the trainer and its workers on one machine share: a request, and the step of a pause.
+
+    Args:
+        path: file of the page; it is made if it is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+            memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+        finally:
+            os.close(descriptor)
+        self._cells = memoryview(memory).cast("q")
+
+    @property
+    def asked(self) -> bool:
+        """True if the trainer has asked the workers to pause."""
+        return bool(self._cells[0])
+
+    @asked.setter
+    def asked(self, value: bool) -> None:
+        self._cells[0] = int(value)
+
+    @property
+    def step(self) -> int:
+        """Number of the step after which all workers pause, counted since their start; 0 before the first."""
+        return self._cells[1]
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._cells[1] = value
+
+
+class PauseRule:
+    """Decision of one worker whether it pauses after a step.
+
+    Args:
+        page: page of the worker's group.
+        rank: rank of the worker.
+        world_size: number of workers.
+    """
+
+    def __init__(self, page: PausePage, rank: int, world_size: int) -> None:
+        self._page = page
+        self._rank = rank
+        self._alone = world_size == 1
+        self._steps = 0
+        self._due_at = float("inf")
+
+    def begin(self, plan: PausePlan) -> None:
+        """Start or continue an epoch with `plan`."""
+        self._due_at = float("inf") if plan.after_s is None else SYSTEM.monotonic() + plan.after_s
+
+    def after_step(self) -> bool:
+        """Count a step, and return True if the worker pauses now; called equally often on all workers."""
+        self._steps += 1
+        if self._page.step >= self._steps or self._rank > 0:
+            return self._page.step == self._steps
+        if self._page.asked or SYSTEM.monotonic() >= self._due_at:
+            self._page.step = self._steps + (not self._alone)
+        return self._page.step == self._steps
+
+
+_PAUSED: Any = object()
+
+
+class PausableCall(Generic[R]):
+    """Call of a function on this thread that can be suspended, and continued later.
+
+    Args:
+        function: the function.
+    """
+
+    def __init__(self, function: Callable[[], R]) -> None:
+        self._greenlet = greenlet(function)
+        self._greenlet.gr_context = contextvars.copy_context()
+
+    def advance(self) -> R | None:
+        """Run the function to its next pause or to its end; return None at a pause.
+
+        Raises:
+            Exception: the function's exception.
+        """
+        self._greenlet.parent = greenlet.getcurrent()
+        result = self._greenlet.switch()
+        return None if result is _PAUSED else cast(R, result)
+
+    def pause(self) -> None:
+        """Suspend the function, which calls this method, until `advance` is called."""
+        self._greenlet.parent.switch(_PAUSED)
+
+    def abandon(self) -> None:
+        """End a suspended function, so that its `finally` blocks run."""
+        if self._greenlet:
+            self._greenlet.parent = greenlet.getcurrent()
+            self._greenlet.throw()
