@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -81,7 +82,7 @@ class Stage:
 
     Args:
         part: the program.
-        folder: folder of the cycle, which must not exist.
+        folder: folder of the cycle; what a stopped campaign has left in it is deleted.
         cycle: the faults that the program is prepared for.
         expected: outcome of an undisturbed run; None: the outcome is not known yet.
         over: event that ends all waits with `Stopped`.
@@ -105,6 +106,8 @@ class Stage:
         self._pids: set[int] = set()
         self._driver: subprocess.Popen[bytes] | None = None
         self._begun = 0
+        if folder.exists():
+            shutil.rmtree(folder)
         self._scratch.mkdir(parents=True)
         self.job.kept.mkdir()
         (folder / "clock").write_bytes(bytes(8))
@@ -240,7 +243,9 @@ class Stage:
             with filler.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))
-        except OSError:  # the disk is full now
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
             self._until(lambda: not self.runs, hold_s)
             filler.unlink()
         return True
@@ -267,6 +272,7 @@ class Stage:
         copy = self.job.folder / "copy"
         acks = self.job.folder / "acks"
         shutil.copytree(self.job.kept, copy / "kept", symlinks=True)
+        acks.touch()
         shutil.copy(acks, copy / "acks")
         said = (self.job.folder / "log").stat().st_size
         os.truncate(file, file.stat().st_size // 2)
@@ -276,7 +282,7 @@ class Stage:
         self.clean(strict=True)
         if self.job.outcome() is None or self.checked().faults:
             (self.job.folder / "outcome").unlink(missing_ok=True)
-            text = (self.job.folder / "log").read_text(errors="replace")[said:]
+            text = (self.job.folder / "log").read_bytes()[said:].decode(errors="replace")
             if str(file) not in text and str(file.parent) not in text:
                 name = file.relative_to(self.job.kept)
                 self.record.findings.unnamed.append(f"{name}: {text[-300:]!r}")
@@ -314,7 +320,7 @@ class Stage:
 
 
 def run(part: Part, cycle: Cycle, folder: Path, expected: Any, over: threading.Event) -> Record:
-    """Run a cycle in a folder that does not exist; return its record.
+    """Run a cycle, and return its record.
 
     Args:
         part: the program.
