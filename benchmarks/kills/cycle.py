@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.interleaved import HERE
 from benchmarks.kills import plan, processes
 from benchmarks.kills.findings import Findings
-from benchmarks.kills.job import Job
+from benchmarks.kills.job import OWN, Job
 from benchmarks.kills.parts import Part
 from benchmarks.kills.plan import CLOCK, DISK, FILES, Cycle, Strike
 from trainkit.runtime.local.system import process
@@ -259,12 +259,14 @@ class Stage:
         return True
 
     def run_damaged(self, strike: Strike) -> None:
-        """Cut a file in half, run the program, and put everything back unless the program has completed.
+        """Cut a file of trainkit in half, run the program, and put all back unless the program has completed.
 
         The program must complete as if nothing had happened, or say which file or folder is damaged.
         """
         files = sorted(
-            path for path in self.job.kept.rglob("*") if path.is_file() and path.stat().st_size > 1
+            path
+            for path in self.job.kept.rglob("*")
+            if path.is_file() and path.name != OWN and path.stat().st_size > 1
         )
         if not files:
             return

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+OWN = "own"
+"""Name of the files that programs themselves write into checkpoints. trainkit can't check them for damage."""
 UNFINISHED = 75
 """Exit code of a program that ended by itself before its work was complete (EX_TEMPFAIL)."""
 

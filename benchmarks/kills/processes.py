@@ -96,8 +96,9 @@ def leftovers(folder: Path, mark: str, pids: Iterable[int], spared: Iterable[str
     files = [path.name for path in folder.iterdir() if not ALLOWED.fullmatch(path.name)]
     found += [f"file {name}" for name in files if not name.startswith(may_stay)]
     own = {str(pid) for pid in pids}
+    # Segments, such as torch_1234_567, have the pid of their maker between separators.
     segments = os.listdir("/dev/shm")
-    found += [f"segment {name}" for name in segments if own & set(re.findall(r"\d+", name))]
+    found += [f"segment {name}" for name in segments if own & set(re.split(r"[^0-9a-zA-Z]", name))]
     if not may_stay:
         sockets = Path("/proc/net/unix").read_text().splitlines()
         found += [f"socket {line.split()[-1]}" for line in sockets if str(folder) in line]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.kills.findings import of_kind
-from benchmarks.kills.job import Job
+from benchmarks.kills.job import OWN, Job
 from trainkit import train
 from trainkit.train import (
     Checkpoint,
@@ -119,7 +119,7 @@ def function(job: Job) -> None:
     ).fit()
     if fit.checkpoint is None:
         return
-    state = torch.load(os.path.join(fit.checkpoint.path, "model.pt"))
+    state = torch.load(os.path.join(fit.checkpoint.path, OWN))
     if state["epoch"] == EPOCHS:
         losses = dict(fit.metrics_dataframe[["epoch", "loss"]].values.tolist())
         weights = [tensor.tolist() for tensor in state["model"].values()]
@@ -134,7 +134,7 @@ def loop(config: dict[str, Any], job: Job) -> None:
     loader = prepare_data_loader(DataLoader(data, BATCH, shuffle=True, num_workers=1))
     plain, epoch = nn.Linear(4, 1), 0
     if (checkpoint := train.get_checkpoint()) is not None:
-        state = torch.load(os.path.join(checkpoint.path, "model.pt"))
+        state = torch.load(os.path.join(checkpoint.path, OWN))
         plain.load_state_dict(state["model"])
         epoch = state["epoch"]
     model = prepare_model(plain)
@@ -153,7 +153,7 @@ def loop(config: dict[str, Any], job: Job) -> None:
             optimizer.step()
         with tempfile.TemporaryDirectory(dir=job.folder) as folder:
             if rank == 0:
-                torch.save({"model": plain.state_dict(), "epoch": epoch}, os.path.join(folder, "model.pt"))
+                torch.save({"model": plain.state_dict(), "epoch": epoch}, os.path.join(folder, OWN))
             metrics = {"loss": loss.item(), "epoch": epoch}
             train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
         if rank == 0:

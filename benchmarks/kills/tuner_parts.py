@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kills.job import Job
+from benchmarks.kills.job import OWN, Job
 from trainkit import tune
 from trainkit.tune.schedulers import (
     ASHAScheduler,
@@ -62,7 +62,7 @@ def objective(config: dict[str, Any], job: Job) -> None:
     """Report each step with a checkpoint, and acknowledge each report that has returned."""
     step, state = 0, ""
     if checkpoint := tune.get_checkpoint():
-        step, state = json.loads(Path(checkpoint.path, "state").read_text())
+        step, state = json.loads(Path(checkpoint.path, OWN).read_text())
     context = tune.get_context()
     folder = Path(context.get_trial_dir(), "state")
     folder.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def objective(config: dict[str, Any], job: Job) -> None:
         time.sleep(STEP_S)
         step += 1
         state = advance(config["x"], step, state)
-        (folder / "state").write_text(json.dumps([step, state]))
+        (folder / OWN).write_text(json.dumps([step, state]))
         loss = (config["x"] - 0.3) ** 2 + 1 / step
         tune.report({"loss": loss, "state": state}, checkpoint=tune.Checkpoint(folder))
         job.ack("report", context.get_trial_id(), state)
