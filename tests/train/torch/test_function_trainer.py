@@ -21,7 +21,7 @@ import trainkit
 from tests.suites.function_trainer import RunSuite, keep, kept
 from tests.train.operators import Digits, lose_patience
 from trainkit import train, tune
-from trainkit.errors import ConfigError, TrainingFailedError, TuneError, WorkerGroupError
+from trainkit.errors import ConfigError, StoreError, TrainingFailedError, TuneError, WorkerGroupError
 from trainkit.sklearn import TuneGridSearchCV
 from trainkit.train import RunConfig, ScalingConfig
 from trainkit.train.torch import TorchConfig, TorchTrainer, accelerate, prepare_model
@@ -136,6 +136,17 @@ def test_a_metric_named_done_ends_no_run(tmp_path: Path, capfd: pytest.CaptureFi
     assert (result.metrics, result.return_value) == ({"count": 2}, "to the end")
     assert len(result.metrics_dataframe) == 3
     assert capfd.readouterr().err.count('report({"done": False}): "done" is left out') == 1
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_named_run_with_a_damaged_file_is_not_started_again_from_nothing(tmp_path: Path) -> None:
+    run = RunConfig(name="run", storage_path=str(tmp_path), verbose=0)
+    TorchTrainer(drawn, run_config=run).fit()
+    file = tmp_path / "run" / "experiment.sqlite"
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(StoreError, match=f"{file} is truncated"):
+        TorchTrainer(drawn, run_config=run).fit()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def one(config: dict[str, Any]) -> None:

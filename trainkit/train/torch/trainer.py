@@ -39,6 +39,7 @@ from trainkit.tune.core.setting_names import SettingNames, named_as
 from trainkit.tune.core.stoppers import missing_metric
 from trainkit.tune.results.result import Result
 from trainkit.tune.space.serialization import encode_config
+from trainkit.tune.store.schema import FILENAME
 from trainkit.tune.sync.storage import new_place
 from trainkit.tune.tuner import Tuner
 
@@ -219,6 +220,8 @@ class DataParallelTrainer:
                 path, filesystem = str(folder), None
             elif address is not None and Tuner.can_restore(str(address), run.storage_filesystem):
                 path, filesystem = str(address), run.storage_filesystem
+            elif (folder / FILENAME).exists():
+                path, filesystem = str(folder), None  # The run is damaged: resuming it raises the reason.
             else:
                 break
             with contextlib.suppress(_FinishedError):
