@@ -26,6 +26,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     Sampler,
     SequentialSampler,
 )
@@ -360,9 +361,12 @@ def whole_batches(loader: Any, group: ProcessGroup) -> tuple[Any, int | None]:
     """
     if group.world_size == 1:
         return loader, None
-    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+    # The batch sampler of a stream's loader has no end.
+    streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    if not isinstance(loader, DataLoader) or loader.batch_sampler is None or streams:
+        kind = "over a stream" if streams else "without a batch sampler"
         raise ConfigError(
-            f"predict(): a {type(loader).__name__} without a batch sampler can't be shared among "
+            f"predict(): a {type(loader).__name__} {kind} can't be shared among "
             f"{group.world_size} workers: give a DataLoader over a map-style data set, with a batch_size"
         )
     # Worker 0 determines the batches for all workers, because their order may be random.
