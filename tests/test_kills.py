@@ -12,36 +12,30 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kills import processes
+from benchmarks.kills.parts import PARTS
 from benchmarks.rows import rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = {
-    "runtime": (30, ["calls", "detached"]),
-    "tuner": (30, ["fifo", "asha", "hyperband", "bohb", "pbt", "median"]),
-    "search": (10, ["search"]),
-    "trainers": (20, ["single", "ddp", "fsdp", "tensor", "pipeline"]),
-    "function": (10, ["function"]),
-}
-"""Number of kills and programs of each test."""
+KILLS = 7
+"""Number of kills of each program: more than a hundred in all."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
-def test_killed_at_random_moments_everything_acknowledged_is_there(group: str, tmp_path: Path) -> None:
-    kills, parts = GROUPS[group]
-    options = ["--kills", str(kills), "--parts", *parts, "--seed", "8", "--folder", str(tmp_path)]
+@pytest.mark.parametrize("part", PARTS)
+def test_killed_at_random_moments_everything_acknowledged_is_there(part: str, tmp_path: Path) -> None:
+    options = ["--kills", str(KILLS), "--parts", part, "--seed", "8", "--folder", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.kills", *options],
         cwd=ROOT,
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(done.stdout)
-    assert rows["kills"].value >= kills
+    assert rows["kills"].value >= KILLS
     assert rows["results there"].value == rows["results acknowledged"].value > 0
 
 
