@@ -37,6 +37,7 @@ FOLDERS = {
     ".": "external",
     "cli": "process",
     "contract": "unit",
+    "plugins/check_resume": "external",
     "plugins/compat": "unit",
     "plugins/dashboard": "process",
     "plugins/integrations": "unit",
@@ -57,6 +58,7 @@ FOLDERS = {
 OTHERS = {
     "unit": """
         test_kills_rules.py test_packaging.py test_registry.py test_tiers.py cli/test_added_commands.py
+        plugins/check_resume/test_comparison.py
         cli/test_experiments.py cli/test_why_decisions.py runtime/local/node/test_listing.py
         runtime/local/node/test_loop.py runtime/local/node/test_scheduler.py
         runtime/local/node/test_supervisor.py runtime/inline/test_inline.py

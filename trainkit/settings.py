@@ -43,6 +43,8 @@ from pathlib import Path
 
 logger = logging.getLogger("trainkit")
 
+RUNTIME_DIR = "TRAINKIT_RUNTIME_DIR"
+RESULTS_DIR = "TRAINKIT_RESULTS_DIR"
 LOG_DIR = "TRAINKIT_LOG_DIR"
 DEDUP_LOGS = "TRAINKIT_DEDUP_LOGS"
 IGNORE_UNHANDLED_ERRORS = "TRAINKIT_IGNORE_UNHANDLED_ERRORS"
@@ -63,7 +65,7 @@ ELSEWHERE = "elsewhere"
 
 def runtime_dir() -> Path:
     """Return the parent folder of the sessions' folders."""
-    own = os.environ.get("TRAINKIT_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
+    own = os.environ.get(RUNTIME_DIR) or os.environ.get("XDG_RUNTIME_DIR")
     return Path(own or tempfile.gettempdir())
 
 
@@ -112,7 +114,7 @@ def default_namespace() -> str:
 
 def results_dir() -> Path:
     """Return the folder for experiments for which RunConfig names no folder."""
-    own = os.environ.get("TRAINKIT_RESULTS_DIR") or os.environ.get("TUNE_RESULT_DIR")
+    own = os.environ.get(RESULTS_DIR) or os.environ.get("TUNE_RESULT_DIR")
     return Path(own or "~/trainkit_results").expanduser()
 
 

@@ -1,0 +1,1 @@
+"""Command `trainkit check-resume`, which proves that a training script resumes exactly after a kill."""

@@ -1,0 +1,1 @@
+"""Folder that the check puts first in PYTHONPATH, so that Python runs `sitecustomize.py` at its start."""
