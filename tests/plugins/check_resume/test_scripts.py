@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.pages import ROOT, program
+
 SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node")
 
@@ -77,8 +79,8 @@ def test_the_same_samples_on_another_number_of_ranks(tmp_path: Path) -> None:
         ("repeated_batch", "batch repeated", "step 13 trains on the batch of step 11 again"),
         ("skipped_batch", "batch left out", "step 13 trains on the batch of step 15"),
         ("forgets_place", "epoch begun again", "step 13 trains on the first batch of an epoch (step 11's)"),
-        ("order", "order of an epoch", "the order of epoch 3 differs, first at step 21"),
-        ("order_at_once", "order of an epoch", "the order of epoch 2 differs, first at step 13"),
+        ("order", "order of an epoch", "the order of epoch 3 is that of epoch 2, first at step 21"),
+        ("order_at_once", "order of an epoch", "the order of epoch 2 is that of epoch 1, first at step 13"),
         ("accumulation", "accumulation", "step 13 accumulates is 1, undisturbed 2"),
         ("scheduler", "settings", "the learning rate at step 15 is 0.00"),
         ("wrong_step", "settings", "the learning rate at step 13 is 0.01, undisturbed 0.00142857143"),
@@ -115,3 +117,17 @@ def test_the_generator_of_one_rank_is_named(tmp_path: Path) -> None:
     first = check(tmp_path, *words, code=1)["findings"][0]
     assert "step 7 on rank 1" in first["what"]
     assert "rank 1's generator (torch) differs" in first["what"]
+
+
+@pytest.mark.slow
+def test_the_script_of_the_page(tmp_path: Path) -> None:
+    """The page shows this report, and what is said of the script without its scheduler."""
+    script = program(ROOT / "docs" / "check-resume.md")
+    (tmp_path / "train.py").write_text(script)
+    report = check(tmp_path, str(tmp_path / "train.py"), code=0)
+    assert [(kill["step"], kill["resumed_at"]) for kill in report["kills"]] == [(11, 11), (18, 18)]
+    without = script.replace('    scheduler.load_state_dict(saved["scheduler"])\n', "")
+    assert without != script
+    (tmp_path / "train.py").write_text(without)
+    first = check(tmp_path, str(tmp_path / "train.py"), code=1)["findings"][0]
+    assert first["what"] == "the learning rate at step 13 is 0.0099, undisturbed 0.00886384872"

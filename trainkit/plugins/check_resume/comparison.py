@@ -214,6 +214,11 @@ def _explain_samples(place: Place, expected: Step, found: Step) -> tuple[str, st
     epochs = epochs_of(place.steps)
     same = [n for n, step in enumerate(place.steps) if step.batches == found.batches]
     if same:
+        (epoch, offset), *others = (_epoch_and_offset(epochs, n) for n in (place.index, *same))
+        copied = next((number for number, at in others if number != epoch and at == offset), None)
+        if copied is not None:
+            what = f"the order of epoch {epoch} is that of epoch {copied}, first at {place.name}"
+            return "order of an epoch", what
         other = min(same, key=lambda n: abs(n - place.index))
         if other in epochs and place.index == place.first:
             return (
@@ -225,10 +230,16 @@ def _explain_samples(place: Place, expected: Step, found: Step) -> tuple[str, st
         return "batch left out", f"{place.name} trains on the batch of step {other + 1}"
     known = {sample for step in place.steps for sample in step.samples}
     if place.index in epochs or set(found.samples) <= known:
-        epoch = sum(start <= place.index for start in epochs)
+        epoch, _ = _epoch_and_offset(epochs, place.index)
         return "order of an epoch", f"the order of epoch {epoch} differs, first at {place.name}"
     drawn = "".join(f" ({name}'s generator differs)" for name in _unequal_generators(expected, found))
     return "samples", f"{place.name} trains on samples that the undisturbed run doesn't use there{drawn}"
+
+
+def _epoch_and_offset(epochs: Sequence[int], index: int) -> tuple[int, int]:
+    """Return the number of the epoch of a step, from 1, and the step's index within the epoch."""
+    number = sum(start <= index for start in epochs)
+    return number, index - epochs[number - 1]
 
 
 def _state(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
@@ -249,13 +260,16 @@ def _loss(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
             whose = f"rank {place.rank}'s generator" if place.several else "the generator's state"
             yield place.finding("generator", f"{what}; {whose} ({', '.join(generators)}) differs")
         else:
-            yield place.finding("loss", f"{what}, with equal weights and generators")
-    elif found.result and expected.result and expected.result != found.result:
-        yield place.finding("loss", f"the update of {place.name} differs, with equal weights and losses")
+            yield place.finding("loss", what)
+
+
+def _update(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
+    if found.result and expected.result and expected.result != found.result:
+        yield place.finding("loss", f"the update of {place.name} gives different weights")
 
 
 _CHECKS: Sequence[Callable[[Place, Step, Step], Iterator[Finding]]] = (
-    _weights, _optimizer, _settings, _samples, _state, _loss,
+    _weights, _optimizer, _settings, _samples, _state, _loss, _update,
 )  # fmt: skip
 """Comparisons of a step, causes before effects."""
 

@@ -66,6 +66,8 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pid = 0
+        self._step = 0
+        self._stopping = False
         self._depth = 0
         self._in_backward = False
         self._open: Any = None
@@ -108,20 +110,21 @@ class Recorder:
         self._open = optimizer
         if all(optimizer is not known for known in self._optimizers):
             self._optimizers.append(optimizer)
-            self._names.append(names_of(optimizer))
         number = next(n for n, known in enumerate(self._optimizers) if known is optimizer)
+        self._live.update(self._optimizers)
+        names = self._live.parameter_names()
         weights = weights_of(optimizer)
         steps = self._plan["weights"].get("".join(weights), [1])
         self._step = self._step + 1 if self._step else max(steps)
         self._write(
             optimizer=number,
             optimizer_class=type(optimizer).__name__,
-            names=self._names[number],
+            names=[names.get(id(p), str(place)) for place, p in enumerate(_parameters(optimizer))],
             weights=weights,
             sizes=[float(_local(parameter).double().norm()) for parameter in _parameters(optimizer)],
             state=state_of(optimizer),
             options=[_settings(group) for group in optimizer.param_groups],
-            beside=beside(self._optimizers),
+            beside=self._live.beside(self._optimizers),
         )
         if self._step > self._plan["stop"] and not self._stopping:
             self._stopping = True
@@ -139,10 +142,9 @@ class Recorder:
         import torch.distributed as dist
 
         self._pid, self._open = os.getpid(), None
-        self._step: int = 0
-        self._stopping: bool = False
+        self._step, self._stopping = 0, False
         self._optimizers: list[Any] = []
-        self._names: list[list[str]] = []
+        self._live = LiveState()
         self._plan: dict[str, Any] = json.loads((self._folder / "plan.json").read_text())
         self._rank, self._world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         if dist.is_available() and dist.is_initialized():
@@ -229,14 +231,6 @@ def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def names_of(optimizer: Any) -> list[str]:
-    """Return the names of an optimizer's parameters; a parameter outside all modules has its place."""
-    named = {
-        id(p): name for module in root_modules(gc.get_objects()) for name, p in module.named_parameters()
-    }
-    return [named.get(id(parameter), str(place)) for place, parameter in enumerate(_parameters(optimizer))]
-
-
 def weights_of(optimizer: Any) -> list[str]:
     """Return a hash of each parameter."""
     return [fingerprint(parameter) for parameter in _parameters(optimizer)]
@@ -272,46 +266,75 @@ def generators() -> dict[str, str]:
     return {name: fingerprint(state) for name, state in states.items()}
 
 
-def beside(optimizers: list[Any]) -> list[tuple[str, str]]:
-    """Return names and hashes of the state that is in no optimizer: buffers, and copies of the weights.
+class LiveState:
+    """Modules of this process, and dictionaries and lists that may hold copies of a model's weights.
 
-    A copy of the weights, such as their moving average (EMA), is a module, a dictionary with the names of
-    parameters, or a list with their shapes. Python's garbage collector knows all modules, dictionaries and
-    lists of the process.
+    Python's garbage collector knows all of them. At the first step, they are frozen, so that a later step
+    has to look through newer objects only.
     """
-    live = gc.get_objects()
-    known = {_local(p).data_ptr() for optimizer in optimizers for p in _parameters(optimizer)}
-    shapes = [[p.shape for p in _parameters(optimizer)] for optimizer in optimizers]
-    lengths = {len(each) for each in shapes}
-    found: list[tuple[str, Any]] = []
-    names: set[str] = set()
-    for module in root_modules(live):
-        kept = dict(module.named_parameters())
-        names |= kept.keys() | {name.removeprefix("module.") for name in kept}
-        kept |= {name: buffer for name, buffer in module.named_buffers() if _is_saved(module, name)}
-        found += [(f"{type(module).__name__}.{name}", tensor) for name, tensor in kept.items()]
-    for each in live:
-        if type(each) is list and len(each) in lengths:
-            if [getattr(item, "shape", None) for item in each] in shapes:
-                found += [(f"list[{place}]", tensor) for place, tensor in enumerate(each)]
-        elif issubclass(type(each), dict) and each and all(type(key) is str and key in names for key in each):
-            found += [(f"dict[{name!r}]", tensor) for name, tensor in each.items()]
-    return [(name, fingerprint(tensor)) for name, tensor in found if _is_state(tensor, known)]
+
+    def __init__(self) -> None:
+        self._modules: list[Any] = []
+        self._copies: list[Any] = []
+
+    def update(self, optimizers: list[Any]) -> None:
+        """Look for new objects, and forget those to which only this object still refers."""
+        import torch
+
+        live = gc.get_objects()
+        if not self._modules:
+            gc.freeze()
+        own_references = 3
+        kept = [each for each in self._modules if sys.getrefcount(each) > own_references]
+        copies = [each for each in self._copies if sys.getrefcount(each) > own_references]
+        new = [each for each in live if issubclass(type(each), torch.nn.Module) and "_modules" in vars(each)]
+        self._modules = list({id(module): module for module in [*kept, *new]}.values())
+        names = {name.removeprefix("module.") for name in self.parameter_names().values()}
+        shapes = [[p.shape for p in _parameters(optimizer)] for optimizer in optimizers]
+        lengths = {len(each) for each in shapes}
+        for each in live:
+            if type(each) is list and len(each) in lengths:
+                if [getattr(item, "shape", None) for item in each] in shapes:
+                    copies.append(each)
+            elif issubclass(type(each), dict) and each and all(_is_in(names, key) for key in each):
+                copies.append(each)
+        self._copies = list({id(each): each for each in copies}.values())
+
+    def _roots(self) -> list[Any]:
+        """Return the modules that belong to no other module."""
+        inner = {id(child) for module in self._modules for child in module._modules.values()}
+        return [module for module in self._modules if id(module) not in inner]
+
+    def parameter_names(self) -> dict[int, str]:
+        """Return the name of each parameter of a module, by its id."""
+        return {id(p): name for module in self._roots() for name, p in module.named_parameters()}
+
+    def beside(self, optimizers: list[Any]) -> list[tuple[str, str]]:
+        """Return names and hashes of the state that is in no optimizer: buffers, and copies of the weights.
+
+        A copy of the weights, such as their moving average (EMA), is a module, a dictionary with the names
+        of parameters, or a list with their shapes.
+        """
+        known = {_local(p).data_ptr() for optimizer in optimizers for p in _parameters(optimizer)}
+        found: list[tuple[str, Any]] = []
+        for module in self._roots():
+            tensors = dict(module.named_parameters())
+            tensors |= {name: buffer for name, buffer in module.named_buffers() if _is_saved(module, name)}
+            found += [(f"{type(module).__name__}.{name}", tensor) for name, tensor in tensors.items()]
+        for each in self._copies:
+            named = each.items() if isinstance(each, dict) else enumerate(each)
+            found += [(f"{type(each).__name__}[{name!r}]", tensor) for name, tensor in named]
+        return [(name, fingerprint(tensor)) for name, tensor in found if _is_state(tensor, known)]
+
+
+def _is_in(names: set[str], key: object) -> bool:
+    return type(key) is str and key.removeprefix("module.") in names
 
 
 def _is_state(tensor: Any, known: set[int]) -> bool:
     """Return True for a tensor with values of its own, which is no parameter of an optimizer."""
     is_own = hasattr(tensor, "detach") and not tensor.is_meta and tensor.grad_fn is None
     return is_own and _local(tensor).data_ptr() not in known
-
-
-def root_modules(live: list[Any]) -> list[Any]:
-    """Return the modules among `live` objects that belong to no other module."""
-    import torch
-
-    modules = [each for each in live if issubclass(type(each), torch.nn.Module) and "_modules" in vars(each)]
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    return [module for module in modules if id(module) not in inner]
 
 
 def _is_saved(module: Any, name: str) -> bool:

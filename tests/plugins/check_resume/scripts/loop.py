@@ -24,7 +24,7 @@ optimizers = [
     torch.optim.Adam(body.parameters(), lr=0.01),
     torch.optim.SGD(head.parameters(), lr=0.01, momentum=0.9),
 ]
-schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for optimizer in optimizers]
+schedulers = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.9**n) for optimizer in optimizers]
 saved = {
     "model": model,
     "average": average,
