@@ -39,8 +39,6 @@ LEFT_OUT = {
 }
 for name in LEFT_OUT.get(FAULT, []):
     del saved[name]
-if FAULT == "buffers":
-    saved["model"] = nn.ModuleDict({"a": body[0], "c": head})  # BatchNorm1d is left out
 
 resumed_at, taken, step = 0, 0, 0
 if os.path.exists("checkpoint.pt"):
@@ -56,6 +54,8 @@ if os.path.exists("checkpoint.pt"):
         taken = 0
     if FAULT == "wrong_step":
         step = 0
+    if FAULT == "buffers":
+        body[1].reset_running_stats()
     if FAULT != "generator":
         torch.set_rng_state(state["generator"])
 
