@@ -36,7 +36,7 @@ def check(folder: Path, *words: str, code: int) -> dict[str, Any]:
         (("--kill-at", "9,16", "loop.py"), [8, 16]),
         (("--steps", "12", "--kill-at", "7", "closures.py", "{run}"), [7]),
         (("--steps", "14", "--kill-at", "9", "--signal", "TERM", "preempted.py"), [10]),
-        (("--steps", "12", "--kill-at", "6", "operator_trainer.py"), [4]),
+        (("--kill-at", "5", "operator_trainer.py"), [4]),
         (("--steps", "12", "--kill-at", "6", "function_trainer.py"), [4]),
         (("--steps", "10", "--kill-at", "6", "--workers", "2", *TORCHRUN, "{workers}", "ranks.py"), [6]),
         (("--steps", "10", "--kill-at", "6", "trainkit", "run", "--workers", "2", "ranks.py"), [6]),
