@@ -78,6 +78,8 @@ AIMS = {
         "bookkeeping of an epoch, workers: 1": Aim(1),
         "bookkeeping of an epoch, workers: 2": Aim(1),
         "held by each of two workers with FSDP2 (DDP)": of(0.6),
+        "a step while a checkpoint is written (undisturbed)": of(1.1),
+        "save(wait=False) beyond the copy": Aim(0.1),
         "from nothing to the first epoch of two workers": of(0.35),
         "a second trainer and its first epoch (torchrun from nothing)": of(0.15),
         "from nothing to the first epoch of a function on two workers": of(0.65),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import trainkit
-from benchmarks import training_steps
+from benchmarks import training_saves, training_steps
 from benchmarks.interleaved import LAUNCHER, Served, in_turn
 from benchmarks.rows import Report, Row, parser
 
@@ -35,9 +35,13 @@ class Sizes:
     """Number of steps in a block of two workers: ten passes over the data."""
     single_steps: int = 101
     starts: int = 5
+    millions: int = 100
+    """Number of parameters, in millions, of the model that is saved."""
+    save_steps: int = 12
+    save_rounds: int = 3
 
 
-SMALL = Sizes(epochs=1, blocks=1, steps=2, single_steps=1, starts=1)
+SMALL = Sizes(epochs=1, blocks=1, steps=2, single_steps=1, starts=1, millions=1, save_steps=3, save_rounds=1)
 
 
 def first_epoch(command: list[str], then: Callable[[Served], None] = lambda _: None) -> float:
@@ -125,6 +129,17 @@ def main() -> None:
         ddp, fsdp = training_steps.memory("ddp"), training_steps.memory("fsdp")
         held = Row("held by each of two workers with FSDP2 (DDP)", "KB", exact=True)
         report.add(held.measured([fsdp], [ddp]))
+        saves = training_saves.saves(2, sizes.millions, sizes.save_steps, sizes.save_rounds)
+        add(
+            Row("a step while a checkpoint is written (undisturbed)", "ms"),
+            [saves.disturbed, saves.undisturbed],
+        )
+        for name, took in (
+            ("save(wait=False) beyond the copy", saves.beyond),
+            ("its copy of a gigabyte of state", saves.copy_per_gb),
+            ("its write of a gigabyte of state", saves.write_per_gb),
+        ):
+            report.add(Row(name, "s").measured(took, plain=saves.undisturbed))
         trainkit.shutdown()
         starts = Starts(sizes.starts)
         for name, took in (

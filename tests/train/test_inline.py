@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.conftest import session_fixture
 from tests.train.operators import Digits, plain_losses
 from trainkit.errors import ConfigError, MissingDependencyError
 from trainkit.train import TorchTrainer
+from trainkit.train.checkpoint import files
 
 inline = session_fixture("function", autouse=False, engine="inline", num_cpus=4)
 
@@ -28,6 +30,14 @@ def test_several_workers_in_one_process_are_refused(inline: None) -> None:
         ConfigError, match="num_workers=2 is not supported by this engine: it runs all workers in one process"
     ):
         TorchTrainer(training_operator_cls=Digits, num_workers=2, use_gpu=False)
+
+
+def test_a_save_waits_where_no_other_process_could_write(inline: None, tmp_path: Path) -> None:
+    with TorchTrainer(training_operator_cls=Digits, config={"samples": 40}, use_gpu=False) as trainer:
+        trainer.train()
+        assert trainer.save(tmp_path / "c", wait=False) == tmp_path / "c"
+        assert files.read(tmp_path / "c")[1].epoch == 1
+        assert trainer.last_save is None
 
 
 def test_a_local_worker_needs_no_runtime_and_goes_on_with_the_callers_generator() -> None:

@@ -18,6 +18,7 @@ from tests.train.operators import Digits, gang_losses, make_parts, plain_losses
 from trainkit.errors import GangError
 from trainkit.runtime.local.system import process
 from trainkit.train import BATCH_SIZE, TorchTrainer
+from trainkit.train.checkpoint import files
 from trainkit.train.workers import placement, recovery
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -35,6 +36,17 @@ def whereabouts() -> tuple[str, int, list[str]]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     variables = [os.environ[name] for name in names]
     return trainkit.get_runtime_context().get_node_id(), os.getpid(), variables
+
+
+def test_a_checkpoint_is_written_while_training_continues(tmp_path: Path) -> None:
+    with make_trainer() as trainer:
+        trainer.train(num_steps=2)
+        expected = trainer.state_dict()
+        trainer.save(tmp_path / "c", wait=False)
+        trainer.train(num_steps=2)
+    state, header = files.read(tmp_path / "c")
+    assert (header.epoch, header.world_size) == (1, 2)
+    assert torch.equal(state["models"][0]["0.weight"], expected["models"][0]["0.weight"])
 
 
 class Dies(Digits):

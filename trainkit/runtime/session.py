@@ -40,11 +40,10 @@ _is_closing = False
 _started: tuple[str, SessionSpec] | None = None
 _links: dict[Path, Path] = {}
 _at_end: list[weakref.WeakMethod[Callable[[], None]]] = []
+_before_end: list[Callable[[], None]] = []
 
 PARKED_S = 300.0
-"""Seconds for which a session started by a search is kept for the next
-search; joblib's workers wait as long.
-"""
+"""Seconds for which a search's session is kept for the next search; joblib's workers wait as long."""
 
 
 class _Parked(NamedTuple):
@@ -136,6 +135,14 @@ def adopt(engine: Engine) -> None:
 
 def shutdown() -> None:
     """End all workers and free all objects, even of a parked session. Do nothing if no session exists."""
+    try:
+        for function in _before_end:
+            function()
+    finally:
+        _close()
+
+
+def _close() -> None:
     global _current, _is_closing, _parked
     with starting:
         closing = _current
@@ -198,6 +205,13 @@ def _end_parked() -> None:
     with starting:
         if _parked is not None and _parked.timer is threading.current_thread():
             shutdown()
+
+
+def before_end(function: Callable[[], None]) -> None:
+    """Call `function`, which may wait for calls, before a session of this process or this worker ends."""
+    if function not in _before_end:
+        _before_end.append(function)
+        atexit.register(function)  # a worker process does not end its session
 
 
 def at_end(method: Callable[[], None]) -> None:
@@ -351,10 +365,7 @@ PRELOADS = {
 """Modules that a template process imports before it forks, by name of the set; "torch" includes NumPy."""
 
 SLOW = {"torch", "torch._dynamo"} | {row.target for row in added("trainkit.slow_preloads").values()}
-"""Names of the sets whose import takes about a second.
-
-The import of any other set takes tenths of a second.
-"""
+"""Names of the sets whose import takes about a second; any other set takes tenths of a second."""
 
 HEAVY = SLOW | {"pandas", "sklearn"}
 """Packages for which a template process is started as soon as a worker has imported them."""

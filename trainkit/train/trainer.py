@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 
 from torch import nn
 
-from trainkit.errors import ConfigError
+from trainkit.errors import CheckpointError, ConfigError
 from trainkit.registry import loaded
 from trainkit.resources import describe
 from trainkit.runtime import holdings
@@ -25,6 +25,7 @@ from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.step.epoch import require_tqdm
 from trainkit.train.step.metrics import not_finite, reduce_metrics
 from trainkit.train.tune import TrainerTrainable, TrialPlan, TuneStep, make_trainable
+from trainkit.train.workers.background_saves import BackgroundSaves, FinishedSave
 from trainkit.train.workers.elastic_worker_group import ElasticWorkerGroup
 from trainkit.train.workers.recovery import RETRIES, Call, Effect
 
@@ -71,7 +72,8 @@ class OperatorTrainer:
         if arguments.get("use_tqdm"):
             require_tqdm()
         self._options = TrainerOptions.of(**arguments).resolved()
-        self._workers = ElasticWorkerGroup(self._options)
+        self._saves = BackgroundSaves()
+        self._workers = ElasticWorkerGroup(self._options, self._saves)
         workers = weakref.ref(self._workers)
         holdings.register(
             self,
@@ -250,18 +252,44 @@ class OperatorTrainer:
         self._workers.run(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
 
     @without_frames
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, wait: bool = True) -> Path:
         """Write a checkpoint as a folder. An existing checkpoint is replaced after the new one is on disk.
+
+        With `wait=False`, each worker copies its part of the state into the object store, and the call
+        returns. Another process, with the lowest priority, then writes the copy while training continues.
+        At most one write runs at a time: `save` and `load` first wait until it has ended. The end of the
+        `with` block, `shutdown` and the program's end wait too. If the write fails, the trainer's next call
+        raises CheckpointError before it does anything else.
+
+        Args:
+            path: the folder. If workers are on several machines, the folder must be on a shared file system.
+            wait: False to return when the state is copied. If the copy does not fit into the object store, or
+                the engine has no other processes (the inline engine), the call waits nevertheless.
 
         Returns:
             The folder's absolute path.
 
         Raises:
-            CheckpointError: the checkpoint could not be written; an existing checkpoint is unchanged.
+            CheckpointError: the checkpoint could not be written, or the write of an earlier call with
+                `wait=False` failed. An existing checkpoint is unchanged.
         """
         folder = Path(path).expanduser().absolute()
-        self._workers.save(folder)
+        self._saves.wait()
+        if wait:
+            self._workers.save(folder)
+        else:
+            self._workers.save_copy(folder)
         return folder
+
+    @property
+    def last_save(self) -> FinishedSave | None:
+        """Durations and size of the last finished write of `save(wait=False)`; None before the first.
+
+        Raises:
+            CheckpointError: the last write failed.
+        """
+        self._saves.check()
+        return self._saves.last
 
     @without_frames
     def load(self, path: str | Path) -> None:
@@ -272,11 +300,19 @@ class OperatorTrainer:
                 registered models, optimizers or schedulers.
         """
         folder = Path(path).expanduser().absolute()
+        self._saves.wait()
         self._workers.run(Call("load", (folder,), Effect.UNKNOWN, alike=True))
 
     def shutdown(self, force: bool = False) -> None:
-        """End the workers; `force=True` ends them even in the middle of a call."""
-        self._workers.close(force=force)
+        """End the workers; `force=True` ends them even in the middle of a call.
+
+        Raises:
+            CheckpointError: the write of a call of `save` with `wait=False` failed.
+        """
+        try:
+            self._workers.close(force=force)
+        finally:
+            self._saves.end()
 
     @without_frames
     def lr_find(
@@ -418,7 +454,12 @@ class OperatorTrainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.shutdown(force=error is not None)
+        try:
+            self.shutdown(force=error is not None)
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))
 
     def _epoch(self, call: Call, max_retries: int, reduce_results: bool, needs: str | None) -> Any:
         """Run an epoch of training or validation; data of the kind `needs` must be registered."""

@@ -40,7 +40,7 @@ import torch
 from trainkit.errors import CheckpointError
 from trainkit.train.distributed.failure_cause import file_error
 from trainkit.train.distributed.process_group import ProcessGroup, agreed
-from trainkit.train.distributed.tensors import is_spread, joined, map_state
+from trainkit.train.distributed.tensors import Spread, is_spread, joined, map_state
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -176,18 +176,33 @@ class CheckpointMetadata:
     world_size: int
 
 
-def write(path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata) -> None:
+def write(
+    path: Path, state: Mapping[str, Any], metadata: CheckpointMetadata, *, sharded: bool = False
+) -> None:
     """Write a checkpoint; `path` is replaced in one step after the new checkpoint is on disk.
+
+    Args:
+        path: folder of the checkpoint.
+        state: the whole state.
+        metadata: contents of `checkpoint.json`.
+        sharded: True to write the tensors of models and optimizers, and every `Spread`, as shards. Their
+            parts are written one after the other, so no whole tensor is made.
 
     Raises:
         CheckpointError: `state` contains values that can't be stored plainly, or writing failed; `path` is
             then unchanged.
     """
     refuse_foreign_folder(path)
-    values = plain(state, "state")
+    spread: dict[str, torch.Tensor | Spread] = {}
+    values = plain(_without_spread(state, spread) if sharded else state, "state")
     try:
         with written_aside(path) as aside:
-            fill(aside, values, metadata, {})
+            prints = {}
+            if sharded:
+                shard_files().write(aside / SHARDS, spread)
+                written = (aside / SHARDS).iterdir()
+                prints = {f"{SHARDS}/{file.name}": fingerprint(file) for file in written}
+            fill(aside, values, metadata, prints)
     except (OSError, RuntimeError) as error:
         raise CheckpointError(_not_written(path, str(error))) from error
 
@@ -363,7 +378,7 @@ def write_sharded(
         CheckpointError: a worker failed; `path` is unchanged, and all workers raise.
     """
     first = group.rank == 0
-    spread: dict[str, torch.Tensor] = {}
+    spread: dict[str, torch.Tensor | Spread] = {}
     with ExitStack() as place:
         aside, token = path, secrets.randbits(62)
         with agreed(group, partial(_not_written, path)):
@@ -410,13 +425,16 @@ def read_sharded(path: Path, group: ProcessGroup) -> dict[str, Any]:
     return state
 
 
-def _without_spread(state: Mapping[str, Any], spread: dict[str, torch.Tensor]) -> Any:
+def _without_spread(state: Mapping[str, Any], spread: dict[str, torch.Tensor | Spread]) -> Any:
     """Move all sharded tensors of `state` to `spread`; return `state` with "meta" tensors in their places."""
 
     def left(leaf: Any, where: tuple[Any, ...]) -> Any:
-        if not isinstance(leaf, torch.Tensor) or not (is_spread(leaf) or where[0] in _SPREAD):
+        if isinstance(leaf, Spread):
+            spread[key_of(where)] = leaf
+        elif isinstance(leaf, torch.Tensor) and (is_spread(leaf) or where[0] in _SPREAD):
+            spread[key_of(where)] = leaf.detach()
+        else:
             return leaf
-        spread[key_of(where)] = leaf.detach()
         return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
 
     return map_state(left, state)

@@ -24,10 +24,18 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     StorageMeta,
+    TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -64,20 +72,61 @@ class _Writer(FileSystemWriter):
             raise file_error(error) from None
 
 
-def write(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+@dataclass(frozen=True)
+class _Parts:
+    """A `Spread` with all its parts, as an object that torch's planner asks for its parts.
+
+    Source: https://github.com/pytorch/pytorch/blob/main/torch/distributed/_checkpointable.py
+    """
+
+    tensor: Spread
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        size = torch.Size(self.tensor.shape)
+        return [
+            WriteItem(
+                MetadataIndex(name, offset := torch.Size(box.offset)),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    ChunkStorageMetadata(offset, box.tensor.shape),
+                    TensorProperties.create_from_tensor(box.tensor),
+                    size,
+                ),
+            )
+            for box in self.tensor.boxes
+        ]
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """Torch's planner, which can also read the values of `_Parts`."""
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self.state_dict[index.fqn]
+        if not isinstance(found, _Parts):
+            return super().lookup_object(index)
+        return next(box.tensor for box in found.tensor.boxes if torch.Size(box.offset) == index.offset)
+
+
+def write(folder: Path, tensors: Mapping[str, torch.Tensor | Spread]) -> None:
     """Write this worker's parts of `tensors` while all workers write theirs; equal copies are written once.
 
     Args:
         folder: a folder that all workers can reach.
-        tensors: tensors by name: DTensors, or whole tensors that some workers may lack.
+        tensors: tensors by name: DTensors, whole tensors that some workers may lack, or `Spread` tensors with
+            all parts, which only a single process may write.
     """
+    # A tensor without values has no parts, but needs a name in the index, so it is written as a whole.
+    held = {
+        name: (_Parts(tensor) if tensor.boxes else tensor.whole()) if isinstance(tensor, Spread) else tensor
+        for name, tensor in tensors.items()
+    }
     with warnings.catch_warnings():
         # torch warns about its choice of a process group, although `no_dist` below leaves no choice.
         warnings.simplefilter("ignore")
         save(
-            dict(tensors),
+            held,
             storage_writer=_Writer(folder, thread_count=1, sync_files=True),
-            planner=DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True),
+            planner=_SavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True),
             no_dist=not torch.distributed.is_initialized(),
         )
 

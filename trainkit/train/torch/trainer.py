@@ -375,7 +375,7 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         return form.__trainable__(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_workers", "_options", "has_validation"):
+        if name in ("_workers", "_options", "_saves", "has_validation"):
             raise _OtherFormError(
                 "this TorchTrainer runs a training function: call fit(). train(), validate(), save() and "
                 "similar methods need an operator, TorchTrainer(training_operator_cls=...)"

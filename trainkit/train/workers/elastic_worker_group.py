@@ -38,6 +38,7 @@ from trainkit.errors import (
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import holdings
+from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.restart_policy import MOST_LOSSES, lost_text
 from trainkit.runtime.session import SessionWatch
 from trainkit.train.checkpoint.state import WorkerState
@@ -47,6 +48,7 @@ from trainkit.train.options import TrainerOptions
 from trainkit.train.strategies.base import named_strategy
 from trainkit.train.strategies.modules import filled
 from trainkit.train.workers import recovery
+from trainkit.train.workers.background_saves import BackgroundSaves
 from trainkit.train.workers.pausing import LEAST_S, Paused, PausePlan, interval_s
 from trainkit.train.workers.placement import WorkerPlacement, allowed_sizes, larger_size, time_to_wait_s
 from trainkit.train.workers.recovery import Call, Effect
@@ -64,12 +66,14 @@ class Snapshot:
 
     Attributes:
         states: state of each worker, by rank; None means the state after setup.
+        stored: references to these states in the object store, by rank; [] if no session has them there.
         small: later values of the state that validation and prediction may change, by rank; None if neither
             has run.
         repeated: later calls, which are repeated after the state is restored.
     """
 
     states: list[Any] | None = None
+    stored: list[Any] = field(default_factory=list)
     small: list[Any] | None = None
     repeated: list[Call] = field(default_factory=list)
 
@@ -79,6 +83,7 @@ class ElasticWorkerGroup:
 
     Args:
         options: arguments of the trainer, with "auto" resolved.
+        saves: checkpoints of the trainer that other processes write; the next call raises a failure of them.
 
     Raises:
         InfeasibleError: the machine does not have enough resources for the workers, even when idle.
@@ -87,7 +92,8 @@ class ElasticWorkerGroup:
 
     _group: WorkerGroup[Worker]
 
-    def __init__(self, options: TrainerOptions) -> None:
+    def __init__(self, options: TrainerOptions, saves: BackgroundSaves) -> None:
+        self._saves = saves
         self._options = options
         self._label = worker_label()
         sizes = allowed_sizes(options.num_workers, options.min_workers)
@@ -281,6 +287,24 @@ class ElasticWorkerGroup:
 
         self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
 
+    def save_copy(self, folder: Path) -> None:
+        """Copy the state and start a process that writes the checkpoint; without room, write it at once."""
+
+        def once() -> None:
+            start = SYSTEM.monotonic()
+            states = self._stored_states()
+            copy_s = SYSTEM.monotonic() - start
+            self._saves.begin(folder, states, sharded=self._options.spec.spreads, copy_s=copy_s)
+
+        if "background" not in runtime.promises():
+            self.save(folder)
+            return
+        try:
+            self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
+        except ObjectStoreFullError as error:
+            log.warning("%s", recovery.waiting_save_text(folder, str(error)))
+            self.save(folder)
+
     def models(self, *, to_cpu: bool, averaged: bool) -> list[nn.Module]:
         """Return the user's own modules: copies on the CPU, or the originals if worker 0 is in this process.
 
@@ -299,6 +323,7 @@ class ElasticWorkerGroup:
         return [filled(*pair) for pair in zip(skeletons, states, strict=True)]
 
     def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
+        self._saves.check()
         self._through_losses(lambda: self._form_after_interruption(what), what)
         with self._closed_if_ended(what):
             return self._through_losses(
@@ -421,7 +446,27 @@ class ElasticWorkerGroup:
 
     def _take_snapshot(self) -> None:
         with self._as_far_as_there_is_room():
-            self._snapshot = Snapshot(self._group.call("snapshot", in_step=False))
+            self._snapshot = self._new_snapshot()
+
+    def _new_snapshot(self) -> Snapshot:
+        # With several machines, a value in the object store is lost with the worker that stored it. Without
+        # other processes, nobody would read the value there.
+        if not {"near", "background"} <= runtime.promises():
+            return Snapshot(self._group.call("snapshot", in_step=False))
+        stored = self._group.call("stored_snapshot", in_step=False)
+        return Snapshot(runtime.get(stored), stored)
+
+    def _stored_states(self) -> list[ObjectRef[WorkerState]]:
+        """Return references to copies of the current state, by rank; take a snapshot if the last is older."""
+        held = self._snapshot
+        current = held is not None and held.states is not None and held.small is None and not held.repeated
+        # Code outside of the workers' calls may have changed the model of a worker in this process.
+        if held is None or not current or self.local_worker is not None:
+            held = self._new_snapshot()
+            if not self._keeps_nothing():
+                self._snapshot = held
+        held.stored = held.stored or [runtime.put(state) for state in held.states or []]
+        return held.stored
 
     @contextmanager
     def _as_far_as_there_is_room(self) -> Iterator[None]:
@@ -479,6 +524,8 @@ class ElasticWorkerGroup:
         self._placement.give_back()
         if self._session is not None:
             self._session.renew()
+        if self._snapshot is not None:
+            self._snapshot.stored = []
         self._group = self._placed(self._allowed, again=True)
 
     def _form_after_interruption(self, what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from trainkit.resources import Bundle
 
@@ -129,6 +130,14 @@ def size_text(before: int, now: int, full: int) -> str:
     """Return the log line for a worker group whose size has changed."""
     change = "more" if now > before else "fewer"
     return f"{now} of num_workers={full} workers train now, {change} than before ({before})"
+
+
+def waiting_save_text(path: Path, why: str) -> str:
+    """Return the log line for `save(path, wait=False)` without memory for a copy of the state."""
+    return (
+        f"save({str(path)!r}, wait=False) waits until the checkpoint is written, because a copy of the state "
+        f"does not fit into the object store: raise object_store_memory in trainkit.init() ({why})"
+    )
 
 
 def no_room_text(fewest: int, timeout_s: float) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 
 from trainkit.errors import CheckpointError, ConfigError, TrainingError, message_of
 from trainkit.runtime import api as runtime
+from trainkit.runtime.refs import ObjectRef
 from trainkit.train.checkpoint.files import CheckpointMetadata, read_sharded, write, write_sharded
 from trainkit.train.checkpoint.state import (
     MISFITS,
@@ -269,10 +270,16 @@ class Worker(GroupMember):
 
     def snapshot(self) -> WorkerState:
         """Return this worker's part of a snapshot."""
-        holds = self._spreads or self._rank == 0
         # A copy is only needed in the trainer's process, because sending a snapshot to it copies anyway.
-        shared = detached(self._shared_state(), copy=self._in_driver) if holds else None
-        return WorkerState(shared, self.own_state())
+        return self._snapshot(copy=self._in_driver)
+
+    def stored_snapshot(self) -> ObjectRef[WorkerState]:
+        """Copy this worker's part of a snapshot into the object store; return a reference to the copy."""
+        return runtime.put(self._snapshot(copy=False))
+
+    def _snapshot(self, *, copy: bool) -> WorkerState:
+        holds = self._spreads or self._rank == 0
+        return WorkerState(detached(self._shared_state(), copy=copy) if holds else None, self.own_state())
 
     def own_state(self) -> dict[str, Any]:
         """Return this worker's own state: generators, position in the data, and order of gradient sums."""

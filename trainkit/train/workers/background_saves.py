@@ -1,0 +1,166 @@
+"""Checkpoints that another process writes while training continues.
+
+    save(path, wait=False) ──▶ each worker copies its part of the state into the object store ──▶ returns
+                                                             │
+                                                             └──▶ writer: maps the copies, writes, renames
+
+The writer is a task without CPUs, in a process that ends with the write. If this process is killed, the
+runtime starts the task again, with the same copies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainkit.clock import SYSTEM
+from trainkit.errors import CheckpointError, TrainkitError, message_of
+from trainkit.runtime import api as runtime
+from trainkit.runtime import session
+from trainkit.runtime.refs import ObjectRef
+from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
+from trainkit.train.checkpoint.files import CheckpointMetadata, write
+from trainkit.train.checkpoint.state import WorkerState, joined_state
+
+log = logging.getLogger(__name__)
+
+_LOWEST_PRIORITY = 19
+"""Niceness of the writer, so that it computes only while the workers leave a CPU idle."""
+
+
+@dataclass(frozen=True)
+class FinishedSave:
+    """Durations and size of a checkpoint that was written while training continued.
+
+    Attributes:
+        path: folder of the checkpoint.
+        copy_s: seconds for which `save` copied the state; close to 0 if it used an existing snapshot.
+        write_s: seconds until the copy was on disk.
+        size_bytes: size of all files.
+    """
+
+    path: Path
+    copy_s: float
+    write_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class _RunningSave:
+    path: Path
+    copy_s: float
+    written: ObjectRef[tuple[float, int]]
+
+
+class BackgroundSaves:
+    """Checkpoints of one trainer that other processes write, one after the other.
+
+    Attributes:
+        last: the last save that has finished; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.last: FinishedSave | None = None
+        self._running: _RunningSave | None = None
+
+    def begin(
+        self, path: Path, states: Sequence[ObjectRef[WorkerState]], *, sharded: bool, copy_s: float
+    ) -> None:
+        """Start the writer of a checkpoint; the previous writer must have ended.
+
+        Args:
+            path: absolute path of the folder.
+            states: copies of the states of all workers, by rank.
+            sharded: True to write the tensors in the files of sharded checkpoints.
+            copy_s: seconds that copying took.
+        """
+        session.before_end(_end_all)
+        written = _writer().remote(path, list(states), sharded)
+        self._running = _RunningSave(path, copy_s, written)
+        _unfinished.add(self)
+
+    def check(self) -> None:
+        """Raise CheckpointError if the last write has failed; do nothing while it runs."""
+        if self._running is not None and runtime.wait([self._running.written], timeout=0)[0]:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last write has ended.
+
+        Raises:
+            CheckpointError: the write has failed. Each failure is raised once.
+        """
+        if (save := self._running) is None:
+            return
+        try:
+            write_s, size_bytes = runtime.get(save.written)
+        except TrainkitError as error:
+            self._forget()
+            raise CheckpointError(
+                f"save({str(save.path)!r}, wait=False) failed after it had returned: {message_of(error)}. "
+                "The workers are unaffected: repeat this call to continue"
+            ) from error
+        self._forget()
+        self.last = FinishedSave(save.path, save.copy_s, write_s, size_bytes)
+        log.info(
+            "saved %s: copied in %.2f s, wrote %.1f MB in %.2f s while training continued",
+            *(save.path, save.copy_s, size_bytes / 1e6, write_s),
+        )
+
+    def end(self) -> None:
+        """Wait as `wait` does. After Ctrl-C, the session does not wait for the writer again, but ends it."""
+        try:
+            self.wait()
+        finally:
+            _unfinished.discard(self)
+
+    def _forget(self) -> None:
+        self._running = None
+        _unfinished.discard(self)
+
+
+_unfinished: set[BackgroundSaves] = set()
+"""Saves whose writer may still run. They outlive their trainer, and the session waits for them."""
+
+
+def _end_all() -> None:
+    """Wait for all writers; log failures, because no trainer is called any more that could raise them."""
+    for saves in list(_unfinished):
+        try:
+            saves.end()
+        except CheckpointError as error:
+            log.error("%s", error)
+
+
+def _writer() -> Any:
+    # The writer must not take resources from the placement group of a trial that saves.
+    outside = PlacementGroupSchedulingStrategy(placement_group=None)
+    task = runtime.remote(write_copy)
+    return task.options(num_cpus=0, max_calls=1, scheduling_strategy=outside, name="checkpoint-writer")
+
+
+def write_copy(path: Path, states: list[ObjectRef[WorkerState]], sharded: bool) -> tuple[float, int]:
+    """Write a checkpoint in a process of its own, which uses only CPU time that no other process needs.
+
+    Args:
+        path: absolute path of the folder.
+        states: copies of the states of all workers, by rank.
+        sharded: True to write the tensors in the files of sharded checkpoints.
+
+    Returns:
+        Seconds that writing took, and the size of all files in bytes.
+    """
+    os.nice(_LOWEST_PRIORITY)
+    torch.set_num_threads(1)
+    start = SYSTEM.monotonic()
+    state = joined_state(runtime.get(states))
+    metadata = CheckpointMetadata(state["epoch"], state["global_step"], len(states))
+    write(path, state, metadata, sharded=sharded)
+    size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return SYSTEM.monotonic() - start, size_bytes
