@@ -44,8 +44,8 @@ CPUS = ["cpu", "cpu"]
         ({"colour": "red"}, "no argument colour: no argument has a similar name. The arguments are "),
         ({"num_workers": 0}, "num_workers must be a positive integer, not 0"),
         (
-            {**TWO, "config": {BATCH_SIZE: 33}},
-            r"config\['\*batch_size'\]=33 must be a multiple of 2 for the 2 workers",
+            {**TWO, "config": {BATCH_SIZE: 1}},
+            r"config\['\*batch_size'\]=1 must be at least 2, one sample for each of the 2 workers",
         ),
         ({"backend": "nccl"}, "backend='nccl' needs GPUs"),
         ({"backend": "nccl", "use_gpu": 0}, "backend='nccl' needs GPUs"),

@@ -226,9 +226,12 @@ class TrainerOptions:
             found.append(f"num_workers must be a multiple of {spec.model_ways} with {spec!r}, not {workers}")
         elif BATCH_SIZE in self.config:
             size, ways = self.config[BATCH_SIZE], workers // spec.model_ways
-            if not is_count(size) or size % ways:
+            if not is_count(size) or size < ways:
                 sharing = f"the {ways} workers" if spec.model_ways == 1 else f"{ways} copies of the model"
-                found.append(f"config[{BATCH_SIZE!r}]={size!r} must be a multiple of {ways} for {sharing}")
+                found.append(
+                    f"config[{BATCH_SIZE!r}]={size!r} must be at least {ways}, one sample for each of "
+                    f"{sharing}"
+                )
         devices = self.gpus_per_worker or 1
         wrong = spec.mistakes(num_workers=workers, devices_per_worker=devices, step=self.step)
         return found + [f"strategy={spec!r}: {fix}" for fix in wrong]
@@ -261,10 +264,10 @@ class TrainerOptions:
 
     @property
     def worker_config(self) -> dict[str, Any]:
-        """Configuration for the operator of each worker; the global batch size is divided by `data_ways`."""
+        """Configuration for the operator of each worker, with the largest share of the global batch size."""
         config = dict(self.config)
         if BATCH_SIZE in config:
-            config[BATCH_SIZE] //= self.data_ways
+            config[BATCH_SIZE] = -(-config[BATCH_SIZE] // self.data_ways)
         return config
 
     def resolved(self) -> TrainerOptions:

@@ -581,6 +581,7 @@ def make_feed(
     every: int = 1,
     uneven: Uneven = "drop",
     sharded: bool = False,
+    total: int | None = None,
 ) -> Feed:
     """Return the feed of a registered loader; with `split`, workers share the samples if possible.
 
@@ -593,6 +594,7 @@ def make_feed(
         every: number of batches whose gradients form one optimizer step.
         uneven: handling of uneven batches from a loader that the user has split.
         sharded: True if the loader divides its samples among the workers by itself.
+        total: see `global_batch_size`.
 
     Raises:
         ConfigError: the loader can only be iterated over once, or its samples can't be shared.
@@ -602,7 +604,7 @@ def make_feed(
         raise ConfigError(f"{what} must be a DataLoader or reusable iterable, not a {type(loader).__name__}")
     in_step = training if in_step is None else in_step
     if split and not sharded:
-        loader = _share_of(loader, group, in_step=in_step, what=what)
+        loader = _share_of(loader, group, in_step=in_step, what=what, total=total)
     return Feed(
         loader,
         group=group,
@@ -614,12 +616,16 @@ def make_feed(
     )
 
 
-def _share_of(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
+def _share_of(
+    loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str, total: int | None
+) -> Iterable[Any]:
     if isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset):
         if group.members == 1 and loader.num_workers == 0:
             return loader
         # Workers may have different seeds, but must read the same stream.
         seed = group.broadcast_integers([torch.initial_seed() % 2**62])[0]
         place = {"rank": group.rank, "world_size": group.world_size}
-        return SharedStreamLoader(loader, **place, in_step=in_step, seed=seed)
-    return loader if group.members == 1 else sharded_loader(loader, group, in_step=in_step, what=what)
+        return SharedStreamLoader(loader, **place, in_step=in_step, seed=seed, total=total)
+    if group.members == 1:
+        return loader
+    return sharded_loader(loader, group, in_step=in_step, what=what, total=total)

@@ -173,6 +173,19 @@ def provisional_weight(
     )
 
 
+def global_batch_size(batch_size: int, world_size: int, total: int | None = None) -> int:
+    """Return the number of samples in a batch over all workers.
+
+    Args:
+        batch_size: batch size of a worker's loader.
+        world_size: number of workers.
+        total: requested batch size over all workers, of which `batch_size` may be the largest share. None: no
+            request.
+    """
+    is_share = total is not None and batch_size == -(-total // world_size)
+    return total if total is not None and is_share else batch_size * world_size
+
+
 def samples_of_rank(samples: int, rank: int, world_size: int) -> int:
     """Return the number of samples that worker `rank` gets from a global batch of `samples`."""
     return max(0, -(-(samples - rank) // world_size))
@@ -193,6 +206,7 @@ class ShardedBatchSampler(Sampler[list[int]]):
         group: the workers.
         in_step: True if every worker takes part in every step, because a worker that skips a step would block
             the others. A worker without a sample then gets a copy of a different worker's sample.
+        total: see `global_batch_size`.
     """
 
     def __init__(
@@ -203,9 +217,10 @@ class ShardedBatchSampler(Sampler[list[int]]):
         drop_last: bool,
         group: ProcessGroup,
         in_step: bool,
+        total: int | None = None,
     ) -> None:
         self.sampler = sampler
-        self.global_batch_size = batch_size * group.world_size
+        self.global_batch_size = global_batch_size(batch_size, group.world_size, total)
         self.drop_last = drop_last
         self._group = group
         self._in_step = in_step
@@ -292,7 +307,9 @@ def sampler_of(loader: DataLoader[Any]) -> Any:
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
-def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str) -> Iterable[Any]:
+def sharded_loader(
+    loader: Iterable[Any], group: ProcessGroup, *, in_step: bool, what: str, total: int | None = None
+) -> Iterable[Any]:
     """Return a loader of this worker's share of the samples; a split loader stays unchanged.
 
     Args:
@@ -300,6 +317,7 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
         group: the workers that share the samples.
         in_step: True if all workers take part in every step.
         what: name of the loader, for messages.
+        total: see `global_batch_size`.
 
     Raises:
         ConfigError: the loader's samples can't be shared among workers.
@@ -331,7 +349,12 @@ def sharded_loader(loader: Iterable[Any], group: ProcessGroup, *, in_step: bool,
             f"sampler, or split the data by self.world_rank and pass add_dist_sampler=False"
         )
     sharded = ShardedBatchSampler(
-        batches.sampler, batches.batch_size, drop_last=batches.drop_last, group=group, in_step=in_step
+        batches.sampler,
+        batches.batch_size,
+        drop_last=batches.drop_last,
+        group=group,
+        in_step=in_step,
+        total=total,
     )
     counts = group.gather_integers(sharded.samples())
     if len(set(counts)) > 1:

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as loader_process
 
 from trainkit.train.data.randomness import RandomSource, SharedIntegers, seed_of
-from trainkit.train.data.sharding import samples_of_rank, with_attributes
+from trainkit.train.data.sharding import global_batch_size, samples_of_rank, with_attributes
 
 _END: Any = object()
 
@@ -61,6 +61,7 @@ class Deal:
         drop_last: True leaves out an incomplete last global batch.
         in_step: True if every worker takes part in every step. A worker without a sample in the last global
             batch then gets a copy of that batch's first sample.
+        total: see `global_batch_size`.
     """
 
     rank: int
@@ -68,11 +69,12 @@ class Deal:
     batch_size: int
     drop_last: bool
     in_step: bool
+    total: int | None = None
 
     @property
     def global_batch_size(self) -> int:
         """Number of samples of a full global batch."""
-        return self.batch_size * self.world_size
+        return global_batch_size(self.batch_size, self.world_size, self.total)
 
     def shares(
         self, stream: Iterable[Any], *, skipped: int = 0, process: int = 0, processes: int = 1
@@ -99,7 +101,7 @@ class Deal:
         last = 0 if self.drop_last else samples_of_rank(rest, self.rank, self.world_size)
         if self.in_step and rest and not self.drop_last:
             last = max(last, 1)
-        return full * self.batch_size + last
+        return full * samples_of_rank(self.global_batch_size, self.rank, self.world_size) + last
 
     def _share(self, samples: Iterator[Any]) -> Share | None:
         own, head, size = [], None, 0
@@ -229,6 +231,7 @@ class SharedStreamLoader(DataLoader[Any]):
         world_size: number of workers.
         in_step: True if every worker takes part in every step.
         seed: seed of the random generators while the stream is read, equal on all workers.
+        total: see `global_batch_size`.
 
     Attributes:
         deal: rule for this worker's samples.
@@ -238,10 +241,17 @@ class SharedStreamLoader(DataLoader[Any]):
     __slots__ = ("_first", "_last", "_loader", "deal", "origin")  # Other attributes are the copy's.
 
     def __init__(
-        self, loader: DataLoader[Any], *, rank: int, world_size: int, in_step: bool, seed: int = 0
+        self,
+        loader: DataLoader[Any],
+        *,
+        rank: int,
+        world_size: int,
+        in_step: bool,
+        seed: int = 0,
+        total: int | None = None,
     ) -> None:
         single = loader.batch_size is None
-        deal = Deal(rank, world_size, loader.batch_size or 1, loader.drop_last, in_step)
+        deal = Deal(rank, world_size, loader.batch_size or 1, loader.drop_last, in_step, total)
         # Without a batch sampler, a loader takes one item of its data set as a batch.
         clone = with_attributes(
             loader,

@@ -91,6 +91,7 @@ class Place:
         step: settings for precision, accumulation, clipping and compilation.
         wrap: True if models are wrapped so that gradients are averaged (`wrap_ddp`).
         split: True if samples are shared among workers (`add_dist_sampler`).
+        batch_size: requested batch size over all workers; None if each worker has its own.
     """
 
     devices: tuple[torch.device, ...]
@@ -98,6 +99,7 @@ class Place:
     step: StepSettings = field(default_factory=StepSettings)
     wrap: bool = True
     split: bool = True
+    batch_size: int | None = None
 
 
 class StrategySpec(ABC):
@@ -241,6 +243,7 @@ class Strategy:
             every=self._step.grad_accumulation_steps,
             uneven=uneven,
             sharded=sharded,
+            total=self._place.batch_size,
         )
 
     def forward_backward(

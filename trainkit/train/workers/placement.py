@@ -24,14 +24,14 @@ def allowed_sizes(
         min_workers: smallest number of workers; None means `num_workers`.
         model_ways: number of workers that hold one copy of the model together; all results are multiples of
             this number.
-        batch_size: global batch size, divided evenly among the copies of the model; None if each worker has
-            its own batch size.
+        batch_size: global batch size, of which each copy of the model gets at least one sample; None if each
+            worker has its own batch size.
     """
     fewest = num_workers if min_workers is None else min_workers
     return tuple(
         size
         for size in range(num_workers, fewest - 1, -1)
-        if size % model_ways == 0 and (batch_size is None or batch_size % (size // model_ways) == 0)
+        if size % model_ways == 0 and (batch_size is None or batch_size >= size // model_ways)
     )
 
 

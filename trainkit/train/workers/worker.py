@@ -35,7 +35,7 @@ from trainkit.train.distributed.failure_cause import LostOthersError, lost_peer
 from trainkit.train.distributed.process_group import join_workers
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
-from trainkit.train.keys import EPOCH, NUM_STEPS, PROFILE, USE_FP16
+from trainkit.train.keys import BATCH_SIZE, EPOCH, NUM_STEPS, PROFILE, USE_FP16
 from trainkit.train.lightning.fit import Predicted
 from trainkit.train.operator import TrainingOperator, operator_of
 from trainkit.train.options import TrainerOptions
@@ -97,6 +97,7 @@ class Worker(GroupMember):
             step=options.step,
             wrap=options.wrap_ddp,
             split=options.add_dist_sampler,
+            batch_size=options.config.get(BATCH_SIZE),
         )
         self._strategy = options.spec.build(place)
         self._spreads = options.spec.spreads
@@ -499,5 +500,4 @@ class Worker(GroupMember):
                 feed.load_state(own["data"][name])
             elif workers and "position" in (first := workers[0]["data"].get(name, {})):
                 # A worker without a predecessor shares the samples from the same position.
-                seed = {"seed": first["seed"]} if "seed" in first else {}
-                feed.load_state({"position": {**first["position"], "generators": {}}, **seed})
+                feed.load_state({"position": {**first["position"], "generators": {}}})
