@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 from itertools import chain
@@ -355,6 +356,25 @@ def loop(config: dict[str, Any]) -> None:
         assert found == [[number + 1000 * epoch for number in batch] for batch in config["expected"][rank]]
     whole = DataLoader(Numbers(3), 3)
     assert [batch.tolist() for batch in prepare_data_loader(whole, add_dist_sampler=False)] == [[0, 1, 2]]
+    warnings: list[Any] = []
+    logging.getLogger("trainkit.train.torch.prepare").addFilter(
+        lambda record: warnings.append(record) or True
+    )
+    list(prepare_data_loader(DataLoader(Divided(rank), 2)))
+    told: list[Any] = [None, None]
+    torch.distributed.all_gather_object(told, [record.getMessage() for record in warnings])
+    assert "begins with different samples on workers 0 and 1" in str(told)
+
+
+class Divided(Numbers):
+    """Stream of one rank's own numbers."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(9)
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 20, 2))
 
 
 @pytest.mark.usefixtures("runtime")

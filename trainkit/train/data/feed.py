@@ -624,8 +624,14 @@ def _share_of(
             return loader
         # Workers may have different seeds, but must read the same stream.
         seed = group.broadcast_integers([torch.initial_seed() % 2**62])[0]
-        place = {"rank": group.rank, "world_size": group.world_size}
-        return SharedStreamLoader(loader, **place, in_step=in_step, seed=seed, total=total)
+        return SharedStreamLoader(
+            loader,
+            rank=group.rank,
+            world_size=group.world_size,
+            in_step=in_step,
+            seed=seed,
+            total=total,
+        )
     if group.members == 1:
         return loader
     return sharded_loader(loader, group, in_step=in_step, what=what, total=total)

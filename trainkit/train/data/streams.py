@@ -232,13 +232,21 @@ class SharedStreamLoader(DataLoader[Any]):
         in_step: True if every worker takes part in every step.
         seed: seed of the random generators while the stream is read, equal on all workers.
         total: see `global_batch_size`.
+        compare: function that receives `origin` at the first batch of each pass; None compares nothing.
 
     Attributes:
         deal: rule for this worker's samples.
         origin: checksum of the first sample of the last started pass; -1 before the first batch.
     """
 
-    __slots__ = ("_first", "_last", "_loader", "deal", "origin")  # Other attributes are the copy's.
+    __slots__ = (
+        "_compare",
+        "_first",
+        "_last",
+        "_loader",
+        "deal",
+        "origin",
+    )  # Other attributes are the copy's.
 
     def __init__(
         self,
@@ -249,6 +257,7 @@ class SharedStreamLoader(DataLoader[Any]):
         in_step: bool,
         seed: int = 0,
         total: int | None = None,
+        compare: Callable[[int], None] | None = None,
     ) -> None:
         single = loader.batch_size is None
         deal = Deal(rank, world_size, loader.batch_size or 1, loader.drop_last, in_step, total)
@@ -265,6 +274,7 @@ class SharedStreamLoader(DataLoader[Any]):
         self.origin = -1
         self._first = 0
         self._last = _NONE
+        self._compare = compare
 
     def __getattr__(self, name: str) -> Any:
         if name in SharedStreamLoader.__slots__:  # Not set yet, for example during unpickling.
@@ -297,6 +307,8 @@ class SharedStreamLoader(DataLoader[Any]):
         self.origin, self._last = -1, _NONE
         for index, share in enumerate(shares):
             self.origin = share.origin
+            if index == 0 and self._compare is not None:
+                self._compare(share.origin)
             if share.size < self.deal.global_batch_size:
                 self._last = index, share.size
             yield share.data

@@ -6,10 +6,12 @@ All functions also work outside of a trainer, where a plain script is a single w
 from __future__ import annotations
 
 import functools
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,8 @@ from trainkit.train.data.randomness import seeded_samples
 from trainkit.train.data.sharding import with_batches
 from trainkit.train.data.streams import SharedStreamLoader
 from trainkit.train.torch.context import TrainContext, metered, train_context
+
+log = logging.getLogger(__name__)
 
 
 def get_devices() -> list[torch.device]:
@@ -259,14 +263,53 @@ def _share_of(loader: DataLoader[Any]) -> DataLoader[Any]:
         alone = _world_size() == 1 and loader.num_workers == 0
         if alone or isinstance(loader, SharedStreamLoader):
             return loader
-        rank = dist.get_rank() if _world_size() > 1 else 0
+        rank, compare = (dist.get_rank(), _Origins(type(loader.dataset))) if _world_size() > 1 else (0, None)
         # The seed of the loader's own generator may differ by rank, as seeds of processes do.
-        return SharedStreamLoader(loader, rank=rank, world_size=_world_size(), in_step=True)
+        return SharedStreamLoader(loader, rank=rank, world_size=_world_size(), in_step=True, compare=compare)
     batches = loader.batch_sampler
     samplers = (loader.sampler, batches, getattr(batches, "sampler", None))
     if _world_size() == 1 or any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         return loader
     return _shared(loader)
+
+
+class _Origins:
+    """Comparison of the first samples that the workers read from a stream, which must be equal.
+
+    The workers exchange checksums by torch's store, without waiting, because perhaps not all of them read the
+    stream. A difference is only a warning, because the workers may prepare different streams of one class.
+
+    Args:
+        kind: class of the stream.
+    """
+
+    _numbers: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._name = kind.__qualname__
+        self._key = f"trainkit/stream/{self._name}/{self._numbers[self._name]}"
+        self._numbers[self._name] += 1
+        self._compared = False
+
+    def __call__(self, origin: int) -> None:
+        if self._compared:
+            return
+        self._compared = True
+        store = dist.distributed_c10d._get_default_store()
+        own = dist.get_rank()
+        store.set(f"{self._key}/{own}", str(origin))
+        for rank in range(_world_size()):
+            key = f"{self._key}/{rank}"
+            if rank != own and store.check([key]) and int(store.get(key)) != origin:
+                log.warning(
+                    "the stream %s begins with different samples on workers %d and %d, but each worker must "
+                    "read the whole stream and keeps its own share. If the stream divides itself among the "
+                    "workers, pass prepare_data_loader(add_dist_sampler=False); if it is shuffled, give its "
+                    "generator the same seed on all workers",
+                    self._name,
+                    *sorted((own, rank)),
+                )
+                return
 
 
 def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
