@@ -97,7 +97,8 @@ def tuner(job: Job, name: str) -> None:
             ),
         )
     results = made.fit()
-    if results.num_unfinished or results.num_errors:
+    # An interrupt between two trials leaves none unfinished.
+    if len(results) < settings(name)["num_samples"] or results.num_unfinished or results.num_errors:
         return
     job.finish(
         {
