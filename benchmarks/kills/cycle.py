@@ -104,6 +104,7 @@ class Stage:
         self._mark = uuid.uuid4().hex
         self._scratch = folder / "t"
         self._pids: set[int] = set()
+        self._segments = processes.segments()
         self._driver: subprocess.Popen[bytes] | None = None
         self._begun = 0
         if folder.exists():
@@ -187,7 +188,7 @@ class Stage:
         spared = (processes.WORKER_PREFIX, "trainkit-") if stays else ()
 
         def left() -> list[str]:
-            found = processes.leftovers(self._scratch, self._mark, self._pids, spared)
+            found = processes.leftovers(self._scratch, self._mark, self._pids, spared, self._segments)
             return found if strict else [each for each in found if each.startswith("process ")]
 
         overload = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))

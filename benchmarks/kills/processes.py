@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +82,14 @@ def send(target: str, pids: Sequence[int], number: signal.Signals) -> bool:
     return reached
 
 
-def leftovers(folder: Path, mark: str, pids: Iterable[int], spared: Iterable[str]) -> list[str]:
+def segments() -> set[str]:
+    """Return the names of all segments of shared memory."""
+    return set(os.listdir("/dev/shm"))
+
+
+def leftovers(
+    folder: Path, mark: str, pids: Iterable[int], spared: Iterable[str], before: Set[str] = frozenset()
+) -> list[str]:
     """Return what a program has left behind.
 
     Args:
@@ -90,6 +97,7 @@ def leftovers(folder: Path, mark: str, pids: Iterable[int], spared: Iterable[str
         mark: mark of the program.
         pids: all pids that the program had.
         spared: prefixes of names of processes and files that may stay.
+        before: segments that are older than the program.
     """
     may_stay = tuple(spared)
     found = [f"process {each.name}" for each in marked(mark).values() if not each.name.startswith(may_stay)]
@@ -97,8 +105,8 @@ def leftovers(folder: Path, mark: str, pids: Iterable[int], spared: Iterable[str
     found += [f"file {name}" for name in files if not name.startswith(may_stay)]
     own = {str(pid) for pid in pids}
     # Segments, such as torch_1234_567, have the pid of their maker between separators.
-    segments = os.listdir("/dev/shm")
-    found += [f"segment {name}" for name in segments if own & set(re.split(r"[^0-9a-zA-Z]", name))]
+    new = segments() - before
+    found += [f"segment {name}" for name in new if own & set(re.split(r"[^0-9a-zA-Z]", name))]
     if not may_stay:
         sockets = Path("/proc/net/unix").read_text().splitlines()
         found += [f"socket {line.split()[-1]}" for line in sockets if str(folder) in line]
