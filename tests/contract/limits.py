@@ -149,6 +149,7 @@ SMALL_FILES: dict[str, str] = {
 
 SEVERAL_PARTS: dict[str, str] = {
     "trainkit/train/checkpoint/shards.py": "one format of files, which one half writes and the other reads",
+    "trainkit/train/workers/pausing.py": "both sides of a pause: when it comes, and what it suspends",
     "trainkit/errors.py": "all exceptions that users catch, in one list",
     "trainkit/sklearn/search.py": "the two public searches, in one module as in scikit-learn",
     "trainkit/tune/config.py": "the two settings classes of a Tuner, which users import together",

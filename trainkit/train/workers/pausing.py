@@ -153,7 +153,8 @@ class PausableCall(Generic[R]):
 
     def pause(self) -> None:
         """Suspend the function, which calls this method, until `advance` is called."""
-        self._greenlet.parent.switch(_PAUSED)
+        outside = self._greenlet.parent
+        outside.switch(_PAUSED)
 
     def abandon(self) -> None:
         """End a suspended function, so that its `finally` blocks run."""
