@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -51,7 +51,7 @@ DATA = TensorDataset(torch.arange(8.0))
 @pytest.fixture
 def two_workers() -> Iterator[None]:
     """The first of two ranks, by the process group of torch in which the others are left out."""
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    dist.init_process_group("fake", rank=0, world_size=2, store=dist.HashStore())
     yield
     dist.destroy_process_group()
 
