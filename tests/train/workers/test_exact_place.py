@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -110,16 +111,18 @@ PROGRAM = """
 
     class Slow(Noted):
         def train_batch(self, batch, batch_info):
-            time.sleep(self.config["sleep_s"])
-            Path("runs").touch()
+            if batch_info["batch_idx"] == 2:
+                Path("runs").touch()
+            while batch_info["batch_idx"] == 4 and not Path("signalled").exists():
+                time.sleep(0.01)
             return super().train_batch(batch, batch_info)
 
-    workers, load, sleep_s = int(sys.argv[1]), sys.argv[2] == "load", float(sys.argv[3])
+    workers, load = int(sys.argv[1]), sys.argv[2] == "load"
     torch.manual_seed(3)
     trainer = TorchTrainer(
         training_operator_cls=Slow, num_workers=workers, num_cpus_per_worker=0.2, use_gpu=False,
         scheduler_step_freq="batch",
-        config={"*batch_size": 6, "folder": ".", "sleep_s": sleep_s},
+        config={"*batch_size": 6, "folder": "."},
     )
     if load:
         trainer.load("saved")
@@ -136,14 +139,16 @@ def test_sigterm_saves_the_step_and_any_number_of_workers_continues(
     programs: Programs, tmp_path: Path
 ) -> None:
     expected = train(tmp_path / "whole", 1)[2]
-    first = programs.begin(PROGRAM, "2", "new", "0.15")
+    first = programs.begin(PROGRAM, "2", "new")
     assert eventually((programs.folder / "runs").exists, 300)
     first.send_signal(signal.SIGTERM)
+    time.sleep(1)  # the program has received the signal, and waits for the step
+    (programs.folder / "signalled").touch()
     _, err = first.communicate(timeout=300)
     assert first.returncode == 143, err
     begun = noted(programs.folder)
     assert 0 < len(begun) < 9
-    second = programs.begin(PROGRAM, "3", "load", "0")
+    second = programs.begin(PROGRAM, "3", "load")
     out, err = second.communicate(timeout=300)
     assert out == f"{SAMPLES} 9 1\n", err
     samples = noted(programs.folder)

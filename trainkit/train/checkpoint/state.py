@@ -157,6 +157,29 @@ def own_of(workers: Sequence[Mapping[str, Any]], *, rank: int, data_rank: int) -
     return next((own for own in workers if own.get("data_rank") == data_rank), None)
 
 
+def dealt_progress(
+    workers: Sequence[Mapping[str, Any]], data_rank: int, data_ways: int
+) -> list[Mapping[str, Any]]:
+    """Return the metrics of an interrupted epoch that a worker takes over; [] between two epochs.
+
+    Args:
+        workers: saved states of the earlier workers, by rank.
+        data_rank: index of the worker's model copy; workers of one copy take over the same metrics.
+        data_ways: number of model copies.
+    """
+    # Of the workers that held a copy together, the one that reports has metrics.
+    found: dict[int, Mapping[str, Any]] = {}
+    for rank, own in enumerate(workers):
+        if (held := own.get("progress")) is not None:
+            copy = own.get("data_rank", rank)
+            found[copy] = max(found.get(copy, held), held, key=lambda each: len(each["series"]))
+    dealt = [found[copy] for copy in sorted(found)]
+    if not dealt:
+        return []
+    steps = max(held["steps"] for held in dealt)
+    return [*dealt[data_rank::data_ways], {"steps": steps, "samples": 0, "series": {}}]
+
+
 def check_state(state: Any, registered: Mapping[str, int], what: str) -> None:
     """Raise CheckpointError unless `state` belongs to a trainer with equally many registered objects.
 

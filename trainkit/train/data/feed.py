@@ -25,7 +25,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from trainkit.errors import ConfigError
+from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.checkpoint.state import generator_states
 from trainkit.train.data.position import Position, advanced, generators_at, unit_of
 from trainkit.train.data.sharding import (
@@ -242,6 +242,8 @@ class Feed:
         """Loaded position at which the next pass continues."""
         self._pass: tuple[dict[str, Any], Position] | None = None
         """State of the loader before the current pass, and the position where this process began the pass."""
+        self._base = 0
+        """First batch of the epoch that this process trains, with which an optimizer step begins."""
         self._rest: tuple[int, BatchSizes] | None = None
         """First batch and batch sizes of a pass that does not continue with the batches it began with."""
 
@@ -256,6 +258,19 @@ class Feed:
         split = self._sharded() is None and not isinstance(self.loader, SharedStreamLoader)
         return self.uneven == "join" and self._group.members > 1 and split
 
+    def is_exact(self, done: int) -> bool:
+        """Return True if the position after `done` batches is known exactly.
+
+        It is not while the next pass has begun already, while a loader with a state of its own has given a
+        batch ahead, and where some workers repeat batches.
+        """
+        if self._pass is None or self._pass[1].taken > done or self.may_repeat:
+            return False
+        return self.taken == done or not self._keeps_position()
+
+    def _keeps_position(self) -> bool:
+        return callable(getattr(self.loader, "state_dict", None))
+
     def state(self) -> dict[str, Any]:
         """Return the state that determines the next batches: the order of the samples, and the position.
 
@@ -266,13 +281,17 @@ class Feed:
             return held if self._next is None else {**held, "position": vars(self._next)}
         before, start = self._pass
         at = start.after(self.done)
-        if callable(getattr(self.loader, "state_dict", None)):  # it includes the position within the pass
+        if self._keeps_position():  # the loader's own state includes the position within the pass
             at = replace(at, generators={}, kept=True)
             before = loader_state(self.loader, self._sampler())
         return {**before, "position": vars(at)}
 
     def load_state(self, held: Mapping[str, Any]) -> None:
         """Load a result of `state`."""
+        position, shape = held.get("position", {}), self._shape()
+        if position.get("kept") and (position["unit"], position["world_size"]) != shape:
+            # The loader's own state counts the batches of the earlier workers, so the pass starts again.
+            held = {name: each for name, each in held.items() if name not in ("loader", "batch_sampler")}
         load_loader_state(self.loader, self._sampler(), held)
         self._resumed = bool(held.get("started"))
         self._next = Position(**held["position"]) if "position" in held else None
@@ -286,6 +305,10 @@ class Feed:
     def end_epoch(self) -> None:
         """Forget the position, because the next batches belong to a new epoch."""
         self._pass = None
+
+    def start_again(self) -> None:
+        """Forget a loaded position."""
+        self._next = None
 
     def steps(self) -> int | None:
         """Return the number of batches of one pass; None if unknown in advance."""
@@ -313,7 +336,7 @@ class Feed:
         self._asked, self._last, self._weights, self._shares = num_steps, None, None, []
         self._pass = self._rest = None
         self._incomplete = {}
-        begun = self.begun
+        begun = self._base = self.begun
         self.taken, self._fetched, self._labelled, self.current = begun, begun, begun, FULL_WEIGHT
         left = None if num_steps is None else num_steps - begun
         take = _Passes(self._start_pass, left, repeat=self._training, begun=begun > 0).take
@@ -332,13 +355,13 @@ class Feed:
         looks_ahead = self._every > 1 and self._sizes() is None
         following = take()
         while following is not _END:
-            data = following
+            data, index = following, self.taken
+            self.taken += 1
             if looks_ahead:
                 following = take()
                 if following is _END:
-                    self._last = self.taken
-            self.current = self._weight_of(self.taken)
-            self.taken += 1
+                    self._last = index
+            self.current = self._weight_of(index)
             yield Batch(data, self.current)
             if not looks_ahead:
                 following = take()
@@ -381,7 +404,7 @@ class Feed:
         first, sizes = (0, self._sizes()) if self._rest is None else self._rest
         total = 0 if sizes is None else sizes.steps if self._asked is None else self._asked - first
         if sizes is None or total == 0:
-            ones = [1] * (step % self._every + 1)
+            ones = [1] * ((step - self._base) % self._every + 1)
             return provisional_weight(ones, 1, every=self._every, last=step == self._last)
         rank, world_size = self._group.rank, self._group.world_size
         weights = BatchWeights(sizes, total, every=self._every, rank=rank, world_size=world_size)
@@ -389,13 +412,16 @@ class Feed:
         return self._weights(step)
 
     def _stream_weight_of(self, step: int, full: int) -> BatchWeight:
-        first = step - step % self._every
+        first = step - (step - self._base) % self._every
         sizes = [self._incomplete.get(index, full) for index in range(first, step + 1)]
         last, place = step == self._last, {"rank": self._group.rank, "world_size": self._group.world_size}
         return provisional_weight(sizes, full, every=self._every, last=last, **place)
 
     def _start_pass(self) -> Callable[[], Any]:
         """Start a pass over the loader; return a function for its next batch, or `_END` after the last."""
+        if self._next is not None:
+            what = _name(self._training) if self._group.rank == 0 else ""
+            self._next = self._next.on(*self._shape(), plain=self._plain(), what=what)
         if isinstance(self.loader, SharedStreamLoader):
             return partial(next, self._stream_pass(self.loader), _END)
         if not self._in_step or self._sharded() is not None or self._group.members == 1:
@@ -414,20 +440,24 @@ class Feed:
     def _iterator(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False
         position, self._next = self._next, None
-        world_size = self._group.world_size
-        unit = unit_of(self.loader, world_size)
         before = loader_state(self.loader, self._sampler()) if self._training else {}
         if position is None:
             if self._training:
-                self._pass = before, Position(self.taken, 0, unit, world_size, generator_states())
+                start = Position(self.taken, 0, *self._shape(), generator_states(), plain=self._plain())
+                self._pass = before, start
             if self._rest is not None:
                 self._begin_rest(self.taken, 0)
             return started_iterator(gathering(self.loader), resumed=resumed)
-        position = position.on(unit, world_size, _name(self._training))
+        if _keeps_processes(self.loader):
+            # This pass starts processes of a copy of the loader. The next pass starts the loader's own, which
+            # draw no seed in an uninterrupted run.
+            before["started"], self._resumed = resumed or before["started"], True
         self._pass = before, position
-        sizes = self._sizes()
-        if sizes is not None and sizes.steps and position.taken % sizes.steps * unit != position.consumed:
-            self._begin_rest(position.taken, position.consumed)
+        sizes, unit = self._sizes(), position.unit
+        if sizes is not None and sizes.steps:
+            aligned = position.taken % sizes.steps * unit == position.consumed
+            if not aligned or position.taken % self._every:
+                self._begin_rest(position.taken, position.consumed)
         with generators_at(position.generators):
             loader, rest = advanced(self.loader, position)
             iterator = started_iterator(gathering(loader), resumed=resumed)
@@ -435,11 +465,32 @@ class Feed:
             rest.draw()
         return iterator
 
+    def _shape(self) -> tuple[int, int]:
+        """Return the number of samples of a batch, and the number of workers that share them."""
+        world_size = self._group.world_size
+        return unit_of(self.loader, world_size), world_size
+
+    def _plain(self) -> bool:
+        """Return True if this worker reads a stream alone, with the generators of its process."""
+        stream = isinstance(getattr(self.loader, "dataset", None), IterableDataset)
+        return stream and not isinstance(self.loader, SharedStreamLoader)
+
     def _begin_rest(self, first: int, consumed: int) -> None:
-        """Count the batches of this pass from batch `first`, which follows `consumed` samples."""
-        if (sizes := self._sizes()) is not None:
-            self._rest = first, replace(sizes, samples=sizes.samples - consumed)
-            self._weights = None
+        """Count the batches of this pass from batch `first`, which follows `consumed` samples.
+
+        Raises:
+            CheckpointError: batches of two passes would have to form one optimizer step.
+        """
+        if (sizes := self._sizes()) is None:
+            return
+        sizes = replace(sizes, samples=sizes.samples - consumed)
+        if self._every > 1 and self._asked is not None and self._asked - first > sizes.steps:
+            raise CheckpointError(
+                f"num_steps={self._asked} needs several passes over the train_loader, which can't continue "
+                "in the middle with grad_accumulation_steps and a different global batch size: use the "
+                "global batch size of the checkpoint"
+            )
+        self._rest, self._weights = (first, sizes), None
 
     def _stream_pass(self, loader: SharedStreamLoader) -> Iterator[Any]:
         """Yield the batches of a pass over a shared stream, and keep the sizes of incomplete global batches.
@@ -557,6 +608,9 @@ class _Passes:
     def take(self) -> Any:
         """Return the next batch; `_END` after the last batch."""
         if self._left <= 0:
+            if self._begun:  # all steps were made before, but the next pass must be a later one
+                self._begun = False
+                self._start()
             return _END
         batch = _END if self._next is None else self._next()
         if batch is _END and (self._next is None or self._repeat):

@@ -41,6 +41,7 @@ class Position:
         world_size: number of workers that shared the samples.
         generators: result of `generator_states` before the pass.
         kept: True if the loader's own state includes the position, so that nothing must be skipped.
+        plain: True if the data is a stream that one worker reads alone, with the generators of its process.
     """
 
     taken: int = 0
@@ -49,28 +50,44 @@ class Position:
     world_size: int = 1
     generators: Mapping[str, Any] = field(default_factory=dict)
     kept: bool = False
+    plain: bool = False
 
     def after(self, batches: int) -> Position:
         """Return the position at which `batches` batches of the epoch have been taken."""
         more = (batches - self.taken) * (self.unit or 1)
         return replace(self, taken=batches, consumed=self.consumed + more)
 
-    def on(self, unit: int, world_size: int, what: str) -> Position:
+    def on(self, unit: int, world_size: int, *, plain: bool, what: str) -> Position:
         """Return this position for a loader with a different batch size or number of workers.
 
-        If the program itself splits the data, a position on a different number of workers does not exist. The
-        pass then starts again, with a warning that names the loader, `what`.
+        If the program itself splits the data, or the loader keeps its position, the position on a different
+        number of workers is unknown. The pass then starts again, with a warning.
+
+        Args:
+            unit: see the attributes.
+            world_size: see the attributes.
+            plain: see the attributes.
+            what: name of the loader, for warnings; "" logs no warning.
         """
-        if BATCHES in (unit, self.unit) and world_size != self.world_size:
+        moved = (unit, world_size) != (self.unit, self.world_size)
+        if (self.kept and moved) or (BATCHES in (unit, self.unit) and world_size != self.world_size):
+            if what:
+                log.warning(
+                    "the position in the %s is only known for %d workers, but %d train now: the pass starts "
+                    "again from its first batch, so samples are trained twice",
+                    what,
+                    self.world_size,
+                    world_size,
+                )
+            return Position(taken=self.taken, unit=unit, world_size=world_size, plain=plain)
+        if plain != self.plain and what:
             log.warning(
-                "the %s was split by the program for %d workers, so its position is unknown on %d workers: "
-                "the pass starts again from its first batch",
+                "the stream of the %s continues after %d samples with a different number of workers: if it "
+                "draws random numbers, its order is different, and samples may be trained twice",
                 what,
-                self.world_size,
-                world_size,
+                self.consumed,
             )
-            return Position(taken=self.taken, unit=unit, world_size=world_size)
-        return replace(self, unit=unit, world_size=world_size)
+        return replace(self, unit=unit, world_size=world_size, plain=plain)
 
 
 def unit_of(loader: Any, world_size: int) -> int:

@@ -126,7 +126,7 @@ class Meters:
             }
             for name, each in self._series.items()
         }
-        return {"steps": self._steps, "samples": self._samples, "series": series}
+        return {"steps": self._steps, "samples": float(self._samples), "series": series}
 
     @classmethod
     def of(cls, states: Sequence[Mapping[str, Any]]) -> Meters:

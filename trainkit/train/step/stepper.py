@@ -115,7 +115,6 @@ class Stepper:
     Attributes:
         average: moving averages of the models' weights; None if `ema_decay` is not set or no models are
             registered.
-        moved: True once an optimizer has made a step; the reader sets it back to False.
         joins: True if some batches may be repeats with weight 0, so that a step must apply the weight.
     """
 
@@ -148,7 +147,8 @@ class Stepper:
         self._kept: _Kept | None = None
         self.average: WeightAverage | None = None
         self._hooked: list[torch.optim.Optimizer] = []
-        self.joins = self.moved = False
+        self.joins = False
+        self._moved: set[int] = set()
 
     def placed(self) -> None:
         """Note steps, and average weights if `ema_decay` is set; called after models are registered."""
@@ -305,8 +305,18 @@ class Stepper:
     def _on_step(self, *_: Any) -> None:
         self._stepped = True
 
-    def _on_any_step(self, *_: Any) -> None:
-        self.moved = True
+    def _on_any_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._moved.add(id(optimizer))
+
+    def is_complete(self) -> bool:
+        """Return True if each optimizer has made a step since the last complete step.
+
+        Otherwise a user's own step may still add up gradients, which are not in the state.
+        """
+        complete = len(self._moved) == len({id(each) for each in self._registered.optimizers}) > 0
+        if complete:
+            self._moved.clear()
+        return complete
 
     def _finish_gradients(self, optimizers: list[torch.optim.Optimizer], weight: BatchWeight) -> None:
         """Multiply the gradients by the correction of their weight, and clip them."""

@@ -106,6 +106,7 @@ class ElasticWorkerGroup:
         self._seed = int(torch.randint(2**62, ())) if remote_ranks(options) else None
         self._snapshot: Snapshot | None = Snapshot()
         self._interval_s = LEAST_S
+        self._taken = 0
         self._session = SessionWatch() if remote_ranks(options) else None
         try:
             self._through_losses(self._begin, "start")
@@ -185,25 +186,33 @@ class ElasticWorkerGroup:
     def _train(self, call: Call, *, keeps: bool) -> list[Any]:
         """Run a training epoch; with `keeps`, take snapshots in its pauses and at its end."""
         call = replace(call, args=(*call.args, self._pause_plan(keeps=keeps)), pausable=True)
+        at_rest = False
         try:
             results = self._call(call)
             while any(isinstance(result, Paused) for result in results):
-                began = SYSTEM.monotonic()
-                self._take_snapshot()
+                at_rest, began = True, SYSTEM.monotonic()
+                self._take_snapshot(in_pause=True)
                 self._interval_s = interval_s(SYSTEM.monotonic() - began)
-                results = self._call(
-                    replace(call, method="go_on", args=(self._pause_plan(keeps=keeps),), name=call.name)
-                )
+                at_rest, plan = False, self._pause_plan(keeps=keeps)
+                results = self._call(replace(call, method="go_on", args=(plan,), name=call.name))
         except SystemExit:
-            if self._group.paused:
-                self._take_snapshot()
-                self._interrupt(call.name)
+            if at_rest or self._group.paused:
+                self._end_paused(call.name)
             raise
         if keeps:
             self._take_snapshot()
         else:
             self._note(call)
         return results
+
+    def _end_paused(self, what: str) -> None:
+        """Keep the state of workers that have paused at SIGTERM, and end them."""
+        try:
+            self._take_snapshot(in_pause=True)
+        except Exception as error:  # The program ends by the signal, whatever happens to a worker.
+            log.warning("the state after the last step is lost, an earlier snapshot is kept: %s", error)
+        finally:
+            self._interrupt(what)
 
     def _pause_plan(self, *, keeps: bool) -> PausePlan:
         return PausePlan(after_s=self._interval_s if keeps else None)
@@ -332,7 +341,7 @@ class ElasticWorkerGroup:
 
     def _retrying(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         failures: list[GangError] = []
-        known = self._snapshot
+        known = self._taken
         while True:
             try:
                 self._group.asked = what
@@ -342,8 +351,8 @@ class ElasticWorkerGroup:
             except GangError as error:
                 if not self._group.lost:
                     raise
-                if self._snapshot is not known:  # the call has made progress since the last failure
-                    known = self._snapshot
+                if self._taken != known:  # the call has made progress since the last failure
+                    known = self._taken
                     failures.clear()
                 failures.append(error)
             except BaseException as error:
@@ -444,9 +453,11 @@ class ElasticWorkerGroup:
         """Return True if no snapshots are taken, because the only worker is in this process."""
         return not remote_ranks(self._options)
 
-    def _take_snapshot(self) -> None:
-        with self._as_far_as_there_is_room():
+    def _take_snapshot(self, *, in_pause: bool = False) -> None:
+        """Take a snapshot; without room, drop the last one, which is out of date except in a pause."""
+        with self._as_far_as_there_is_room(keep=in_pause):
             self._snapshot = self._new_snapshot()
+            self._taken += 1
 
     def _new_snapshot(self) -> Snapshot:
         # With several machines, a value in the object store is lost with the worker that stored it. Without
@@ -469,12 +480,13 @@ class ElasticWorkerGroup:
         return held.stored
 
     @contextmanager
-    def _as_far_as_there_is_room(self) -> Iterator[None]:
-        """Drop the snapshot, with a warning, if the state does not fit into the object store."""
+    def _as_far_as_there_is_room(self, *, keep: bool = False) -> Iterator[None]:
+        """Warn if the state does not fit into the object store; drop the last snapshot unless `keep`."""
         try:
             yield
         except ObjectStoreFullError as error:
-            self._snapshot = None
+            if not keep:
+                self._snapshot = None
             log.warning(
                 "no snapshot could be taken, so the run ends if a worker dies before the next snapshot: "
                 "raise object_store_memory in trainkit.init(), or pass max_retries=0 (%s)",

@@ -96,6 +96,15 @@ class PausePage:
     def step(self, value: int) -> None:
         self._cells[1] = value
 
+    @property
+    def ready(self) -> bool:
+        """True while the workers run steps after which they can pause."""
+        return bool(self._cells[2])
+
+    @ready.setter
+    def ready(self, value: bool) -> None:
+        self._cells[2] = int(value)
+
 
 class PauseRule:
     """Decision of one worker whether it pauses after a step.
@@ -117,9 +126,14 @@ class PauseRule:
         """Start or continue an epoch with `plan`."""
         self._due_at = float("inf") if plan.after_s is None else SYSTEM.monotonic() + plan.after_s
 
+    def end(self) -> None:
+        """End an epoch."""
+        self._page.ready = False
+
     def after_step(self) -> bool:
         """Count a step, and return True if the worker pauses now; called equally often on all workers."""
         self._steps += 1
+        self._page.ready = True
         if self._page.step >= self._steps or self._rank > 0:
             return self._page.step == self._steps
         if self._page.asked or SYSTEM.monotonic() >= self._due_at:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -21,6 +22,7 @@ from trainkit.train.checkpoint.state import (
     SmallState,
     WorkerState,
     check_state,
+    dealt_progress,
     generator_states,
     joined_state,
     load_generator_states,
@@ -49,6 +51,8 @@ from trainkit.train.workers.member import GroupMember, WorkerSpec
 from trainkit.train.workers.pausing import PausableCall, Paused, PausePage, PausePlan, PauseRule
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Worker(GroupMember):
@@ -132,8 +136,10 @@ class Worker(GroupMember):
             # worker keeps the seed, so that it has the same random numbers as training without trainkit.
             # Workers that hold one model together need equal seeds.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
-        if spec.page is not None and (options.num_workers == 1 or options.wrap_ddp):
-            # Workers that do not average gradients train at different speeds, so they can't pause together.
+        alone = options.num_workers == 1
+        if spec.page is not None and (alone or (options.wrap_ddp and devices[0].type == "cpu")):
+            # Workers that do not average gradients, or whose GPUs run behind, reach a step at different
+            # times, so they can't pause together.
             self._rule = PauseRule(PausePage(spec.page), spec.rank, options.num_workers)
         self._started = True
         return self.data()
@@ -177,15 +183,16 @@ class Worker(GroupMember):
         if result is None:
             return Paused(self._operator.global_step)
         self._running = None
+        self._rule.end()
         return result
 
     def _pause(self, done: int) -> None:
         """Pause the epoch if a pause is due after `done` batches."""
-        stepper, feed = self._operator._stepper, self._operator._train_feed
-        if self._running is None or self._rule is None or feed is None or not stepper.moved:
+        feed = self._operator._train_feed
+        if self._running is None or self._rule is None or feed is None:
             return
-        stepper.moved = False
-        if self._rule.after_step():
+        # Each worker counts the same steps: those after which the state and the position are complete.
+        if self._operator._stepper.is_complete() and feed.is_exact(done) and self._rule.after_step():
             feed.done = done
             self._running.pause()
 
@@ -413,6 +420,13 @@ class Worker(GroupMember):
         """Let the operator train on `dataset` inside the block."""
         operator = self._operator
         registered = operator._train_feed
+        if self._earlier or (registered is not None and registered.begun):
+            log.warning(
+                "train(dataset=...) begins a new epoch: the rest of the interrupted epoch is left out"
+            )
+            self._earlier = []
+            if registered is not None:
+                registered.start_again()
         loader = dataset(operator.config) if callable(dataset) else dataset
         more: dict[str, Any] = {}
         if registered is not None:
@@ -487,11 +501,7 @@ class Worker(GroupMember):
         """Load the own state of the earlier worker that this worker continues, if such a worker existed."""
         if len(workers) == self._strategy.group.world_size:
             self._strategy.take_order(workers[self._rank].get("order", []))
-        self._earlier = [
-            own["progress"]
-            for own in workers[self._rank :: self._strategy.group.world_size]
-            if "progress" in own
-        ]
+        self._earlier = dealt_progress(workers, self._strategy.data.rank, self._strategy.data.world_size)
         own = own_of(workers, rank=self._rank, data_rank=self._strategy.data.rank)
         if own is not None:
             load_generator_states(own["rng"])

@@ -143,7 +143,7 @@ class WorkerGroup(Generic[M]):
 
     def _make_page(self) -> Path | None:
         # A worker in the trainer's own process is interrupted by the signal that should make it pause.
-        if self._local is not None or not on_one_machine():
+        if self._local is not None or not {"near", "isolation"} <= runtime.promises():
             return None
         path = runtime.scratch_dir() / f"pauses-{secrets.token_hex(8)}"
         self._held.callback(path.unlink, missing_ok=True)
@@ -266,10 +266,14 @@ class WorkerGroup(Generic[M]):
 
     def _has_paused(self, outcome: GatheredResults) -> bool:
         """Let the workers finish their step; return False if they failed or needed too long."""
-        if self._page is None:
+        if self._page is None or not self._page.ready:
             return False
-        self._page.asked = True
-        outcome.collect(GRACE_S)
+        try:
+            self._page.asked = True
+            outcome.collect(GRACE_S)
+        except BaseException:  # a second signal
+            self._end(f"{self.asked}() was interrupted twice")
+            raise
         self.paused = not outcome.failed
         return self.paused
 
