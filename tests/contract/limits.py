@@ -34,7 +34,7 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "lines of the core": Limit(49_050, 46_000, slack=300),
+    "lines of the core": Limit(49_160, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "files with two unconnected parts": Limit(0, 0),

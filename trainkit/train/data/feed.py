@@ -27,7 +27,16 @@ from torch.utils.data import (
 
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.checkpoint.state import generator_states
-from trainkit.train.data.position import Position, advanced, generators_at, unit_of
+from trainkit.train.data.position import (
+    Position,
+    advanced,
+    generators_at,
+    keeps_processes,
+    load_loader_state,
+    loader_state,
+    started_iterator,
+    unit_of,
+)
 from trainkit.train.data.sharding import (
     FULL_WEIGHT,
     BatchSizes,
@@ -43,46 +52,6 @@ from trainkit.train.distributed.observers import Timed
 from trainkit.train.distributed.process_group import ProcessGroup
 
 
-def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
-    """Return the random states of a loader and its sampler, and their `state_dict()` if they have one.
-
-    Args:
-        loader: loader of the batches.
-        sampler: the user's sampler, which decides the order, or None.
-    """
-    held: dict[str, Any] = {"started": _keeps_processes(loader) and loader._iterator is not None}
-    for name, owner in _keepers(loader, sampler):
-        if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
-            held[f"{name}_generator"] = generator.get_state()
-        if callable(getattr(owner, "state_dict", None)):
-            held[name] = owner.state_dict()
-    if isinstance(loader, SharedStreamLoader):
-        held["seed"] = loader.dataset.seed  # type: ignore[attr-defined]
-    return held
-
-
-def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
-    """Load a result of `loader_state`."""
-    for name, owner in _keepers(loader, sampler):
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
-            generator.set_state(held[f"{name}_generator"])
-        if name in held and callable(getattr(owner, "load_state_dict", None)):
-            owner.load_state_dict(held[name])
-    if isinstance(loader, SharedStreamLoader) and "seed" in held:
-        loader.dataset.seed = held["seed"]  # type: ignore[attr-defined]
-    if _keeps_processes(loader) and not held.get("started"):
-        # Persistent processes that were started after the state was saved would make the next pass skip a
-        # random draw.
-        loader._iterator = None
-
-
-def _keepers(loader: Any, sampler: Any) -> list[tuple[str, Any]]:
-    batches = getattr(loader, "batch_sampler", None)
-    own = [] if isinstance(batches, ShardedBatchSampler) else [("batch_sampler", batches)]
-    return [("loader", loader), ("sampler", sampler), *own]
-
-
 def set_epoch(loader: Any, epoch: int) -> None:
     """Call `set_epoch` of a loader, its data set and its samplers where this method exists."""
     batches = getattr(loader, "batch_sampler", None)
@@ -91,32 +60,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
     for owner in {id(owner): owner for owner in owners}.values():
         if callable(hook := getattr(owner, "set_epoch", None)):
             hook(epoch)
-
-
-def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
-    """Return the loader's iterator.
-
-    Args:
-        loader: loader of the batches.
-        resumed: True if a loaded state came from a loader that had already started its persistent workers. A
-            loader with persistent workers draws their seed only once, at their start, so a resumed loader
-            must not draw it again. The generators inside the workers start again, because they ended with
-            their processes.
-    """
-    if not resumed or not _keeps_processes(loader) or loader._iterator is not None:
-        return iter(loader)
-    before = loader.generator
-    # The iterator draws from a copy of this process's generator, so the generator itself does not advance.
-    loader.generator = torch.Generator()
-    loader.generator.set_state(torch.get_rng_state())
-    try:
-        return iter(loader)
-    finally:
-        loader.generator = before
-
-
-def _keeps_processes(loader: Any) -> bool:
-    return isinstance(loader, DataLoader) and loader.persistent_workers and loader.num_workers > 0
 
 
 log = logging.getLogger(__name__)
@@ -448,7 +391,7 @@ class Feed:
             if self._rest is not None:
                 self._begin_rest(self.taken, 0)
             return started_iterator(gathering(self.loader), resumed=resumed)
-        if _keeps_processes(self.loader):
+        if keeps_processes(self.loader):
             # This pass starts processes of a copy of the loader. The next pass starts the loader's own, which
             # draw no seed in an uninterrupted run.
             before["started"], self._resumed = resumed or before["started"], True

@@ -1,4 +1,4 @@
-"""Position within a pass over a loader, at which a later run continues with the next batch.
+"""State of a loader: random states, and the position in a pass at which a later run continues.
 
     state before the pass, and number of samples ──▶ draw the same order again ──▶ skip ──▶ next batch
 
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from trainkit.errors import CheckpointError
@@ -175,3 +176,70 @@ class Rest(Iterator[Any]):
 
     def __next__(self) -> Any:
         return next(self.draw())
+
+
+def loader_state(loader: Any, sampler: Any) -> dict[str, Any]:
+    """Return the random states of a loader and its sampler, and their `state_dict()` if they have one.
+
+    Args:
+        loader: loader of the batches.
+        sampler: the user's sampler, which decides the order, or None.
+    """
+    held: dict[str, Any] = {"started": keeps_processes(loader) and loader._iterator is not None}
+    for name, owner in _keepers(loader, sampler):
+        if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+            held[f"{name}_generator"] = generator.get_state()
+        if callable(getattr(owner, "state_dict", None)):
+            held[name] = owner.state_dict()
+    if isinstance(loader, SharedStreamLoader):
+        held["seed"] = loader.dataset.seed  # type: ignore[attr-defined]
+    return held
+
+
+def load_loader_state(loader: Any, sampler: Any, held: Mapping[str, Any]) -> None:
+    """Load a result of `loader_state`."""
+    for name, owner in _keepers(loader, sampler):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and f"{name}_generator" in held:
+            generator.set_state(held[f"{name}_generator"])
+        if name in held and callable(getattr(owner, "load_state_dict", None)):
+            owner.load_state_dict(held[name])
+    if isinstance(loader, SharedStreamLoader) and "seed" in held:
+        loader.dataset.seed = held["seed"]  # type: ignore[attr-defined]
+    if keeps_processes(loader) and not held.get("started"):
+        # Persistent processes that were started after the state was saved would make the next pass skip a
+        # random draw.
+        loader._iterator = None
+
+
+def _keepers(loader: Any, sampler: Any) -> list[tuple[str, Any]]:
+    batches = getattr(loader, "batch_sampler", None)
+    own = [] if isinstance(batches, ShardedBatchSampler) else [("batch_sampler", batches)]
+    return [("loader", loader), ("sampler", sampler), *own]
+
+
+def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
+    """Return the loader's iterator.
+
+    Args:
+        loader: loader of the batches.
+        resumed: True if a loaded state came from a loader that had already started its persistent workers. A
+            loader with persistent workers draws their seed only once, at their start, so a resumed loader
+            must not draw it again. The generators inside the workers start again, because they ended with
+            their processes.
+    """
+    if not resumed or not keeps_processes(loader) or loader._iterator is not None:
+        return iter(loader)
+    before = loader.generator
+    # The iterator draws from a copy of this process's generator, so the generator itself does not advance.
+    loader.generator = torch.Generator()
+    loader.generator.set_state(torch.get_rng_state())
+    try:
+        return iter(loader)
+    finally:
+        loader.generator = before
+
+
+def keeps_processes(loader: Any) -> bool:
+    """Return True if the loader's processes persist from one pass to the next."""
+    return isinstance(loader, DataLoader) and loader.persistent_workers and loader.num_workers > 0

@@ -188,11 +188,11 @@ class Worker(GroupMember):
 
     def _pause(self, done: int) -> None:
         """Pause the epoch if a pause is due after `done` batches."""
-        feed = self._operator._train_feed
+        stepper, feed = self._operator._stepper, self._operator._train_feed
         if self._running is None or self._rule is None or feed is None:
             return
         # Each worker counts the same steps: those after which the state and the position are complete.
-        if self._operator._stepper.is_complete() and feed.is_exact(done) and self._rule.after_step():
+        if stepper.is_complete() and feed.is_exact(done) and self._rule.after_step():
             feed.done = done
             self._running.pause()
 
