@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Weig
 
 from trainkit.train.checkpoint.state import generator_states, load_generator_states
 from trainkit.train.data.feed import Feed, make_feed
+from trainkit.train.data.sharding import BatchWeight
 from trainkit.train.distributed.process_group import ProcessGroup
 
 
@@ -185,6 +187,33 @@ def test_each_sample_comes_once_if_the_global_batch_changes(
         after.load(states)
         seen += after.train(None)
     assert sorted(i for batch in seen for i in batch) == list(range(samples))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.integers(6, 60), st.sampled_from([(6, 1), (3, 2), (2, 3)]), st.sampled_from([2, 3]))
+def test_batches_that_form_a_step_keep_their_weights(
+    data: st.DataObject, samples: int, shape: tuple[int, int], every: int
+) -> None:
+    num_steps = data.draw(st.sampled_from([None, 4, 9, 15]))
+
+    def weights(feed: Feed, most: int | None = None) -> list[BatchWeight]:
+        found = []
+        for batch in itertools.islice(feed.batches(1, num_steps), most):
+            found.append(batch.weight)
+            feed.done = feed.taken
+        return found
+
+    def last() -> Feed:
+        workers = Workers(samples, *shape, "in order", drop_last=False, every=every)
+        return workers.feeds[-1]
+
+    whole = weights(last())
+    begun = last()
+    closing = [index + 1 for index, weight in enumerate(whole) if weight.closes_step]
+    first = weights(begun, data.draw(st.sampled_from(closing)))
+    rest = last()
+    rest.load_state(begun.state())
+    assert first + weights(rest) == whole
 
 
 def test_nothing_is_loaded_to_be_thrown_away() -> None:

@@ -29,8 +29,7 @@ from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.checkpoint.state import generator_states
 from trainkit.train.data.position import (
     Position,
-    advanced,
-    generators_at,
+    iterator_at,
     keeps_processes,
     load_loader_state,
     loader_state,
@@ -398,15 +397,11 @@ class Feed:
         self._pass = before, position
         sizes, unit = self._sizes(), position.unit
         if sizes is not None and sizes.steps:
-            aligned = position.taken % sizes.steps * unit == position.consumed
-            if not aligned or position.taken % self._every:
+            expected = position.taken % sizes.steps * unit
+            at_end = expected == 0 and position.consumed == sizes.steps * unit
+            if (position.consumed != expected and not at_end) or position.taken % self._every:
                 self._begin_rest(position.taken, position.consumed)
-        with generators_at(position.generators):
-            loader, rest = advanced(self.loader, position)
-            iterator = started_iterator(gathering(loader), resumed=resumed)
-            # The sampler draws its order here, with the generators as they were before the pass.
-            rest.draw()
-        return iterator
+        return iterator_at(self.loader, position, resumed=resumed, prepared=gathering)
 
     def _shape(self) -> tuple[int, int]:
         """Return the number of samples of a batch, and the number of workers that share them."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -216,6 +216,25 @@ def _keepers(loader: Any, sampler: Any) -> list[tuple[str, Any]]:
     batches = getattr(loader, "batch_sampler", None)
     own = [] if isinstance(batches, ShardedBatchSampler) else [("batch_sampler", batches)]
     return [("loader", loader), ("sampler", sampler), *own]
+
+
+def iterator_at(
+    loader: Any, position: Position, *, resumed: bool, prepared: Callable[[Any], Any]
+) -> Iterator[Any]:
+    """Return the iterator of a pass that starts at `position`.
+
+    Args:
+        loader: the loader.
+        position: the position, for this loader.
+        resumed: see `started_iterator`.
+        prepared: function that returns the loader to iterate over.
+    """
+    with generators_at(position.generators):
+        loader, rest = advanced(loader, position)
+        iterator = started_iterator(prepared(loader), resumed=resumed)
+        # The sampler draws its order here, with the generators as they were before the pass.
+        rest.draw()
+    return iterator
 
 
 def started_iterator(loader: Any, *, resumed: bool) -> Iterator[Any]:
