@@ -184,6 +184,7 @@ class Feed:
         """Loaded position at which the next pass continues."""
         self._pass: tuple[dict[str, Any], Position] | None = None
         """State of the loader before the current pass, and the position where this process began the pass."""
+        self._ahead = False
         self._base = 0
         """First batch of the epoch that this process trains, with which an optimizer step begins."""
         self._rest: tuple[int, BatchSizes] | None = None
@@ -208,7 +209,7 @@ class Feed:
         """
         if self._pass is None or self._pass[1].taken > done or self.may_repeat:
             return False
-        return self.taken == done or not self._keeps_position()
+        return (self.taken == done and not self._ahead) or not self._keeps_position()
 
     def _keeps_position(self) -> bool:
         return callable(getattr(self.loader, "state_dict", None))
@@ -294,7 +295,7 @@ class Feed:
     def _epoch(self, take: Callable[[], Any]) -> Iterator[Batch]:
         # The last batch of an epoch completes the accumulated gradient early. So if its index is unknown in
         # advance, the next batch is fetched before the current one is yielded.
-        looks_ahead = self._every > 1 and self._sizes() is None
+        looks_ahead = self._ahead = self._every > 1 and self._sizes() is None
         following = take()
         while following is not _END:
             data, index = following, self.taken
