@@ -26,7 +26,7 @@ PARTS = 8
 
 OUTSIDE = frozenset(
     """
-    runtime/ray/test_ray.py plugins/dashboard/test_pages.py train/lightning/test_lightning_operator.py
+    runtime/ray/test_ray.py plugins/dashboard/test_pages.py plugins/lightning/test_lightning_operator.py
     plugins/integrations/test_mlflow.py plugins/searchers/test_external_searchers.py
     test_docs.py test_docs_site.py recipes/test_scikit_digits.py test_benchmarks.py
     """.split()
@@ -42,6 +42,7 @@ FOLDERS = {
     "plugins/dashboard": "process",
     "plugins/integrations": "unit",
     "plugins/launch": "external",
+    "plugins/lightning": "external",
     "plugins/pipeline": "gang",
     "plugins/pools": "process",
     "plugins/profile": "process",
@@ -116,8 +117,8 @@ OTHERS = {
         sklearn/test_optional.py sklearn/test_ray_searches.py sklearn/test_search_kept.py
         sklearn/test_sklearn_suite.py
         sklearn/test_searches_benchmark.py train/test_benchmarks.py train/step/test_compiling.py
-        train/lightning/test_lightning_operator.py train/distributed/test_meeting.py
-        train/data/test_hooks.py train/lightning/test_lightning.py train/test_promises.py
+        plugins/lightning/test_lightning_operator.py train/distributed/test_meeting.py
+        train/data/test_hooks.py plugins/lightning/test_lightning.py train/test_promises.py
         train/workers/test_signals.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
         train/torch/test_function_trainer_ray.py plugins/integrations/test_lightning_trainer.py

@@ -30,23 +30,27 @@ class Added(NamedTuple):
     help: str
 
 
-@functools.cache
 def added(group: str) -> dict[str, Added]:
     """Return the components that the plugins in `trainkit/plugins` add to a group of entry points, by name.
 
     Each plugin has a file `entry_points.txt`, in the format of Python packages. A comment after an entry is
     the component's help line.
     """
-    found: dict[str, Added] = {}
+    return _added().get(group, {})
+
+
+@functools.cache
+def _added() -> dict[str, dict[str, Added]]:
+    found: dict[str, dict[str, Added]] = {}
     for path in sorted(iglob(f"{escape(os.path.dirname(__file__))}/plugins/*/entry_points.txt")):
         section = ""
         with open(path, encoding="utf-8") as file:
             for line in file:
                 name, is_entry, rest = line.partition("=")
                 section = section if is_entry else line.strip()[1:-1] or section
-                if is_entry and section == group:
+                if is_entry:
                     target, _, text = rest.partition("#")
-                    found[name.strip()] = Added(target.strip(), text.strip())
+                    found.setdefault(section, {})[name.strip()] = Added(target.strip(), text.strip())
     return found
 
 

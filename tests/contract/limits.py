@@ -34,7 +34,7 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "lines of the core": Limit(49_160, 46_000, slack=300),
+    "lines of the core": Limit(48_550, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "files with two unconnected parts": Limit(0, 0),
@@ -50,6 +50,7 @@ PLUGINS = {
     "dashboard": Limit(4_525, 3_200, slack=60),
     "integrations": Limit(1_160, 1_200, slack=60),
     "launch": Limit(800, 800, slack=60),
+    "lightning": Limit(910, 900, slack=60),
     "pipeline": Limit(785, 800, slack=60),
     "pools": Limit(890, 900, slack=60),
     "profile": Limit(660, 600, slack=60),
@@ -61,6 +62,7 @@ PLUGINS = {
 ARROWS = {
     "compat": {"pools"},  # Ray's multiprocessing
     "dashboard": {"compat", "integrations", "profile"},  # metrics, Optuna's storage, figures of ranks
+    "profile": {"lightning"},  # learning rates in Lightning's loop
 }
 """Plugins that a plugin may import."""
 
@@ -108,7 +110,7 @@ LAYERS = {
         " > callbacks > display > store > controller > search > schedulers > trial, space > core"
     ),
     "train": (
-        "torch > trainer > tune > workers > options > operator > lightning > step > strategies"
+        "torch > trainer > tune > workers > options > operator > step > strategies"
         " > data, checkpoint > distributed > keys"
     ),
 }
@@ -122,13 +124,14 @@ MAY_HEAD = {
     "plugins.integrations.lightning_trainer": {"torch"},  # a loop of torch's imports it
     "plugins.integrations.optuna_storage": {"optuna"},  # its one class extends Optuna's
     "plugins.launch": {"torch"},  # loaded in ranks
+    "plugins.lightning": {"torch"},
     "plugins.pipeline": {"torch"},
     "plugins.profile.finders": {"torch"},  # loaded when a trainer searches
     "plugins.testing": {"torch"},  # loaded by the test files of strategies
 }
 
 CHAINS: dict[str, str] = {
-    "trainkit/train/lightning/fit.py self.trainer.fit_loop.epoch_loop._should_accumulate": (
+    "trainkit/plugins/lightning/fit.py self.trainer.fit_loop.epoch_loop._should_accumulate": (
         "Lightning tells nowhere else whether a batch's gradients wait for the next"
     ),
     "trainkit/runtime/ray/values.py self.handle._actor_id.hex": "Ray keeps the id of an actor nowhere else",

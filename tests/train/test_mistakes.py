@@ -12,10 +12,10 @@ from torch import nn
 
 from tests.train.operators import Digits, alone
 from trainkit.errors import CheckpointError, ConfigError, InfeasibleError
+from trainkit.plugins.lightning.operator import untaken
 from trainkit.plugins.pipeline.pipeline import Pipeline
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.distributed.failure_cause import advice
-from trainkit.train.lightning.operator import untaken
 from trainkit.train.strategies.base import StepSettings
 from trainkit.train.strategies.context import ContextParallel
 from trainkit.train.strategies.fsdp import FSDP
@@ -213,7 +213,7 @@ class AnyKeyword:
 
 @pytest.mark.external
 def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    from tests.train.lightning.lightning_modules import Points, WithRate  # what no worker here waits for
+    from tests.plugins.lightning.lightning_modules import Points, WithRate  # what no worker here waits for
 
     operator = TrainingOperator.from_ptl(WithRate)
     config = {"lr": 0.1, "learning_rate": 0.2}
@@ -228,7 +228,7 @@ def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.external
 def test_a_module_in_place_of_its_class() -> None:
-    from tests.train.lightning.lightning_modules import WithRate
+    from tests.plugins.lightning.lightning_modules import WithRate
 
     with pytest.raises(
         ConfigError, match=r"from_ptl\(\) needs a LightningModule class, not an object of WithRate"

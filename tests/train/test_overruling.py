@@ -162,7 +162,7 @@ def test_trainers_as_a_population(tmp_path: Path) -> None:  # row 1.13
 
 def lightning_trial(**config: Any) -> Any:
     """A trial in this process, where Lightning is imported once."""
-    from tests.train.lightning.lightning_modules import Points  # what no worker here waits for
+    from tests.plugins.lightning.lightning_modules import Points  # what no worker here waits for
 
     trainable = TorchTrainer.as_trainable(
         training_operator_cls=TrainingOperator.from_ptl(Points),

@@ -372,6 +372,7 @@ HEAVY = SLOW | {"pandas", "sklearn"}
 
 # Every optimizer imports `torch._dynamo` on first use, so workers that need torch import both in advance.
 _when_imported = {name: name for name in PRELOADS} | {"torch._dynamo": "torch"}
+_when_imported |= {row.target: row.target for row in added("trainkit.preloads").values()}
 
 
 def register(module: str, when: str | None = None) -> None:

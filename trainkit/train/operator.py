@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 
 from trainkit.errors import ConfigError
+from trainkit.registry import loaded
 from trainkit.train.data.feed import Batch, Feed, Uneven
 from trainkit.train.data.prefetch import DevicePrefetcher, pinned
 from trainkit.train.data.randomness import seeded_samples
 from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
 from trainkit.train.keys import NUM_SAMPLES
-from trainkit.train.lightning.operator import lightning_operator
 from trainkit.train.step.context import (
     Registered,
     WorkerContext,
@@ -35,6 +35,9 @@ from trainkit.train.step.context import (
 from trainkit.train.step.epoch import EpochBatches, enter_training, evaluating, run_epoch
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.step.timers import TimerCollection
+
+Predicted = tuple[list[Any], float]
+"""One worker's predictions for each batch, and the number of batches on all workers without repeated ones."""
 
 
 class _Default:
@@ -96,6 +99,8 @@ class TrainingOperator:
     """The number of workers that train together."""
     validation_feed: Feed = cast(Any, _Default(lambda operator: operator._validation_feed))
     """Feed of the validation batches; `weight` is 0 while the current batch only repeats other samples."""
+    _predicts: ClassVar[bool] = False
+    """True if the operator has a method `predict`, which `TorchTrainer.predict` calls on each worker."""
     _criterion: Any = None
     _train_feed: Feed | None = None
     _validation_feed: Feed | None = None
@@ -405,7 +410,8 @@ class TrainingOperator:
                 controls.
             MissingDependencyError: Lightning is not installed.
         """
-        return lightning_operator(
+        operator_of_library = loaded("trainkit.operators", "lightning")
+        made: type[Self] = operator_of_library(
             cls,
             lightning_module_cls,
             train_dataloader=train_dataloader,
@@ -414,6 +420,7 @@ class TrainingOperator:
             callbacks=tuple(callbacks),
             trainer_args=dict(trainer_args or {}),
         )
+        return made
 
     @classmethod
     def from_creators(

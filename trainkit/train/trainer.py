@@ -19,7 +19,6 @@ from trainkit.resources import describe
 from trainkit.runtime import holdings
 from trainkit.runtime.failures import without_frames
 from trainkit.train.checkpoint.state import whole_state
-from trainkit.train.lightning.operator import LightningMethods
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.step.epoch import require_tqdm
@@ -172,7 +171,7 @@ class OperatorTrainer:
             GangError: workers died or hung, and no retry is left.
             Exception: the module's exception in a worker.
         """
-        if not issubclass(self._options.training_operator_cls, LightningMethods):
+        if not self._options.training_operator_cls._predicts:
             raise ConfigError("predict() needs an operator made by from_ptl(): call get_model()(batch)")
         self._check_counts("predict", num_steps, max_retries)
         call = Call("predict", (dataset, num_steps), Effect.SMALL, in_step=True)

@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 from trainkit.plugins.integrations.reporting import Metrics, Reporter
-from trainkit.runtime import session
 from trainkit.tune.core.checks import load, require
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -25,10 +24,6 @@ _FOUND = [name for name in PACKAGES if name in sys.modules] or [
 ]
 FIRST: Any = load(next(iter(_FOUND), PACKAGES[0]), "Lightning trainers", "lightning")
 """The Lightning package whose classes the callbacks extend."""
-for _package in PACKAGES:
-    # Lightning is imported once, in the process from which workers are forked, because its import takes
-    # seconds.
-    session.register(_package)
 # Lightning uses the values that these hooks return, so no report can be made in them.
 _NO_EVENTS = frozenset({"on_save_checkpoint", "on_load_checkpoint"})
 HOOKS = frozenset(

@@ -19,11 +19,11 @@ from typing import Any, Literal
 import torch
 
 from trainkit.errors import ConfigError, MissingDependencyError, TrainingError
+from trainkit.plugins.lightning.operator import LightningMethods
 from trainkit.train.checkpoint.state import assign
 from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.keys import BATCH_SIZE, NUM_SAMPLES
-from trainkit.train.lightning.operator import LightningMethods
 from trainkit.train.operator import TrainingOperator
 from trainkit.train.options import is_count, is_positive
 from trainkit.train.trainer import OperatorTrainer

@@ -38,8 +38,7 @@ from trainkit.train.distributed.process_group import join_workers
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.distributed.tensors import cpu_copy, detached, joined, whole
 from trainkit.train.keys import BATCH_SIZE, EPOCH, NUM_STEPS, PROFILE, USE_FP16
-from trainkit.train.lightning.fit import Predicted
-from trainkit.train.operator import TrainingOperator, operator_of
+from trainkit.train.operator import Predicted, TrainingOperator, operator_of
 from trainkit.train.options import TrainerOptions
 from trainkit.train.step.context import WorkerContext, taken
 from trainkit.train.step.epoch import EpochBatches, ProgressBar, describe

@@ -13,10 +13,10 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from tests.train.lightning.lightning_modules import Diary, Points, PointsData, TwoParts, points
+from tests.plugins.lightning.lightning_modules import Diary, Points, PointsData, TwoParts, points
 from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError, TrainingError
+from trainkit.plugins.lightning.operator import PACKAGES, arguments_of_step, package_of
 from trainkit.train import TrainingOperator
-from trainkit.train.lightning.operator import PACKAGES, arguments_of_step, package_of
 from trainkit.train.strategies.base import StepSettings
 
 

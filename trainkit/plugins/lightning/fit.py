@@ -23,6 +23,7 @@ import torch
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError, TrainingError
+from trainkit.plugins.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
 from trainkit.train.checkpoint.state import (
     Hyperparameters,
     generator_states,
@@ -39,7 +40,7 @@ from trainkit.train.data.sharding import (
 from trainkit.train.data.streams import SharedStreamLoader
 from trainkit.train.distributed.tensors import tensors_in
 from trainkit.train.keys import NUM_SAMPLES, SHOULD_STOP
-from trainkit.train.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
+from trainkit.train.operator import Predicted
 from trainkit.train.step.metrics import EpochMetrics, Meters, Origin
 
 
@@ -164,9 +165,6 @@ def after(method: Callable[..., Any], then: Callable[[], None]) -> Callable[...,
 
     return both
 
-
-Predicted = tuple[list[Any], float]
-"""One worker's predictions for each batch, and the number of batches on all workers without repeated ones."""
 
 _NOT_KEPT = ("hparams_name", "hparams_type", "hyper_parameters", "datamodule_hyper_parameters")
 """Keys in Lightning's checkpoint for the configuration, which is not saved, because it may contain secrets

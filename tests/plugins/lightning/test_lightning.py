@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
-from tests.train.lightning.lightning_modules import Diary, Points, PointsData, TwoParts, plain, points
+from tests.plugins.lightning.lightning_modules import Diary, Points, PointsData, TwoParts, plain, points
 from tests.train.operators import Digits
 from tests.train.workers.test_recovery import identical
 from trainkit import tune

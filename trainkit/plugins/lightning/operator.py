@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError
-from trainkit.runtime import session
+from trainkit.plugins.lightning.fit import LightningFit, StepTest
+from trainkit.plugins.lightning.plugins import WorkerInfo, make_callback, make_strategy, quiet_lightning
 from trainkit.train.checkpoint.state import Hyperparameters
 from trainkit.train.data.feed import Batch, Feed
 from trainkit.train.data.sharding import FULL_WEIGHT
 from trainkit.train.distributed.observers import Timed
 from trainkit.train.distributed.process_group import ProcessGroup
 from trainkit.train.distributed.tensors import cpu_copy
-from trainkit.train.lightning.fit import LightningFit, Predicted, StepTest
-from trainkit.train.lightning.plugins import WorkerInfo, make_callback, make_strategy, quiet_lightning
+from trainkit.train.operator import Predicted
 from trainkit.train.step.context import BY_NAME, Registered, WorkerContext, taken
 from trainkit.train.step.stepper import Stepper
 from trainkit.train.strategies.base import StepSettings, Strategy
@@ -225,9 +225,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-for _package in PACKAGES:
-    session.register(_package)  # The package is preloaded, because its import takes seconds.
-
 
 class LightningMethods:
     """Methods that replace methods of `TrainingOperator` in operators that train with Lightning.
@@ -239,6 +236,7 @@ class LightningMethods:
 
     _plan: ClassVar[LightningPlan]
     validates_in_training: ClassVar[bool] = True
+    _predicts: ClassVar[bool] = True
 
     # The attributes below belong to `TrainingOperator`.
     model: Any
