@@ -24,6 +24,7 @@ from benchmarks.compare import changes
 from benchmarks.interleaved import Served, output_of
 from benchmarks.moments import NOTED, Watched, note, stages, watching
 from benchmarks.rows import LESS, MORE, Report, Row, apart, rows_of
+from tests.conftest import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
@@ -81,16 +82,7 @@ def _text(file: str) -> str:
 def test_it_runs(name: str, tmp_path: Path):
     pytest.importorskip("ray" if name == "decisions" else "torch")
     more = ["--folder", str(tmp_path)] if name == "simulator" else []
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", "--small", *SMALL[name], *more],
-        cwd=ROOT,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-m", f"benchmarks.{name}", "--small", *SMALL[name], *more, cwd=ROOT, timeout=580)
     rows = rows_of(done.stdout)
     for row in rows.values():
         assert row.rounds, row

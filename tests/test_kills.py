@@ -9,34 +9,78 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from benchmarks.kills import processes
+from benchmarks.kills import plan, processes
+from benchmarks.kills.cycle import environment_of
+from benchmarks.kills.job import Job
 from benchmarks.kills.parts import PARTS
-from benchmarks.rows import rows_of
+from benchmarks.kills.warm import WarmParent
+from benchmarks.rows import Row, rows_of
+from tests.conftest import eventually, run_python
+from trainkit.runtime.local.system import process
+from trainkit.settings import SESSION_MARK
 
 ROOT = Path(__file__).resolve().parents[1]
 KILLS = 7
 """Number of kills of each program: more than a hundred in all."""
 
 
+COLD = ("calls", "ddp")
+"""Programs that are also started as new Python processes."""
+
+
+def campaign(folder: Path, *options: object) -> dict[str, Row]:
+    arguments = ["--seed", 8, "--folder", folder, *options]
+    done = run_python("-m", "benchmarks.kills", *arguments, cwd=ROOT, timeout=580)
+    return rows_of(done.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_killed_at_random_moments_everything_acknowledged_is_there(part: str, tmp_path: Path) -> None:
-    options = ["--kills", str(KILLS), "--parts", part, "--seed", "8", "--folder", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.kills", *options],
-        cwd=ROOT,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = rows_of(done.stdout)
+    rows = campaign(tmp_path, "--kills", KILLS, "--parts", part, "--jobs", 2)
     assert rows["kills"].value >= KILLS
     assert rows["results there"].value == rows["results acknowledged"].value > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", COLD)
+def test_programs_that_start_as_new_processes(part: str, tmp_path: Path) -> None:
+    rows = campaign(tmp_path, "--kills", 2, "--parts", part, "--jobs", 1, "--cold")
+    assert rows["results there"].value == rows["results acknowledged"].value > 0
+
+
+@pytest.mark.slow
+def test_a_forked_program_is_like_a_new_one(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job")
+    job.kept.mkdir(parents=True)
+    warm = WarmParent(environment_of(None), tmp_path / "log")
+    try:
+        environment = {
+            **environment_of(None),
+            processes.MARK: "forked",
+            "TRAINKIT_RUNTIME_DIR": str(job.folder),
+            "TMPDIR": str(job.folder),
+        }
+        program = warm.start(["calls", str(job.folder)], environment, job.folder)
+        assert eventually(lambda: len(job.lines()) > 3)
+        (node,) = processes.candidates(plan.NODE, program.pid, processes.marked("forked"))
+        assert os.getsid(program.pid) == os.getpgid(program.pid) == program.pid
+        assert os.getsid(node) == node
+        assert psutil.Process(node).ppid() == program.pid
+        assert Path(f"/proc/{program.pid}/cwd").resolve() == job.folder
+        session = process.environment(node)[SESSION_MARK]
+        assert Path(session).parent == job.folder
+        assert node in process.marked(session)
+        assert program.poll() is None
+        os.kill(program.pid, signal.SIGKILL)
+        assert program.wait() == -signal.SIGKILL
+        assert eventually(lambda: not processes.marked("forked"))
+        assert program.poll() == program.returncode == -signal.SIGKILL
+    finally:
+        warm.end()
 
 
 def test_what_a_program_leaves_behind_is_found(tmp_path: Path) -> None:

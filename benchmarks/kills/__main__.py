@@ -6,13 +6,15 @@ of an undisturbed run; nothing may hang; and two seconds after a program's end, 
 socket or scratch file may be left.
 
 `--resume FILE` appends each cycle to a file, and resumes the campaign that the file holds. The cycles of a
-seed are the same each time, although the moments within a program depend on the machine. Prints a table, and
+seed are the same each time, although the moments within a program depend on the machine. Programs are forked
+from a process that has imported all modules; `--cold` starts each as a new Python process. Prints a table and
 rows as one line of JSON; the exit code is 1 after any fault. `--list` prints the programs and their targets.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -21,16 +23,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kills import plan, state
-from benchmarks.kills.cycle import Record, mount, run, undisturbed, unmount
+from benchmarks.kills.cycle import Record, Start, cold, environment_of, mount, run, undisturbed, unmount
 from benchmarks.kills.findings import FAULTY
 from benchmarks.kills.parts import PARTS
 from benchmarks.kills.plan import Cycle
+from benchmarks.kills.warm import WarmParent
 from benchmarks.rows import MORE, Report, Row, parser
 
 KILLS = 100
@@ -56,19 +59,24 @@ class Campaign:
         parts: names of the programs.
         folder: folder for the cycles, which stays if a check finds a fault.
         path: file for the state; None: no file.
+        start: function that starts a program.
 
     Attributes:
         lines: lines of the state.
         disks: True if this user may mount disks, and so the campaign may fill one.
     """
 
-    def __init__(self, seed: int, parts: Sequence[str], folder: Path, path: Path | None) -> None:
+    def __init__(
+        self, seed: int, parts: Sequence[str], folder: Path, path: Path | None, start: Start
+    ) -> None:
         self._seed = seed
         self._parts = parts
         self._folder = folder
         self._path = path
+        self._start = start
         self._over = threading.Event()
         self._expected: dict[str, Any] = {}
+        self._first = {name: threading.Lock() for name in parts}
         self.lines = state.read(path, seed, parts)
         self.disks = _mounts(folder / "disk")
 
@@ -87,8 +95,6 @@ class Campaign:
                 while self.kills < kills or running:
                     while self.kills < kills and len(running) < jobs:
                         cycle = self._planned(next(numbers))
-                        if cycle.part not in self._expected:
-                            self._expected[cycle.part] = self._undisturbed(cycle.part)
                         running[pool.submit(self._one, cycle)] = cycle
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         self._note(running.pop(future), *future.result())
@@ -104,12 +110,17 @@ class Campaign:
         return plan.cycle(self._seed, number, targets, spans)
 
     def _undisturbed(self, name: str) -> Any:
-        return undisturbed(PARTS[name], name, self._folder / f"undisturbed-{name}", self._over)
+        with self._first[name]:
+            if name not in self._expected:
+                folder = self._folder / f"undisturbed-{name}"
+                self._expected[name] = undisturbed(PARTS[name], name, folder, self._over, self._start)
+            return self._expected[name]
 
     def _one(self, cycle: Cycle) -> tuple[Record, float]:
+        expected = self._undisturbed(cycle.part)
         begun = time.monotonic()
         folder = self._folder / str(cycle.number)
-        record = run(PARTS[cycle.part], cycle, folder, self._expected[cycle.part], self._over)
+        record = run(PARTS[cycle.part], cycle, folder, expected, self._over, self._start)
         return record, time.monotonic() - begun
 
     def _note(self, cycle: Cycle, record: Record, took_s: float) -> None:
@@ -134,6 +145,21 @@ def _mounts(folder: Path) -> bool:
         return False
     unmount(folder)
     return True
+
+
+@contextlib.contextmanager
+def _starts(folder: Path, *, cold_only: bool) -> Iterator[Start]:
+    """Return the function that starts programs: warm ones, unless `cold_only` is True."""
+    if cold_only:
+        yield cold
+        return
+    clock = folder / "clock"
+    clock.write_bytes(bytes(8))
+    warm = WarmParent(environment_of(clock), folder / "warm.log")
+    try:
+        yield warm.start
+    finally:
+        warm.end()
 
 
 def report(campaign: Campaign, parts: Sequence[str], *, seconds: float, new: int, small: bool) -> int:
@@ -162,9 +188,12 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--kills", type=int, default=KILLS, help="number of faults; default %(default)s")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    options.add_argument("--jobs", type=int, default=os.cpu_count(), help="cycles at once; default: the CPUs")
+    options.add_argument(
+        "--jobs", type=int, default=2 * (os.cpu_count() or 1), help="cycles at once; default: twice the CPUs"
+    )
     options.add_argument("--resume", type=Path, metavar="FILE", help="state of the campaign")
     options.add_argument("--folder", type=Path, help="for the cycles; default: a new temporary folder")
+    options.add_argument("--cold", action="store_true", help="start each program as a new Python process")
     options.add_argument("--list", action="store_true", help="print the programs and their targets")
     found = options.parse_args()
     if found.small:
@@ -183,9 +212,11 @@ def main() -> int:
         return 0
     folder = given.folder or Path(tempfile.mkdtemp(prefix="kills-"))
     folder.mkdir(parents=True, exist_ok=True)
-    campaign = Campaign(given.seed, given.parts, folder.resolve(), given.resume)
-    before, begun = campaign.kills, time.monotonic()
-    campaign.run(given.kills, given.jobs)
+    begun = time.monotonic()
+    with _starts(folder.resolve(), cold_only=given.cold) as start:
+        campaign = Campaign(given.seed, given.parts, folder.resolve(), given.resume, start)
+        before = campaign.kills
+        campaign.run(given.kills, given.jobs)
     seconds = time.monotonic() - begun
     code = report(campaign, given.parts, seconds=seconds, new=campaign.kills - before, small=given.small)
     if code == 0 and given.folder is None:

@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.interleaved import HERE
 from benchmarks.kills import plan, processes
@@ -58,6 +58,55 @@ def unmount(folder: Path) -> None:
     subprocess.run(["umount", folder], check=True)
 
 
+class Program(Protocol):
+    """Process of a program, as `Popen` has it."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, after `poll` or `wait`."""
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the program runs."""
+
+    def wait(self) -> int:
+        """Wait for the program's end, and return its exit code."""
+
+
+Start = Callable[[list[str], Mapping[str, str], Path], Program]
+"""Function that starts a program: its arguments, its environment, and its folder, which has its log."""
+
+
+def cold(arguments: list[str], environment: Mapping[str, str], folder: Path) -> subprocess.Popen[bytes]:
+    """Start a program as a new Python process."""
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.kills.parts", *arguments],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def environment_of(clock: Path | None) -> dict[str, str]:
+    """Return the environment of a program without its own folders.
+
+    Args:
+        clock: file with the offset of its clock; None for a clock that can't be set back.
+    """
+    paths = [HERE.parent, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    found = {**os.environ, "TRAINKIT_STOP_GRACE_S": "2", "OMP_NUM_THREADS": "1"}
+    if clock is not None:
+        found["KILLS_CLOCK"] = str(clock)
+        paths.insert(0, HERE / "kills" / "site")
+    found["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
+    return found
+
+
 class Stopped(Exception):
     """The campaign ends before this cycle is complete."""
 
@@ -86,6 +135,7 @@ class Stage:
         cycle: the faults that the program is prepared for.
         expected: outcome of an undisturbed run; None: the outcome is not known yet.
         over: event that ends all waits with `Stopped`.
+        start: function that starts the program.
 
     Attributes:
         job: the program's files.
@@ -93,7 +143,9 @@ class Stage:
         before_last: number of acknowledged results at the last signal.
     """
 
-    def __init__(self, part: Part, folder: Path, cycle: Cycle, expected: Any, over: threading.Event) -> None:
+    def __init__(
+        self, part: Part, folder: Path, cycle: Cycle, expected: Any, over: threading.Event, start: Start
+    ) -> None:
         self.part = part
         self.job = Job(folder)
         self.record = Record()
@@ -101,11 +153,12 @@ class Stage:
         self._cycle = cycle
         self._expected = expected
         self._over = over
+        self._start = start
         self._mark = uuid.uuid4().hex
         self._scratch = folder / "t"
         self._pids: set[int] = set()
         self._segments = processes.segments()
-        self._driver: subprocess.Popen[bytes] | None = None
+        self._driver: Program | None = None
         self._begun = 0
         if folder.exists():
             shutil.rmtree(folder)
@@ -133,30 +186,13 @@ class Stage:
 
     def start(self) -> None:
         """Start the program."""
-        paths = [HERE.parent, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment = {
-            **os.environ,
+            **environment_of(self.job.folder / "clock" if self._cycle.clock else None),
             processes.MARK: self._mark,
             "TMPDIR": str(self._scratch),
             "TRAINKIT_RUNTIME_DIR": str(self._scratch),
-            "TRAINKIT_STOP_GRACE_S": "2",
-            "OMP_NUM_THREADS": "1",
         }
-        if self._cycle.clock:
-            environment["KILLS_CLOCK"] = str(self.job.folder / "clock")
-            paths.insert(0, HERE / "kills" / "site")
-        environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if path)
-        command = [sys.executable, "-m", "benchmarks.kills.parts", self._cycle.part, str(self.job.folder)]
-        with (self.job.folder / "log").open("ab") as log:
-            self._driver = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=self.job.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._driver = self._start([self._cycle.part, str(self.job.folder)], environment, self.job.folder)
         self._begun = self.acknowledged()
 
     @property
@@ -174,7 +210,7 @@ class Stage:
         if not self._until(lambda: not self.runs, LIMIT_S):
             self.record.findings.hung.append(self._stacks())
             return False
-        assert self._driver is not None
+        assert self._driver is not None and self._driver.returncode is not None
         self.record.codes.append(self._driver.returncode)
         return True
 
@@ -322,7 +358,7 @@ class Stage:
         return f"stacks in {path}"
 
 
-def run(part: Part, cycle: Cycle, folder: Path, expected: Any, over: threading.Event) -> Record:
+def run(part: Part, cycle: Cycle, folder: Path, expected: Any, over: threading.Event, start: Start) -> Record:
     """Run a cycle, and return its record.
 
     Args:
@@ -331,8 +367,9 @@ def run(part: Part, cycle: Cycle, folder: Path, expected: Any, over: threading.E
         folder: folder of the cycle, which stays only if the check finds a fault.
         expected: outcome of an undisturbed run.
         over: event that ends the cycle with `Stopped`.
+        start: function that starts the program.
     """
-    stage = Stage(part, folder, cycle, expected, over)
+    stage = Stage(part, folder, cycle, expected, over, start)
     with stage.prepared():
         _until_complete(stage, [*cycle.strikes])
         if stage.job.outcome() is not None:
@@ -342,13 +379,13 @@ def run(part: Part, cycle: Cycle, folder: Path, expected: Any, over: threading.E
     return stage.record
 
 
-def undisturbed(part: Part, name: str, folder: Path, over: threading.Event) -> Any:
+def undisturbed(part: Part, name: str, folder: Path, over: threading.Event, start: Start) -> Any:
     """Return the outcome of a program without faults.
 
     Raises:
         RuntimeError: the program did not complete, or left something behind.
     """
-    stage = Stage(part, folder, Cycle(0, name, ()), None, over)
+    stage = Stage(part, folder, Cycle(0, name, ()), None, over, start)
     with stage.prepared():
         _until_complete(stage, [])
         outcome = stage.job.outcome()

@@ -1,0 +1,375 @@
+"""Warm start of programs: a process that has imported everything forks each of them.
+
+    campaign ──request──▶ warm process ──fork──▶ driver ──fork──▶ spares, which become the node of a session
+        ▲                      │
+        └──pid, exit code──────┘
+
+Importing torch and scikit-learn takes most of the time of a small program, and the same again in its session.
+A forked program is a process with a group and a session of its own. It has the environment of a new program,
+also in /proc, where trainkit finds the processes of a session. The node of a program's third session, and a
+template that replaces a killed template, start as new Python processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+PAD = "KILLS_PAD"
+"""Environment variable of the warm process, whose place in memory holds the variables of a forked process."""
+PAD_BYTES = 4096
+SPARES = 2
+"""Number of processes that each driver keeps ready, one for each session."""
+MESSAGE_BYTES = 1 << 16
+MODULES = (
+    "benchmarks.kills.parts",
+    "benchmarks.kills.runtime_parts",
+    "benchmarks.kills.search_parts",
+    "benchmarks.kills.trainer_parts",
+    "benchmarks.kills.tuner_parts",
+    "multiprocessing.popen_fork",
+    "torch.distributed.checkpoint",
+    "torch.profiler._cupti_monitor",
+    "trainkit.plugins.pipeline.pipeline",
+    "trainkit.plugins.profile",
+    "trainkit.runtime.local.client.engine",
+    "trainkit.train.strategies.fsdp",
+    "trainkit.train.strategies.tensor",
+)
+"""Modules that the warm process imports, in addition to all that trainkit's templates import."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Forked:
+    """Program that the warm process has forked, with the interface of `Popen` that a cycle needs.
+
+    Args:
+        sock: socket on which the warm process sends the pid, and then the exit code.
+
+    Attributes:
+        pid: its pid.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._code: int | None = None
+        self.pid = self._received()
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the program runs."""
+        if self._code is None and select.select([self._sock], [], [], 0)[0]:
+            self._code = self._received()
+            self._sock.close()
+        return self._code
+
+    def wait(self) -> int:
+        """Wait for the program's end, and return its exit code."""
+        while (code := self.poll()) is None:
+            select.select([self._sock], [], [])
+        return code
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; None before `poll` or `wait` has returned it."""
+        return self._code
+
+    def _received(self) -> int:
+        data = self._sock.recv(64)
+        if not data:
+            raise RuntimeError("the process that forks programs has ended")
+        return int(data)
+
+
+class WarmParent:
+    """The warm process, as the campaign sees it.
+
+    Args:
+        environment: environment that all programs have in common.
+        log: file for its output.
+    """
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self._lock = threading.Lock()
+        self._sock, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        with theirs, log.open("ab") as output:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.kills.warm", str(theirs.fileno())],
+                # Templates of trainkit start with these values, and must not start threads.
+                env={
+                    **environment,
+                    PAD: "x" * PAD_BYTES,
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+                },
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Forked:
+        """Start a program.
+
+        Args:
+            arguments: name of its part and folder of its job.
+            environment: its environment.
+            folder: its working folder, with the file `log` for its output.
+        """
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        request = pickle.dumps((list(arguments), dict(environment), str(folder)))
+        with theirs, (folder / "log").open("ab") as log, self._lock:
+            socket.send_fds(self._sock, [request], [theirs.fileno(), log.fileno()])
+        return Forked(ours)
+
+    def end(self) -> None:
+        """End the warm process. Programs that still run are not ended."""
+        self._sock.close()
+        self._child.wait()
+
+
+def main(control: socket.socket) -> int:
+    """Import all modules, then fork programs at the campaign's request until it ends.
+
+    Returns in each forked process too, with the exit code of its program.
+    """
+    block = Block.own()
+    warm_up()
+    program = serve(control, block)
+    if program is None:
+        return 0
+    spares = Spares(block)
+    node = spares.prepare()
+    if node is not None:
+        node()
+    return program()
+
+
+def warm_up() -> None:
+    """Import what programs and their sessions need.
+
+    Raises:
+        RuntimeError: an import has started a thread, so that forks are unsafe.
+    """
+    from trainkit.runtime.local.system import process
+    from trainkit.runtime.session import PRELOADS
+
+    gc.disable()
+    for module in (*(name for names in PRELOADS.values() for name in names), *MODULES):
+        importlib.import_module(module)
+    if process.thread_count() != 1:
+        raise RuntimeError("an import has started a thread, so programs can't be forked: use --cold")
+    # Templates do the same. They move memory to huge pages while idle, which costs more than it saves here.
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    vars(process)["use_huge_pages"] = lambda: None
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def serve(control: socket.socket, block: Block) -> Callable[[], int] | None:
+    """Fork programs until the campaign ends; return None then, and in each forked process its program."""
+    running: dict[int, tuple[int, socket.socket]] = {}
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor != control.fileno():
+                poll.unregister(descriptor)
+                pid, answers = running.pop(descriptor)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                os.close(descriptor)
+                with answers, contextlib.suppress(BrokenPipeError):  # the campaign has been ended
+                    answers.send(b"%d" % code)
+                continue
+            request, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+            if not request:
+                return None
+            answers, log = socket.socket(fileno=fds[0]), fds[1]
+            if (pid := os.fork()) == 0:
+                for other, (_, sock) in running.items():
+                    os.close(other)
+                    sock.close()
+                control.close()
+                answers.close()
+                return _begun(block, log, *pickle.loads(request))
+            os.close(log)
+            answers.send(b"%d" % pid)
+            descriptor = os.pidfd_open(pid)
+            running[descriptor] = pid, answers
+            poll.register(descriptor, select.POLLIN)
+
+
+def _begun(
+    block: Block, log: int, arguments: list[str], environment: dict[str, str], folder: str
+) -> Callable[[], int]:
+    """Make this forked process a program of its own, and return the function that runs the program."""
+    from benchmarks.kills import parts
+
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.chdir(folder)
+    block.take(environment)
+    _use_clock()
+    tempfile.tempdir = None
+    _draw_seeds()
+    sys.argv[:] = [str(parts.__file__), *arguments]
+    return parts.main
+
+
+@dataclass(frozen=True)
+class Block:
+    """Environment of the warm process in memory, as /proc shows it for each process forked from it.
+
+    Attributes:
+        variables: variables with which the warm process was started.
+        place: address of the pad.
+    """
+
+    variables: Mapping[bytes, bytes]
+    place: int
+
+    @classmethod
+    def own(cls) -> Block:
+        """Return the block of this process, which must be the warm process."""
+        data = Path("/proc/self/environ").read_bytes()
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        start = int(fields[47])  # env_start, the 50th field if pid and name are counted
+        pairs = (item.partition(b"=") for item in data.split(b"\0") if item)
+        return cls({name: value for name, _, value in pairs}, start + data.index(PAD.encode() + b"="))
+
+    def take(self, environment: Mapping[str, str]) -> None:
+        """Give this forked process an environment, also in /proc."""
+        new = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+        changed = (pair for pair in new.items() if self.variables.get(pair[0]) != pair[1])
+        data = b"".join(b"%b=%b\0" % pair for pair in changed)
+        if len(data) > PAD_BYTES:
+            raise ValueError(
+                f"environment variables need {len(data)} bytes, but {PAD} has {PAD_BYTES}: use --cold"
+            )
+        ctypes.memmove(self.place, data.ljust(PAD_BYTES, b"\0"), PAD_BYTES)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def _use_clock() -> None:
+    if (path := os.environ.get("KILLS_CLOCK")) is not None:
+        importlib.import_module("sitecustomize").use(path)
+
+
+def _draw_seeds() -> None:
+    """Give the generators of Python and numpy new states, as in a new process."""
+    random.seed()
+    np.random.seed()
+
+
+class Spares:
+    """Processes that a driver keeps ready, each of which becomes the node of a session.
+
+    They are forked before the driver has any thread. The function `boot.take` of trainkit receives them from
+    `Popen`, and the driver is the parent of its nodes as always.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._ready: list[tuple[int, socket.socket]] = []
+
+    def prepare(self) -> Callable[[], NoReturn] | None:
+        """Fork the spares; return None, and in a spare that is needed the function that runs the node."""
+        driver = os.getpid()
+        for _ in range(SPARES):
+            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                for _, sock in self._ready:
+                    sock.close()
+                return _needed(self._block, theirs, driver)
+            theirs.close()
+            self._ready.append((pid, ours))
+        from trainkit.runtime.local.system import boot
+
+        vars(boot)["subprocess"] = types.SimpleNamespace(Popen=self._popen, DEVNULL=subprocess.DEVNULL)
+        return None
+
+    def _popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        return (
+            _Node(self._ready.pop(), command, options)
+            if self._ready
+            else subprocess.Popen(command, **options)
+        )
+
+
+class _Node(subprocess.Popen[bytes]):
+    """Handle of a spare that has become a node."""
+
+    def __init__(self, spare: tuple[int, socket.socket], command: Sequence[str], options: Mapping[str, Any]):
+        self._spare = spare
+        super().__init__(command, pass_fds=options["pass_fds"], env=options["env"], cwd=options["cwd"])
+
+    def _execute_child(
+        self, args: Any, program: Any, before: Any, close: Any, pass_fds: Any, cwd: Any, env: Any, *more: Any
+    ) -> None:
+        self.pid, sock = self._spare
+        self._child_created = True
+        with sock:
+            message = pickle.dumps((list(args), dict(env), cwd, list(pass_fds)))
+            socket.send_fds(sock, [message], pass_fds)
+
+
+def _needed(block: Block, sock: socket.socket, driver: int) -> Callable[[], NoReturn]:
+    """Wait in a spare until the driver needs a node, and return the function that runs the node."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    if os.getppid() != driver:
+        os._exit(0)
+    message, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 4)
+    if not message:
+        os._exit(0)
+    prctl(_PR_SET_PDEATHSIG, 0)
+    command, environment, folder, wanted = pickle.loads(message)
+    sock.close()
+    for here, there in zip(fds, wanted, strict=True):
+        if here != there:
+            os.dup2(here, there)
+            os.close(here)
+    os.chdir(folder)
+    block.take(environment)
+    _draw_seeds()
+    at = command.index("-c")
+    sys.path.insert(0, command[at + 2])
+    from trainkit.runtime.local.main import main as run_node
+
+    def run() -> NoReturn:
+        run_node(command[at + 3 :])
+
+    return run
+
+
+if __name__ == "__main__":
+    # Objects of this module are pickled by no program, so it may run as __main__.
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))
