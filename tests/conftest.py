@@ -425,7 +425,7 @@ def ray_cluster() -> Iterator[Any]:
     pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
     from ray.cluster_utils import Cluster
 
-    from tests.runtime.ray.ray_session import clean_ray
+    from tests.plugins.ray.ray_session import clean_ray
 
     nodes = Cluster()
 

@@ -26,7 +26,7 @@ PARTS = 8
 
 OUTSIDE = frozenset(
     """
-    runtime/ray/test_ray.py plugins/dashboard/test_pages.py plugins/lightning/test_lightning_operator.py
+    plugins/ray/test_ray.py plugins/dashboard/test_pages.py plugins/lightning/test_lightning_operator.py
     plugins/integrations/test_mlflow.py plugins/searchers/test_external_searchers.py
     test_docs.py test_docs_site.py recipes/test_scikit_digits.py test_benchmarks.py
     """.split()
@@ -46,8 +46,12 @@ FOLDERS = {
     "plugins/pipeline": "gang",
     "plugins/pools": "process",
     "plugins/profile": "process",
+    "plugins/ray": "external",
+    "plugins/schedulers": "unit",
     "plugins/searchers": "model",
+    "plugins/simulation": "unit",
     "plugins/testing": "external",
+    "plugins/transformers": "external",
     "recipes": "external",
     "runtime": "process",
     "sklearn": "process",
@@ -59,7 +63,8 @@ FOLDERS = {
 OTHERS = {
     "unit": """
         test_kills_rules.py test_packaging.py test_registry.py test_tiers.py cli/test_added_commands.py
-        plugins/check_resume/test_comparison.py
+        plugins/check_resume/test_comparison.py plugins/searchers/test_bohb.py
+        plugins/searchers/test_bohb_kde.py plugins/searchers/test_bohb_model.py
         cli/test_experiments.py cli/test_why_decisions.py runtime/local/node/test_listing.py
         runtime/local/node/test_loop.py runtime/local/node/test_scheduler.py
         runtime/local/node/test_supervisor.py runtime/inline/test_inline.py
@@ -113,7 +118,7 @@ OTHERS = {
         plugins/pools/test_originals.py
         runtime/local/test_debugger.py runtime/local/test_detached.py
         runtime/local/test_neighbours.py
-        runtime/ray/test_ray.py runtime/ray/test_ray_cluster.py runtime/test_types.py
+        runtime/test_types.py
         sklearn/test_optional.py sklearn/test_ray_searches.py sklearn/test_search_kept.py
         sklearn/test_sklearn_suite.py
         sklearn/test_searches_benchmark.py train/test_benchmarks.py train/step/test_compiling.py
@@ -122,7 +127,7 @@ OTHERS = {
         train/workers/test_signals.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
         train/torch/test_function_trainer_ray.py plugins/integrations/test_lightning_trainer.py
-        train/torch/test_ray_scripts.py train/torch/test_transformers.py
+        train/torch/test_ray_scripts.py
         tune/experiment/test_kills.py
         plugins/integrations/test_lightning_callbacks.py plugins/integrations/test_mlflow.py
         tune/test_old_scripts.py tune/test_ray_tuner.py plugins/searchers/test_external_searchers.py
@@ -135,7 +140,7 @@ OTHERS = {
 LONGEST = """
     train/torch/test_function_trainer_ray.py train/torch/test_ray_scripts.py
     plugins/launch/test_run_scripts.py plugins/compat/test_peers.py
-    test_node_losses.py train/test_ray_trainer.py runtime/ray/test_ray.py test_docs.py test_benchmarks.py
+    test_node_losses.py train/test_ray_trainer.py plugins/ray/test_ray.py test_docs.py test_benchmarks.py
     test_docs_tuning.py test_docs_strategies.py tune/test_ray_tuner.py train/strategies/test_strategies.py
     recipes/test_cifar10.py recipes/test_mnist.py test_docs_sklearn.py train/test_promises.py
     sklearn/test_searches_benchmark.py train/strategies/test_fsdp.py train/workers/test_faults.py

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.kills.job import OWN, Job
 from trainkit import tune
+from trainkit.plugins.searchers.bohb import TuneBOHB
 from trainkit.tune.schedulers import (
     ASHAScheduler,
     HyperBandForBOHB,
@@ -18,7 +19,6 @@ from trainkit.tune.schedulers import (
     MedianStoppingRule,
     PopulationBasedTraining,
 )
-from trainkit.tune.search.bohb import TuneBOHB
 
 STEPS = 6
 TRIALS = 8

@@ -34,7 +34,7 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "lines of the core": Limit(48_550, 46_000, slack=300),
+    "lines of the core": Limit(45_850, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "files with two unconnected parts": Limit(0, 0),
@@ -48,14 +48,18 @@ PLUGINS = {
     "check_resume": Limit(850, 600, slack=60),
     "compat": Limit(2_500, 2_500, slack=60),
     "dashboard": Limit(4_525, 3_200, slack=60),
-    "integrations": Limit(1_160, 1_200, slack=60),
+    "integrations": Limit(1_410, 1_200, slack=60),
     "launch": Limit(800, 800, slack=60),
     "lightning": Limit(910, 900, slack=60),
     "pipeline": Limit(785, 800, slack=60),
     "pools": Limit(890, 900, slack=60),
     "profile": Limit(660, 600, slack=60),
-    "searchers": Limit(1_070, 1_100, slack=60),
+    "ray": Limit(1_020, 1_000, slack=60),
+    "schedulers": Limit(355, 350, slack=60),
+    "searchers": Limit(1_495, 1_100, slack=60),
+    "simulation": Limit(505, 500, slack=60),
     "testing": Limit(750, 750, slack=60),
+    "transformers": Limit(160, 160, slack=60),
 }
 """Lines of code of each plugin. A plugin has an entry here before it has a file."""
 
@@ -106,7 +110,7 @@ DOORS = {door for floor in FLOORS for door in floor} | {f"plugins.{name}" for na
 LAYERS = {
     "runtime.local": "main > worker > client | node > memory > wire, system",
     "tune": (
-        "tuner, simulation > experiment > executor > results > sync > config"
+        "tuner > experiment > executor > results > sync > config"
         " > callbacks > display > store > controller > search > schedulers > trial, space > core"
     ),
     "train": (
@@ -120,21 +124,22 @@ HEAVY = {"matplotlib", "optuna", "pandas", "ray", "rich", "scipy", "sklearn", "t
 MAY_HEAD = {
     "train": {"torch"},
     "sklearn": {"sklearn", "scipy"},
-    "runtime.ray": {"ray"},  # loaded when this engine is chosen
     "plugins.integrations.lightning_trainer": {"torch"},  # a loop of torch's imports it
     "plugins.integrations.optuna_storage": {"optuna"},  # its one class extends Optuna's
     "plugins.launch": {"torch"},  # loaded in ranks
     "plugins.lightning": {"torch"},
     "plugins.pipeline": {"torch"},
     "plugins.profile.finders": {"torch"},  # loaded when a trainer searches
+    "plugins.ray": {"ray"},  # loaded when this engine is chosen
     "plugins.testing": {"torch"},  # loaded by the test files of strategies
+    "plugins.transformers": {"torch"},
 }
 
 CHAINS: dict[str, str] = {
     "trainkit/plugins/lightning/fit.py self.trainer.fit_loop.epoch_loop._should_accumulate": (
         "Lightning tells nowhere else whether a batch's gradients wait for the next"
     ),
-    "trainkit/runtime/ray/values.py self.handle._actor_id.hex": "Ray keeps the id of an actor nowhere else",
+    "trainkit/plugins/ray/values.py self.handle._actor_id.hex": "Ray keeps the id of an actor nowhere else",
     "trainkit/plugins/searchers/hyperopt.py self._pyll.stochastic.sample": "a module of Hyperopt's",
 }
 """Calls that reach through a part for a reason: "file chain" -> reason. At most 19."""

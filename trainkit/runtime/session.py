@@ -421,7 +421,6 @@ ENGINES = Registry(
     {
         "inline": "trainkit.runtime.inline.engine:InlineEngine",
         "local": "trainkit.runtime.local.client.engine:LocalEngine",
-        "ray": "trainkit.runtime.ray.engine:RayEngine",
     },
 )
 """Engines by name. Other packages add engines by entry points."""

@@ -3,6 +3,8 @@ from trainkit.plugins import integrations as integrations
 from trainkit.plugins.compat.run import Experiment as Experiment
 from trainkit.plugins.compat.run import run as run
 from trainkit.plugins.compat.run import run_experiments as run_experiments
+from trainkit.plugins.simulation.simulate import Simulation as Simulation
+from trainkit.plugins.simulation.simulate import simulate as simulate
 from trainkit.tune import callbacks as callbacks
 from trainkit.tune import schedulers as schedulers
 from trainkit.tune import search as search
@@ -36,8 +38,6 @@ from trainkit.tune.results.result import Result as Result
 from trainkit.tune.results.result_grid import ResultGrid as ResultGrid
 from trainkit.tune.schedulers import create_scheduler as create_scheduler
 from trainkit.tune.search import create_searcher as create_searcher
-from trainkit.tune.simulation.simulate import Simulation as Simulation
-from trainkit.tune.simulation.simulate import simulate as simulate
 from trainkit.tune.space import choice as choice
 from trainkit.tune.space import forbid as forbid
 from trainkit.tune.space import grid_search as grid_search

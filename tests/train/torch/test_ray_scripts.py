@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import run_python
 from tests.plugins.compat.peers.base import with_our_imports
-from tests.runtime.ray.ray_session import clean_ray
+from tests.plugins.ray.ray_session import clean_ray
 
 SCRIPTS = sorted(Path(__file__).parent.glob("ray_scripts/*.py"))
 SLOWLY = {

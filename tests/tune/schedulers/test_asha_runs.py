@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from trainkit import tune
+from trainkit.plugins.simulation.simulate import Simulation
 from trainkit.tune.results.result_grid import ResultGrid
 from trainkit.tune.schedulers import ASHAScheduler
-from trainkit.tune.simulation.simulate import Simulation
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.tune.simulation.test_simulator_properties import RULES
-from tests.tune.simulation.test_simulator_properties import SCHEDULERS as ALL
+from tests.plugins.simulation.test_simulator_properties import RULES
+from tests.plugins.simulation.test_simulator_properties import SCHEDULERS as ALL
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune import schedulers as sch

@@ -13,8 +13,8 @@ from tests.tune.controller.harness import Play
 from trainkit import tune
 from trainkit.errors import ConfigError
 from trainkit.plugins.searchers.bayesopt import BayesOptSearch
+from trainkit.plugins.searchers.bohb import TuneBOHB
 from trainkit.tune.search import BasicVariantGenerator, HyperOptSearch, OptunaSearch, Searcher
-from trainkit.tune.search.bohb import TuneBOHB
 from trainkit.tune.space.configurations import fingerprint, nested
 from trainkit.tune.store.reader import ExperimentReader
 

@@ -1,4 +1,4 @@
-from trainkit.train.torch.transformers import TransformersReportCallback
-from trainkit.train.torch.transformers import prepare_trainer as prepare_trainer
+from trainkit.plugins.transformers.trainer import TransformersReportCallback
+from trainkit.plugins.transformers.trainer import prepare_trainer as prepare_trainer
 
 RayTrainReportCallback = TransformersReportCallback

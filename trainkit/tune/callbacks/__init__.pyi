@@ -1,4 +1,5 @@
 from trainkit.plugins.integrations.mlflow import MLflowLoggerCallback as MLflowLoggerCallback
+from trainkit.plugins.integrations.tensorboard import TBXLoggerCallback as TBXLoggerCallback
 from trainkit.plugins.integrations.wandb import WandbLoggerCallback as WandbLoggerCallback
 from trainkit.tune.callbacks.base import CALLBACKS as CALLBACKS
 from trainkit.tune.callbacks.base import Callback as Callback
@@ -9,4 +10,3 @@ from trainkit.tune.callbacks.loggers import JsonLoggerCallback as JsonLoggerCall
 from trainkit.tune.callbacks.loggers import LoggerCallback as LoggerCallback
 from trainkit.tune.callbacks.reporters import CLIReporter as CLIReporter
 from trainkit.tune.callbacks.reporters import JupyterNotebookReporter as JupyterNotebookReporter
-from trainkit.tune.callbacks.tensorboard import TBXLoggerCallback as TBXLoggerCallback

@@ -17,7 +17,6 @@ CALLBACKS = Registry(
     {
         "csv": "trainkit.tune.callbacks.loggers:CSVLoggerCallback",
         "json": "trainkit.tune.callbacks.loggers:JsonLoggerCallback",
-        "tensorboard": "trainkit.tune.callbacks.tensorboard:TBXLoggerCallback",
     },
     base="trainkit.tune.callbacks.base:Callback",
 )

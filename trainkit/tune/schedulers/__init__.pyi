@@ -1,6 +1,7 @@
 from trainkit.plugins.compat.resource_changing import (
     ResourceChangingScheduler as ResourceChangingScheduler,
 )
+from trainkit.plugins.schedulers.pb2 import PB2 as PB2
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler
 from trainkit.tune.schedulers.async_hyperband import AsyncHyperBandScheduler as AsyncHyperBandScheduler
 from trainkit.tune.schedulers.base import Decision as Decision
@@ -13,7 +14,6 @@ from trainkit.tune.schedulers.hyperband import HyperBandForBOHB as HyperBandForB
 from trainkit.tune.schedulers.hyperband import HyperBandScheduler as HyperBandScheduler
 from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule as MedianStoppingRule
 from trainkit.tune.schedulers.pareto import ParetoScheduler as ParetoScheduler
-from trainkit.tune.schedulers.pb2 import PB2 as PB2
 from trainkit.tune.schedulers.pbt import PopulationBasedTraining as PopulationBasedTraining
 from trainkit.tune.schedulers.pbt import PopulationBasedTrainingReplay as PopulationBasedTrainingReplay
 from trainkit.tune.schedulers.registry import SCHEDULERS as SCHEDULERS

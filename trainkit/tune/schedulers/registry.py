@@ -28,7 +28,6 @@ SCHEDULERS = Registry(
         "median_stopping_rule": "trainkit.tune.schedulers.median_stopping_rule:MedianStoppingRule",
         "medianstopping": "trainkit.tune.schedulers.median_stopping_rule:MedianStoppingRule",
         "pareto": "trainkit.tune.schedulers.pareto:ParetoScheduler",
-        "pb2": "trainkit.tune.schedulers.pb2:PB2",
         "pbt": "trainkit.tune.schedulers.pbt:PopulationBasedTraining",
         "pbt_replay": "trainkit.tune.schedulers.pbt:PopulationBasedTrainingReplay",
     },

@@ -1,5 +1,6 @@
 from trainkit.plugins.searchers.ax import AxSearch as AxSearch
 from trainkit.plugins.searchers.bayesopt import BayesOptSearch as BayesOptSearch
+from trainkit.plugins.searchers.bohb import TuneBOHB as TuneBOHB
 from trainkit.plugins.searchers.hyperopt import HyperOptSearch as HyperOptSearch
 from trainkit.plugins.searchers.nevergrad import NevergradSearch as NevergradSearch
 from trainkit.plugins.searchers.rustuna import RustunaSearch as RustunaSearch
@@ -7,7 +8,6 @@ from trainkit.plugins.searchers.skopt import SkOptSearch as SkOptSearch
 from trainkit.plugins.searchers.smac import SMACSearch as SMACSearch
 from trainkit.tune.search.base import Searcher as Searcher
 from trainkit.tune.search.basic_variant import BasicVariantGenerator as BasicVariantGenerator
-from trainkit.tune.search.bohb import TuneBOHB as TuneBOHB
 from trainkit.tune.search.concurrency_limiter import ConcurrencyLimiter as ConcurrencyLimiter
 from trainkit.tune.search.optuna import OptunaSearch as OptunaSearch
 from trainkit.tune.search.registry import SEARCHERS as SEARCHERS

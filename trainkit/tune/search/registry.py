@@ -14,7 +14,6 @@ from trainkit.tune.space.serialization import made_again
 SEARCHERS = Registry(
     "searcher",
     {
-        "bohb": "trainkit.tune.search.bohb:TuneBOHB",
         "concurrency_limiter": "trainkit.tune.search.concurrency_limiter:ConcurrencyLimiter",
         "optuna": "trainkit.tune.search.optuna:OptunaSearch",
         "random": "trainkit.tune.search.basic_variant:BasicVariantGenerator",

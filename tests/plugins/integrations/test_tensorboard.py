@@ -14,8 +14,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from trainkit import tune
+from trainkit.plugins.integrations.tensorboard import OWN_SUFFIX
 from trainkit.tune.callbacks import tensorboard
-from trainkit.tune.callbacks.tensorboard import OWN_SUFFIX
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.tune.search.domains import ALL_DOMAINS
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.plugins.searchers.bohb import Observation, Observations, TuneBOHB, budget_of
+from trainkit.plugins.searchers.bohb_model import BOHBConfig, Encoding
 from trainkit.tune.schedulers import Decision, Verdict
-from trainkit.tune.search.bohb import Observation, Observations, TuneBOHB, budget_of
-from trainkit.tune.search.bohb_model import BOHBConfig, Encoding
 from trainkit.tune.space.search_space import Space
 
 LINE = {"x": tune.uniform(0, 1)}

@@ -50,7 +50,7 @@ class UserFailure(Exception):
     """Exception of user code in a worker, packed by `pack_failure` to be sent through Ray.
 
     Args:
-        parcel: packed failure, a `trainkit.runtime.ray.values.Parcel`.
+        parcel: packed failure, a `trainkit.plugins.ray.values.Parcel`.
     """
 
     def __init__(self, parcel: Any) -> None:

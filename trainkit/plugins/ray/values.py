@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import ray
 
+from trainkit.plugins.ray import errors
 from trainkit.runtime.calls.futures import Callbacks
-from trainkit.runtime.ray import errors
 from trainkit.runtime.refs import DynamicObjectRefGenerator, ObjectRef, ObjectRefGenerator
 from trainkit.runtime.serialize import Packed, attached, claim, deregister, pack, register, unpack
 from trainkit.runtime.session import engine, put_again

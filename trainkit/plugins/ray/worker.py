@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 
 import ray
 
+from trainkit.plugins.ray.errors import RetriedFailure, UserFailure, translate
+from trainkit.plugins.ray.values import Call, Parcel, seal, unseal, wrap
 from trainkit.runtime.calls.methods import method_of
 from trainkit.runtime.calls.results import drained, split_results
 from trainkit.runtime.failures import ActorExit, pack_failure
-from trainkit.runtime.ray.errors import RetriedFailure, UserFailure, translate
-from trainkit.runtime.ray.values import Call, Parcel, seal, unseal, wrap
 from trainkit.runtime.restart_policy import RetriedKinds, retries_on
 from trainkit.runtime.session import inside
 

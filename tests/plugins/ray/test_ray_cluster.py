@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.runtime.ray.ray_actors import Many
+from tests.plugins.ray.ray_actors import Many
 from trainkit.errors import ConfigError, InfeasibleError, ObjectLostError
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from tests.runtime.ray.ray_session import clean_ray  # noqa: E402
+from tests.plugins.ray.ray_session import clean_ray  # noqa: E402
 
 
 def node_id() -> str:

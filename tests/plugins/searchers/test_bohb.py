@@ -12,10 +12,10 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
+from trainkit.plugins.searchers.bohb import Knowledge, TuneBOHB
 from trainkit.plugins.testing.searcher import TREE, Row, Search, loss_of
 from trainkit.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandForBOHB
 from trainkit.tune.search import ConcurrencyLimiter
-from trainkit.tune.search.bohb import Knowledge, TuneBOHB
 
 pytestmark = pytest.mark.usefixtures("inline")
 

@@ -12,6 +12,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
+from trainkit.plugins.simulation.executor import (
+    Agenda,
+    Failures,
+    Script,
+    SimulatedExecutor,
+    slowdowns,
+)
 from trainkit.tune.callbacks.base import Callback
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller import events as ev
@@ -33,13 +40,6 @@ from trainkit.tune.experiment.plan import make_plan
 from trainkit.tune.experiment.stored_settings import new_facts
 from trainkit.tune.results.result_grid import MemoryGrid
 from trainkit.tune.schedulers.base import Decision
-from trainkit.tune.simulation.executor import (
-    Agenda,
-    Failures,
-    Script,
-    SimulatedExecutor,
-    slowdowns,
-)
 from trainkit.tune.space.serialization import encode_config
 from trainkit.tune.store.memory import MemoryStore
 

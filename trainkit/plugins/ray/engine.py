@@ -29,17 +29,11 @@ from typing import Any
 import ray
 
 from trainkit.errors import ActorDiedError, ConfigError, ObjectLostError, WorkerDiedError
-from trainkit.resources import Bundle
-from trainkit.runtime import session, specs
-from trainkit.runtime.calls.options import interface_of
-from trainkit.runtime.context import address_info
-from trainkit.runtime.engine import PROMISES
-from trainkit.runtime.local.system import devices, process
-from trainkit.runtime.ray import actors, errors, groups
-from trainkit.runtime.ray import state as ray_state
-from trainkit.runtime.ray.actors import Definitions
-from trainkit.runtime.ray.placement import placed, ray_options
-from trainkit.runtime.ray.values import (
+from trainkit.plugins.ray import actors, errors, groups
+from trainkit.plugins.ray import state as ray_state
+from trainkit.plugins.ray.actors import Definitions
+from trainkit.plugins.ray.placement import placed, ray_options
+from trainkit.plugins.ray.values import (
     Call,
     RayActor,
     RayRef,
@@ -52,7 +46,13 @@ from trainkit.runtime.ray.values import (
     unseal,
     with_options,
 )
-from trainkit.runtime.ray.worker import ActorHost
+from trainkit.plugins.ray.worker import ActorHost
+from trainkit.resources import Bundle
+from trainkit.runtime import session, specs
+from trainkit.runtime.calls.options import interface_of
+from trainkit.runtime.context import address_info
+from trainkit.runtime.engine import PROMISES
+from trainkit.runtime.local.system import devices, process
 from trainkit.runtime.refs import ObjectRef
 from trainkit.settings import runtime_dir
 

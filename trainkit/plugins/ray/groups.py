@@ -11,8 +11,8 @@ from ray.util import placement_group as reserve_in_ray
 from ray.util.placement_group import PlacementGroup
 
 from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.plugins.ray.errors import refusal
 from trainkit.resources import Bundle, describe, require_feasible, total
-from trainkit.runtime.ray.errors import refusal
 from trainkit.runtime.specs import PlacementGroupId
 
 _ID_BYTES = PlacementGroupID.size()

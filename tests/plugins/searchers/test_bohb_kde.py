@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.tune.search.bohb_model import Column, KernelDensity, bandwidths, imputed
+from trainkit.plugins.searchers.bohb_model import Column, KernelDensity, bandwidths, imputed
 
 LINE = Column(lower=-np.inf, upper=np.inf)
 UNIT = Column()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import trainkit
-from tests.runtime.ray import ray_actors
-from tests.runtime.ray.ray_actors import Loop, Many
+from tests.plugins.ray import ray_actors
+from tests.plugins.ray.ray_actors import Loop, Many
 from tests.suites.engine import EngineSuite
 from tests.suites.engine_actors import ActorSuite
 from tests.suites.engine_arguments import ArgumentSuite
@@ -26,7 +26,7 @@ from trainkit.plugins.testing.engine import Suite
 
 ray = pytest.importorskip("ray", reason="the Ray engine needs Ray: pip install 'trainkit-ml[ray]'")
 
-from tests.runtime.ray.ray_session import clean_ray  # noqa: E402
+from tests.plugins.ray.ray_session import clean_ray  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)

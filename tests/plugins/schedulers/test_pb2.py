@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.schedulers import PB2, described_scheduler
-from trainkit.tune.schedulers.pb2 import (
+from trainkit.plugins.schedulers.pb2 import (
     HIGHEST,
     LOWEST,
     Acquisition,
@@ -29,6 +28,7 @@ from trainkit.tune.schedulers.pb2 import (
     standardized,
     to_unit,
 )
+from trainkit.tune.schedulers import PB2, described_scheduler
 from trainkit.tune.space.domains import Float, Integer
 
 KERNEL = Kernel(1.3, 0.4, 0.7, 0.15, 0.02)

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from trainkit.runtime.ray.groups import current, group_of
+from trainkit.plugins.ray.groups import current, group_of
 from trainkit.runtime.scheduling import captured
 from trainkit.runtime.specs import Placement
 

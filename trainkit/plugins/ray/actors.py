@@ -13,11 +13,11 @@ from ray.experimental import internal_kv
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ArgumentTypeError, ConfigError
+from trainkit.plugins.ray.errors import RetriedFailure, refusal
+from trainkit.plugins.ray.placement import ray_options
+from trainkit.plugins.ray.values import Call, RayActor, handed_out, seal, split_arguments, with_options
+from trainkit.plugins.ray.worker import Join, host_class, task_body
 from trainkit.runtime.failures import ActorExit
-from trainkit.runtime.ray.errors import RetriedFailure, refusal
-from trainkit.runtime.ray.placement import ray_options
-from trainkit.runtime.ray.values import Call, RayActor, handed_out, seal, split_arguments, with_options
-from trainkit.runtime.ray.worker import Join, host_class, task_body
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.specs import DYNAMIC, STREAMING, ActorSpec, Interface, MethodSpec, TaskSpec
 

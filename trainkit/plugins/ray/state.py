@@ -12,8 +12,8 @@ from ray.core.generated.gcs_pb2 import ActorTableData, WorkerTableData
 from ray.util import placement_group_table
 
 from trainkit.errors import ConfigError
+from trainkit.plugins.ray.groups import plain
 from trainkit.runtime.engine import Row, group_row, listing, task_row, worker_row
-from trainkit.runtime.ray.groups import plain
 
 _ACTOR_STATES = {"DEPENDENCIES_UNREADY": "PENDING", "PENDING_CREATION": "PENDING"}
 _MOST_ROWS = 10_000

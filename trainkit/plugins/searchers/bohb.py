@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainkit.errors import ConfigError
+from trainkit.plugins.searchers.bohb_model import BOHBConfig, Encoding, Model
 from trainkit.tune.core.checks import is_number, require_whole
 from trainkit.tune.core.metrics import lookup
 from trainkit.tune.core.seeds import model_generator, suggestion_generator
 from trainkit.tune.schedulers.base import Decision, score_of
 from trainkit.tune.search.base import Evaluated
-from trainkit.tune.search.bohb_model import BOHBConfig, Encoding, Model
 from trainkit.tune.search.model_based import ModelBasedSearcher
 from trainkit.tune.space.search_space import Path, Space
 
 if TYPE_CHECKING:
     from numpy.random import Generator
 
-    from trainkit.tune.search.bohb_model import Column, Floats
+    from trainkit.plugins.searchers.bohb_model import Column, Floats
 
 Enough = Callable[[int, int], bool]
 """Function that returns True if the numbers of observations and of finite losses suffice for a model."""

@@ -1,0 +1,1 @@
+"""Schedulers with a model of their own."""

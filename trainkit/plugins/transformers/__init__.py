@@ -1,0 +1,1 @@
+"""Support for the trainer of Transformers in a training function."""

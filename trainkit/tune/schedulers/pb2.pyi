@@ -1,0 +1,1 @@
+from trainkit.plugins.schedulers.pb2 import PB2 as PB2

@@ -1,0 +1,1 @@
+from trainkit.plugins.searchers.bohb import TuneBOHB as TuneBOHB
