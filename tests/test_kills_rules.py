@@ -46,8 +46,9 @@ def test_every_target_and_every_fault_is_hit() -> None:
 HISTORY = {"a": [0.5, [[1, 2.0, "s1"], [2, 1.0, "s2"]]]}
 REPORTS = [["report", "a", "s1"]]
 CANDIDATES = {"candidates": [[1, 0.0, 0.5], [2, 0.0, 0.7]], "best": [{"max_depth": 2}, 0.7]}
-EPOCHS = {"epoch": 2, "weights": [1.5], "losses": {"1": 0.4, "2": 0.2}}
+EPOCHS = {"epoch": 2, "steps": 6, "weights": [1.5], "losses": {"1": 0.4, "2": 0.2}}
 TRAINED = [["resumed", 0], ["epoch", 1, 0.4], ["resumed", 1], ["epoch", 2, 0.2]]
+PLACED = [*TRAINED[:2], ["place", 5]]
 CALL = ["1 0", "once", 3, 4]
 
 
@@ -113,10 +114,19 @@ def test_populations_need_not_repeat_an_undisturbed_run() -> None:
         ([*TRAINED[:2], TRAINED[1], TRAINED[3]], EPOCHS, {"twice"}),
         ([*TRAINED[:3], ["epoch", 2, 0.3]], EPOCHS, {"differing"}),
         (TRAINED, {**EPOCHS, "weights": [1.25]}, {"differing"}),
+        (TRAINED, {**EPOCHS, "steps": 7}, {"differing"}),
+        ([*PLACED, ["resumed", 1, 5], TRAINED[3]], EPOCHS, set()),
+        ([*PLACED, ["resumed", 1, 3], TRAINED[3]], EPOCHS, {"missing"}),
     ],
 )
 def test_epochs(acks: Any, outcome: Any, expected: set[str]) -> None:
     assert kinds(checks.check_epochs(acks, outcome, EPOCHS)) == expected
+
+
+def test_places_within_an_epoch_are_counted() -> None:
+    acks = [["resumed", 0, 0], ["place", 2], ["resumed", 0, 2], ["place", 3], ["resumed", 1, 3]]
+    findings = checks.check_epochs(acks, EPOCHS, EPOCHS)
+    assert (findings.acknowledged, findings.there, findings.within) == (2, 2, 1)
 
 
 def test_candidates() -> None:
@@ -139,17 +149,20 @@ def test_targets_are_chosen_by_name_and_parent() -> None:
             (12, "trainkit-tmpl", 11),
             (13, "tk-worker", 12),
             (14, "tk-worker", 13),
+            (15, "tk-checkpoint-writer"[:15], 12),
         ]
     }
-    found = {target: processes.candidates(target, 10, there) for target in (*TARGETS["ddp"][:6], plan.LOADER)}
+    targets = (*TARGETS["ddp"][:6], plan.LOADER, plan.WRITER)
+    found = {target: processes.candidates(target, 10, there) for target in targets}
     assert found == {
         "driver": [10],
         "node": [11],
         "template": [12],
-        "worker": [13],
+        "worker": [13, 15],
         "group": [10],
-        "job": [10, 11, 12, 13, 14],
+        "job": [10, 11, 12, 13, 14, 15],
         "loader": [14],
+        "writer": [15],
     }
 
 
@@ -167,13 +180,14 @@ def test_a_job_keeps_lines_and_its_outcome(tmp_path: Path) -> None:
 def test_a_campaign_resumes_only_from_its_own_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
     cycle = plan.cycle(1, 0, TARGETS, SPANS)
-    findings = Findings(acknowledged=3, there=2, missing=["a"])
+    findings = Findings(acknowledged=3, there=2, within=1, missing=["a"])
     record = Record(struck=[*cycle.strikes], codes=[-9, 0], findings=findings)
     state.append(path, state.line_of(cycle, record, 1, list(PARTS), 2.0))
     (line,) = state.read(path, 1, list(PARTS))
     assert (line["cycle"], line["missing"], len(line["struck"])) == (0, ["a"], len(cycle.strikes))
     total = state.totals([line], PARTS)[cycle.part]
-    assert (total.kills.total(), total.acknowledged, total.there) == (len(cycle.strikes), 3, 2)
+    assert (total.acknowledged, total.there, total.within) == (3, 2, 1)
+    assert total.kills.total() == len(cycle.strikes)
     assert total.faults["missing"] == 1
     with pytest.raises(
         ValueError, match=r"belongs to a campaign with --seed 1 --parts calls .*: give the same"

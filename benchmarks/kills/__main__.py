@@ -174,9 +174,14 @@ def report(campaign: Campaign, parts: Sequence[str], *, seconds: float, new: int
             rows.add(Row(f"{part}: kills", better="").measured([total.kills.total()]))
         rows.add(Row("kills", better="").measured([campaign.kills]))
         rows.add(Row("kills a second", "1/s", MORE).measured([new / seconds]))
-        for name in ("acknowledged", "there"):
+        counts = {
+            "acknowledged": "acknowledged",
+            "there": "there",
+            "within": "that are places within an epoch",
+        }
+        for name, words in counts.items():
             count = sum(getattr(total, name) for total in found.values())
-            rows.add(Row(f"results {name}", better="").measured([count]))
+            rows.add(Row(f"results {words}", better="").measured([count]))
         for kind, count in faults.items():
             rows.add(Row(NAMES[kind], exact=True).measured([count]))
     return int(any(faults.values()))

@@ -72,22 +72,33 @@ def check_reports(acks: Acks, outcome: Any, expected: Any, *, exact: bool) -> Fi
 
 
 def check_epochs(acks: Acks, outcome: Any, expected: Any) -> Findings:
-    """Check that no acknowledged epoch was trained again, and that all numbers equal an undisturbed run's."""
+    """Check that no acknowledged epoch or step was trained again.
+
+    All numbers must equal those of an undisturbed run.
+    """
     findings = Findings()
-    last = 0
-    for kind, epoch, *loss in acks:
+    last = place = 0
+    for kind, *values in acks:
         if kind == "resumed":
+            epoch, step = (*values, place)[:2]
             findings.missing += [f"epoch {each}" for each in range(epoch + 1, last + 1)]
-            last = epoch
-        elif kind == "epoch":
+            if step < place:
+                findings.missing.append(f"step {place}: resumed after step {step}")
+            last, place = epoch, step
+        elif kind == "place":
+            (place,) = values
             findings.acknowledged += 1
-            findings.equal(f"loss of epoch {epoch}", loss[0], expected["losses"][str(epoch)])
+            findings.within += place % (expected["steps"] // expected["epoch"]) > 0
+        elif kind == "epoch":
+            epoch, loss = values
+            findings.acknowledged += 1
+            findings.equal(f"loss of epoch {epoch}", loss, expected["losses"][str(epoch)])
             if epoch <= last:
                 findings.twice.append(f"epoch {epoch}")
             last = epoch
     findings.there = findings.acknowledged - len(findings.missing)
-    findings.equal("epoch", outcome["epoch"], expected["epoch"])
-    findings.equal("weights", outcome["weights"], expected["weights"])
+    for name in ("epoch", "steps", "weights"):
+        findings.equal(name, outcome.get(name), expected.get(name))
     return findings
 
 

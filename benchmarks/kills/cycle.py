@@ -229,7 +229,11 @@ class Stage:
 
         overload = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
         self._until(lambda: not left(), CLEAN_S * overload)
-        self.record.findings.left += left()
+        if found := left():
+            codes = ", ".join(map(str, self.record.codes))
+            there = [str(path.relative_to(self._scratch)) for path in sorted(self._scratch.rglob("*"))]
+            what = f"after runs with codes {codes}: {', '.join(found)}; in the folder: {there}"
+            self.record.findings.left.append(what)
 
     # faults
 

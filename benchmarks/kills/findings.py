@@ -20,6 +20,7 @@ class Findings:
     Attributes:
         acknowledged: number of results that the program was told to be safe.
         there: number of these results that are there in the end.
+        within: number of these results that are places within an epoch.
         missing: acknowledged results that are not there.
         twice: results that are there more than once.
         differing: numbers that differ from those of an undisturbed run.
@@ -31,6 +32,7 @@ class Findings:
 
     acknowledged: int = 0
     there: int = 0
+    within: int = 0
     missing: list[str] = field(default_factory=list)
     twice: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)

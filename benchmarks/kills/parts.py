@@ -16,7 +16,19 @@ from pathlib import Path
 from benchmarks.kills import checks
 from benchmarks.kills.findings import Check
 from benchmarks.kills.job import UNFINISHED, Job
-from benchmarks.kills.plan import CLOCK, DISK, DRIVER, FILES, GROUP, JOB, LOADER, NODE, TEMPLATE, WORKER
+from benchmarks.kills.plan import (
+    CLOCK,
+    DISK,
+    DRIVER,
+    FILES,
+    GROUP,
+    JOB,
+    LOADER,
+    NODE,
+    TEMPLATE,
+    WORKER,
+    WRITER,
+)
 from trainkit.runtime.local.system import process
 
 PROCESSES = (DRIVER, NODE, TEMPLATE, WORKER, GROUP, JOB)
@@ -70,13 +82,18 @@ PARTS: Mapping[str, Part] = {
     "hyperband": _tuner("hyperband", exact=True),
     "bohb": _tuner("bohb", exact=True),
     "pbt": _tuner("pbt", exact=False),
+    "pb2": _tuner("pb2", exact=False),
     "median": _tuner("median", exact=True),
     "search": Part("search_parts", "search", checks.check_candidates),
+    "stopping": Part("search_parts", "stopping", checks.check_candidates),
     "single": _operator("single"),
     "ddp": _operator("ddp", LOADER),
     "fsdp": _operator("fsdp"),
     "tensor": _operator("tensor"),
     "pipeline": _operator("pipeline"),
+    "background": Part(
+        "trainer_parts", "background", checks.check_epochs, (*STORING, WRITER, WRITER), span_s=1.0
+    ),
     "function": Part("trainer_parts", "function", checks.check_epochs, (*STORING, LOADER), span_s=1.0),
 }
 """All programs by name."""

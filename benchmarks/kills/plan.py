@@ -6,7 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-DRIVER, NODE, TEMPLATE, WORKER, LOADER, GROUP, JOB = "driver node template worker loader group job".split()
+DRIVER, NODE, TEMPLATE, WORKER, GROUP, JOB = "driver node template worker group job".split()
+LOADER, WRITER = "loader", "writer"
 FILES, CLOCK, DISK = "files", "clock", "disk"
 
 SIGNALS = ("kill", "term", "int", "stop")

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kills.plan import DRIVER, GROUP, JOB, LOADER, NODE, TEMPLATE, WORKER
+from benchmarks.kills.plan import DRIVER, GROUP, JOB, LOADER, NODE, TEMPLATE, WORKER, WRITER
 
 MARK = "KILLS_PROGRAM"
 """Environment variable that all processes of a program inherit. Its value differs for each cycle."""
 NODE_NAME, TEMPLATE_NAME, WORKER_PREFIX = "trainkit-node", "trainkit-tmpl", "tk-"
+WRITER_NAME = "tk-checkpoint-writer"[:15]
 ALLOWED = re.compile(r"trainkit-[a-z0-9_]+|torchinductor_.*")
 """Names in the temporary folder that stay by design: the logs of the last sessions, and torch's caches."""
 
@@ -67,6 +68,7 @@ def candidates(target: str, driver: int, there: Mapping[int, Process]) -> list[i
         NODE: {pid for pid, each in there.items() if each.name == NODE_NAME},
         TEMPLATE: {pid for pid, each in there.items() if each.name == TEMPLATE_NAME},
         WORKER: workers - loaders,
+        WRITER: {pid for pid, each in there.items() if each.name == WRITER_NAME},
         LOADER: loaders | {pid for pid, each in there.items() if each.parent in workers},
     }
     return sorted(chosen[target])

@@ -46,6 +46,7 @@ def line_of(cycle: Cycle, record: Record, seed: int, parts: Sequence[str], took_
         "codes": record.codes,
         "acknowledged": findings.acknowledged,
         "there": findings.there,
+        "within": findings.within,
         "took_s": round(took_s, 2),
         **findings.faults,
     }
@@ -66,6 +67,7 @@ class Total:
         kills: number of faults, by target and fault.
         acknowledged: number of acknowledged results.
         there: number of these results that are there in the end.
+        within: number of these results that are places within an epoch.
         faults: number of findings that must not be, by kind.
     """
 
@@ -73,6 +75,7 @@ class Total:
     kills: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
     there: int = 0
+    within: int = 0
     faults: Counter[str] = field(default_factory=Counter)
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -81,6 +84,7 @@ class Total:
         self.kills.update(strike["fault"] for strike in line["struck"])
         self.acknowledged += line["acknowledged"]
         self.there += line["there"]
+        self.within += line["within"]
         self.faults.update({name: len(line.get(name, ())) for name in FAULTY})
 
 

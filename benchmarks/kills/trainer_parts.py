@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +50,8 @@ def strategy(name: str) -> dict[str, Any]:
         from trainkit.plugins.pipeline.pipeline import Pipeline
 
         return {"num_workers": 2, "strategy": Pipeline(degree=2)}
+    if name == "background":
+        return {"num_workers": 2}
     config = {"loaders": 1} if name == "ddp" else {}
     return {"num_workers": 1 if name == "single" else 2, "strategy": name, "config": config}
 
@@ -75,32 +80,98 @@ class Curve(TrainingOperator):
         optimizer = torch.optim.Adam(model.parameters(), 0.01)
         self.register(models=model, optimizers=optimizer, criterion=nn.MSELoss())
         loaders = config.get("loaders", 0)
-        self.register_data(train_loader=DataLoader(Noisy(), BATCH, shuffle=True, num_workers=loaders))
+        # Processes of a loader draw the same numbers again within an epoch only with seeds of the samples.
+        seed = 3 if loaders else None
+        loader = DataLoader(Noisy(), BATCH, shuffle=True, num_workers=loaders)
+        self.register_data(train_loader=loader, sample_seed=seed)
 
 
 def operator(job: Job, name: str) -> None:
-    """Train with the strategy of this name, and acknowledge each epoch that is saved."""
+    """Train with the strategy of this name, and acknowledge each epoch and each place that is saved."""
+    with _trainer(name) as trainer:
+        epoch = _resume(job, trainer)
+        with _saved_at_signals(job, trainer):
+            while epoch < EPOCHS:
+                result = trainer.train()
+                epoch = result["epoch"]
+                trainer.save(_path(job))
+                job.ack("epoch", epoch, result["train_loss"])
+        outcome = _outcome(trainer)
+    _finish(job, outcome)
+
+
+def background(job: Job) -> None:
+    """Train while another process writes the checkpoints, and acknowledge each epoch once it is written."""
+    written: list[tuple[int, float]] = []
+
+    def acknowledge() -> None:
+        while written:
+            job.ack("epoch", *written.pop())
+
+    with _trainer("background") as trainer:
+        epoch = _resume(job, trainer)
+        with _saved_at_signals(job, trainer):
+            while epoch < EPOCHS:
+                result = trainer.train()
+                epoch = result["epoch"]
+                trainer.save(_path(job), wait=False)
+                acknowledge()  # this save has waited for the previous one
+                written.append((epoch, result["train_loss"]))
+        outcome = _outcome(trainer)
+    acknowledge()
+    _finish(job, outcome)
+
+
+def _trainer(name: str) -> Any:
     torch.manual_seed(7)
-    path = job.kept / "checkpoint"
-    with TorchTrainer(
+    return TorchTrainer(
         training_operator_cls=Curve,
         use_gpu=False,
         timeout_s=TIMEOUT_S,
         num_cpus_per_worker=0.5,
         **strategy(name),
-    ) as trainer:
-        epoch = 0
-        if path.exists():
-            trainer.load(path)
-            epoch = json.loads((path / "checkpoint.json").read_text())["epoch"]
-        job.ack("resumed", epoch)
-        while epoch < EPOCHS:
-            result = trainer.train()
-            epoch = result["epoch"]
-            trainer.save(path)
-            job.ack("epoch", epoch, result["train_loss"])
-        weights = [parameter.tolist() for parameter in trainer.get_model().parameters()]
-    job.finish({"epoch": epoch, "weights": weights, "losses": dict(of_kind(job.lines(), "epoch"))})
+    )
+
+
+def _path(job: Job) -> Path:
+    return job.kept / "checkpoint"
+
+
+def _saved(job: Job) -> tuple[int, int]:
+    """Return the epoch and the step of the checkpoint."""
+    found = json.loads((_path(job) / "checkpoint.json").read_text())
+    return found["epoch"], found["global_step"]
+
+
+def _resume(job: Job, trainer: Any) -> int:
+    """Load the checkpoint if there is one, and return its epoch."""
+    epoch = step = 0
+    if _path(job).exists():
+        trainer.load(_path(job))
+        epoch, step = _saved(job)
+    job.ack("resumed", epoch, step)
+    return epoch
+
+
+@contextlib.contextmanager
+def _saved_at_signals(job: Job, trainer: Any) -> Iterator[None]:
+    """Save the place in the epoch at SIGTERM and SIGINT, and acknowledge it."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        trainer.save(_path(job))
+        job.ack("place", _saved(job)[1])
+        raise
+
+
+def _outcome(trainer: Any) -> dict[str, Any]:
+    state = trainer.state_dict()
+    weights = [parameter.tolist() for parameter in trainer.get_model().parameters()]
+    return {"epoch": state["epoch"], "steps": state["global_step"], "weights": weights}
+
+
+def _finish(job: Job, outcome: dict[str, Any]) -> None:
+    job.finish({**outcome, "losses": dict(of_kind(job.lines(), "epoch"))})
 
 
 def function(job: Job) -> None:

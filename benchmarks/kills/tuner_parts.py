@@ -13,6 +13,7 @@ from benchmarks.kills.job import OWN, Job
 from trainkit import tune
 from trainkit.plugins.searchers.bohb import TuneBOHB
 from trainkit.tune.schedulers import (
+    PB2,
     ASHAScheduler,
     HyperBandForBOHB,
     HyperBandScheduler,
@@ -48,6 +49,11 @@ def settings(name: str) -> dict[str, Any]:
             "scheduler": PopulationBasedTraining(
                 **by_step, perturbation_interval=2, hyperparam_mutations={"x": tune.uniform(0, 1)}
             ),
+        },
+        "pb2": {
+            "num_samples": 4,
+            "max_concurrent_trials": 2,
+            "scheduler": PB2(**by_step, perturbation_interval=2, hyperparam_bounds={"x": [0, 1]}),
         },
     }
     return schedulers[name]
