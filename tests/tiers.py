@@ -68,7 +68,8 @@ OTHERS = {
         cli/test_experiments.py cli/test_why_decisions.py runtime/local/node/test_listing.py
         runtime/local/node/test_loop.py runtime/local/node/test_scheduler.py
         runtime/local/node/test_supervisor.py runtime/inline/test_inline.py
-        runtime/test_placement.py runtime/test_restart_rules.py runtime/test_turns.py
+        runtime/test_placement.py runtime/test_preempt_settings.py runtime/test_restart_rules.py
+        runtime/test_turns.py
         sklearn/test_copy_files.py sklearn/test_estimator_checks.py sklearn/test_fold_order.py
         sklearn/test_own_words.py
         sklearn/test_piecewise.py sklearn/test_search_candidates.py sklearn/test_search_cv.py
@@ -124,7 +125,7 @@ OTHERS = {
         sklearn/test_searches_benchmark.py train/test_benchmarks.py train/step/test_compiling.py
         plugins/lightning/test_lightning_operator.py train/distributed/test_meeting.py
         train/data/test_hooks.py plugins/lightning/test_lightning.py train/test_promises.py
-        train/workers/test_signals.py
+        train/workers/test_preemption.py train/workers/test_signals.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
         train/torch/test_function_trainer_ray.py plugins/integrations/test_lightning_trainer.py
         train/torch/test_ray_scripts.py

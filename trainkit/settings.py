@@ -12,6 +12,9 @@ Each variable is read at the time of the call, so that a test or a notebook can 
 | TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: hide failures of calls whose results are not read | show each once |
 | TRAINKIT_RESULTS_DIR | folder for experiments | ~/trainkit_results |
 | TRAINKIT_STOP_GRACE_S | seconds a trial has to end after Ctrl-C, SIGTERM or the time budget | 5 |
+| TRAINKIT_PREEMPT_SIGNALS | signals that end the program like SIGTERM, such as USR1,USR2 | SIGTERM only |
+| TRAINKIT_STOP_BEFORE_S | seconds before the end of the job at which the program ends like by SIGTERM | off |
+| TRAINKIT_JOB_END_TIME | Unix time at which the job ends | $SLURM_JOB_END_TIME |
 | TRAINKIT_CHDIR_TO_TRIAL_DIR | 0: trials run in the program's folder | each trial runs in its own folder |
 | TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show trainkit's own frames | trainkit's frames are left out |
 
@@ -126,6 +129,23 @@ def full_traceback() -> bool:
 def stop_grace_s() -> float:
     """Return the seconds that a trial has to end before it is killed, once its experiment must end."""
     return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S") or 5)
+
+
+def preempt_signals() -> list[str]:
+    """Return the names of the signals that end the program cleanly, in addition to SIGTERM."""
+    return os.environ.get("TRAINKIT_PREEMPT_SIGNALS", "").replace(",", " ").split()
+
+
+def stop_before_s() -> float | None:
+    """Return the seconds before the end of the job at which the program ends; None if it does not."""
+    text = os.environ.get("TRAINKIT_STOP_BEFORE_S")
+    return float(text) if text else None
+
+
+def job_end_time() -> float | None:
+    """Return the Unix time at which the job ends; None if it is unknown."""
+    text = os.environ.get("TRAINKIT_JOB_END_TIME") or os.environ.get("SLURM_JOB_END_TIME")
+    return float(text) if text else None
 
 
 # --- variables of Ray Tune ------------------------------------------------------------------------

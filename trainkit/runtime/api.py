@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, TypeVar, overload
 
 from trainkit.errors import AlreadyInitializedError, ArgumentTypeError, ConfigError
 from trainkit.runtime import scheduling as groups
-from trainkit.runtime import session
+from trainkit.runtime import session, signals
 from trainkit.runtime.calls.context import get_runtime_context
 from trainkit.runtime.calls.options import method
 from trainkit.runtime.calls.remote import ActorHandle, RemoteFunction, remote
@@ -95,6 +95,8 @@ def init(
     system_reserved_memory: int | None = None,
     proxy_server_url: str | None = None,
     preload: Sequence[str] = (),
+    preempt_signals: Sequence[str] | None = None,
+    stop_before_s: float | None = None,
     **private: Any,
 ) -> SessionContext:
     """Start the runtime. Without `init`, the first call that needs the runtime starts it with the defaults.
@@ -145,6 +147,12 @@ def init(
         preload: modules to import once before workers are forked from them, in addition to the well-known
             heavy modules that this process has imported. If `trainkit.init(preload=["torch"])` comes before
             the script's own imports, both imports run at the same time.
+        preempt_signals: names of signals that announce the end of the job, from SIGTERM, SIGUSR1 and SIGUSR2.
+            They end the program cleanly, as SIGTERM always does; a signal with a handler of your own is left
+            to this handler. Default: TRAINKIT_PREEMPT_SIGNALS, such as USR1,USR2, else SIGTERM only.
+        stop_before_s: seconds before the end of the job at which the program ends as by SIGTERM. The end is
+            SLURM_JOB_END_TIME, or TRAINKIT_JOB_END_TIME, as Unix time. Default: TRAINKIT_STOP_BEFORE_S, else
+            off.
         **private: arguments of Ray that begin with an underscore, such as `_temp_dir`. `_memory` means
             `memory`, and `_object_spilling_directory` means `object_spilling_directory`; for the other
             arguments, see `include_dashboard`.
@@ -168,6 +176,7 @@ def init(
             raise AlreadyInitializedError(
                 "trainkit is already running; call shutdown() first, or pass ignore_reinit_error=True"
             )
+        preempt = signals.PreemptSettings.of(preempt_signals, stop_before_s)
         chosen = engine_name(engine, address, local_mode)
         spilling = private.pop("_object_spilling_directory", None)
         if object_spilling_directory is not None:
@@ -202,6 +211,7 @@ def init(
                 **private,
             },
         )
+        signals.configure(preempt)
         return SessionContext(session.begin(chosen, spec).address_info(), shutdown)
 
 

@@ -115,14 +115,13 @@ def begin(name: str, spec: SessionSpec) -> Engine:
             _tell_of_no_effect(name, spec.extra)
             # Parked sessions are compared by their settings, so settings without effect are left out.
             spec = replace(spec, extra={})
-        takes_over = signals.is_default()  # this is checked first, as the Ray engine installs its own handler
+        sigterm = signals.is_default()  # this is checked first, as the Ray engine installs its own handler
         found = _unpark(name, spec)
         if found is None:
             shutdown()
             found = start(name, spec)
         _current, _started = found, (name, spec)
-        if takes_over:
-            signals.take_over()
+        signals.take_over(sigterm)
         atexit.register(shutdown)
         return found
 

@@ -1,9 +1,10 @@
-"""Handling of SIGINT and SIGTERM: deferral during waits and transfers, and coordination
-of a session's processes.
+"""Handling of SIGINT, and of signals that announce the end of a job: deferral during waits and transfers,
+and coordination of a session's processes.
 
-Slurm and systemd send SIGTERM to every process of a job at once. The program then decides which
+Slurm and systemd send such a signal to every process of a job at once. The program then decides which
 processes end, and when. The session's node keeps the signal pending, so that a worker can see that the
-whole job received the signal.
+whole job received the signal. Processes of a `DataLoader` or a pool ignore these signals, and end with
+their parent.
 """
 
 from __future__ import annotations
@@ -12,51 +13,126 @@ import contextlib
 import functools
 import importlib
 import math
+import multiprocessing.process
 import os
 import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainkit.clock import SYSTEM
+from trainkit.errors import ConfigError
+from trainkit.settings import job_end_time, preempt_signals, stop_before_s
+
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which schedulers announce the end of a job."""
 
 EXIT_CODE = 128 + signal.SIGTERM
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
+@dataclass(frozen=True)
+class PreemptSettings:
+    """Settings for the announced end of a job.
+
+    Attributes:
+        numbers: signals that end the program cleanly.
+        stop_at: Unix time at which the program ends as by SIGTERM; None for no such time.
+    """
+
+    numbers: tuple[int, ...] = (signal.SIGTERM,)
+    stop_at: float | None = None
+
+    @classmethod
+    def of(cls, names: Sequence[str] | None = None, before_s: float | None = None) -> PreemptSettings:
+        """Return settings for arguments of `init`; environment variables replace a missing argument.
+
+        Raises:
+            ConfigError: a signal is not supported, or the end of the job is unknown.
+        """
+        full = [f"SIG{name.upper().removeprefix('SIG')}" for name in names or preempt_signals()]
+        if isinstance(names, str) or (unknown := sorted(set(full) - {number.name for number in NUMBERS})):
+            wrong = repr(names) if isinstance(names, str) else ", ".join(unknown)
+            raise ConfigError(
+                f"preempt_signals={wrong} is not supported: give a list of SIGTERM, SIGUSR1 and SIGUSR2"
+            )
+        numbers = tuple(number for number in NUMBERS if number.name in ("SIGTERM", *full))
+        before_s = stop_before_s() if before_s is None else before_s
+        if before_s is None:
+            return cls(numbers)
+        if not 0 <= before_s < math.inf:
+            raise ConfigError(f"stop_before_s must be a number of 0 or more, not {before_s!r}")
+        if (end := job_end_time()) is None:
+            raise ConfigError(
+                "stop_before_s needs the end of the job, but SLURM_JOB_END_TIME is missing: set "
+                "TRAINKIT_JOB_END_TIME to the Unix time at which the job ends"
+            )
+        return cls(numbers, end - before_s)
+
+
 class _State:
-    asked = False
+    asked = 0
+    """Signal that arrived and was deferred; 0 if no signal arrived."""
+    timer: threading.Timer | None = None
+    settings: PreemptSettings | None = None
 
 
 _masks = threading.local()
 """Signal mask of a thread before a fork, which is restored after the fork."""
 
 
+def configure(settings: PreemptSettings) -> None:
+    """Set the settings for later calls of `take_over`, in place of the environment's settings."""
+    _State.settings = settings
+
+
 def is_default() -> bool:
     """Return True if SIGTERM has its default effect in this program and this thread may install a handler."""
-    in_main = threading.current_thread() is threading.main_thread() and not _is_over()
-    return in_main and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
+    return _may_set_handlers() and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
 
 
-def take_over() -> None:
-    """End this program cleanly on SIGTERM until `give_back` is called.
+def _may_set_handlers() -> bool:
+    return threading.current_thread() is threading.main_thread() and not _is_over()
 
-    Only the main thread may call this function.
+
+def take_over(sigterm: bool = True) -> None:
+    """End this program cleanly on signals, and at its time to stop, until `give_back` is called.
+
+    This function has no effect outside the main thread.
+
+    Args:
+        sigterm: False if SIGTERM had another handler when the session began.
     """
+    if not _may_set_handlers():
+        return
+    settings = _State.settings or PreemptSettings.of()
     _give_back_at_end()
     _watch_forks()
-    _State.asked = False
-    signal.signal(signal.SIGTERM, _on_signal)
+    _lead_children()
+    _State.asked = 0
+    for number in settings.numbers:
+        if sigterm if number == signal.SIGTERM else signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _on_signal)
+    if settings.stop_at is not None and _State.timer is None:
+        left_s = min(max(0.0, settings.stop_at - SYSTEM.now()), threading.TIMEOUT_MAX)
+        _State.timer = timer = threading.Timer(left_s, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.daemon = True
+        timer.start()
 
 
 def give_back() -> None:
-    """Restore the default effect of SIGTERM, unless another handler has been installed since."""
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and signal.getsignal(signal.SIGTERM) is _on_signal:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Restore the default effect of signals, unless another handler has been installed since."""
+    timer, _State.timer = _State.timer, None
+    if timer is not None:
+        timer.cancel()
+    if threading.current_thread() is threading.main_thread():
+        for number in NUMBERS:
+            if signal.getsignal(number) is _on_signal:
+                signal.signal(number, signal.SIG_DFL)
 
 
 node = 0
@@ -69,13 +145,14 @@ KEPT_S = 10.0
 
 
 def keep_pending() -> None:
-    """Keep SIGTERM pending in this process, a node or template process, which ends with its program."""
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
+    """Keep signals pending in this process, a node or template process, which ends with its program."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, NUMBERS)
 
 
 def take_pending() -> None:
-    """Clear a pending SIGTERM, so that a later SIGTERM to a worker is known to be for that worker only."""
-    _signal.sigtimedwait((_signal.SIGTERM,), 0)
+    """Clear pending signals, so that a later SIGTERM to a worker is known to be for that worker only."""
+    while _signal.sigtimedwait(NUMBERS, 0):
+        pass
 
 
 def keep_no_longer() -> None:
@@ -84,36 +161,46 @@ def keep_no_longer() -> None:
 
 
 def is_of_job(number: int) -> bool:
-    """Return True if a signal is a SIGTERM to every process of the job, so that the node received it too."""
-    if number != signal.SIGTERM or not node:
+    """Return True if every process of the job received the signal, so that the node received it too."""
+    if number not in NUMBERS or not node:
         return False
     latest = SYSTEM.monotonic() + _JOB_S
-    while not (is_pending := _node_has_it()) and SYSTEM.monotonic() < latest:
+    while not (is_pending := _node_has_it(number)) and SYSTEM.monotonic() < latest:
         SYSTEM.sleep(_LOOK_S)
     return is_pending
 
 
 def hand_on(send: Callable[[int], None]) -> None:
-    """Forward SIGINT and SIGTERM with `send`, except a SIGTERM that the whole job received."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """Forward signals with `send`, except a signal that the whole job received."""
+    for number in (signal.SIGINT, *NUMBERS):
         signal.signal(number, lambda number, _: None if is_of_job(number) else send(number))
 
 
-def _node_has_it() -> bool:
+def _node_has_it(number: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{node}/status", "rb") as file:
         pending = file.read().partition(b"ShdPnd:")[2].split(maxsplit=1)
-        return bool(pending) and bool(int(pending[0], 16) >> (signal.SIGTERM - 1) & 1)
+        return bool(pending) and bool(int(pending[0], 16) >> (number - 1) & 1)
     return False
 
 
 def serve_program() -> None:
     """End this worker at a SIGTERM that only this worker received.
 
-    A SIGTERM to the whole job is left to the program.
+    A SIGTERM to the whole job is left to the program, and so are the other signals.
     """
     _watch_forks()
+    _lead_children()
     signal.signal(signal.SIGTERM, _on_signal_of_worker)
-    keep_no_longer()
+    for number in NUMBERS[1:]:
+        signal.signal(number, _ignore)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, NUMBERS)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing at a signal.
+
+    Unlike SIG_IGN, a handler is not inherited by programs that this process starts.
+    """
 
 
 def _on_signal_of_worker(number: int, frame: FrameType | None) -> None:
@@ -142,7 +229,7 @@ def _give_back_at_end() -> None:
 
 
 def _before_fork() -> None:
-    _masks.before = _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGTERM,))
+    _masks.before = _signal.pthread_sigmask(_signal.SIG_BLOCK, NUMBERS)
 
 
 def _after_fork_in_parent() -> None:
@@ -150,23 +237,78 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # A child that user code forks has no session. SIGTERM must end the child at once, as
-    # `multiprocessing.Pool` expects of its workers, because a Python handler may never run in the child.
-    # SIGTERM is blocked until the default handler is set.
-    if _signal.getsignal(_signal.SIGTERM) in (_on_signal, _on_signal_of_worker):
-        _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)
+    # A child that user code forks has no session. Signals must end the child at once, because a Python
+    # handler may never run in the child. Signals are blocked until the default handlers are set.
+    for number in NUMBERS:
+        if _signal.getsignal(number) in (_on_signal, _on_signal_of_worker, _ignore):
+            _signal.signal(number, _signal.SIG_DFL)
     _after_fork_in_parent()
 
 
+_LED = frozenset(
+    {
+        "concurrent.futures.process",
+        "multiprocessing.pool",
+        "torch.utils.data._utils.worker",
+        "torchdata.stateful_dataloader.worker",
+    }
+)
+"""Modules whose processes have no end of their own: their parent ends them, and they notice its death."""
+
+
+class _LedTarget:
+    """Function that a process of `multiprocessing` runs, with the signals of a job ignored.
+
+    Args:
+        target: function of one of the modules in `_LED`.
+    """
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        self._target = target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for number in NUMBERS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _ignore)
+        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, NUMBERS)
+        return self._target(*args, **kwargs)
+
+
+@functools.cache
+def _lead_children() -> None:
+    """Let processes that modules of `_LED` start ignore the signals of a job.
+
+    `multiprocessing` has no hook for this, so `Process.start` is replaced.
+    """
+    start = multiprocessing.process.BaseProcess.start
+
+    def start_led(self: Any) -> None:
+        if getattr(self._target, "__module__", None) not in _LED:
+            start(self)
+            return
+        self._target = _LedTarget(self._target)
+        # The child inherits the mask, so that no signal ends it before its handlers are set. A fork server
+        # would keep the mask for all later children.
+        forks = "forkserver" not in type(self).__name__.lower()
+        before = _signal.pthread_sigmask(_signal.SIG_BLOCK, NUMBERS if forks else ())
+        try:
+            start(self)
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        self._popen.terminate = self._popen.kill
+
+    multiprocessing.process.BaseProcess.start = start_led  # type: ignore[method-assign]
+
+
 def is_asked() -> bool:
-    """Return True if a SIGTERM arrived and was deferred."""
-    return _State.asked
+    """Return True if a signal arrived and was deferred."""
+    return bool(_State.asked)
 
 
 def end_if_asked() -> None:
-    """Raise SystemExit if a SIGTERM arrived and was deferred."""
+    """Raise SystemExit if a signal arrived and was deferred."""
     if _State.asked:
-        raise SystemExit(EXIT_CODE)
+        raise SystemExit(128 + _State.asked)
 
 
 def act(handler: Handler) -> None:
@@ -192,7 +334,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if _is_over():
         _end_by(number)
         return
-    _State.asked = True
+    _State.asked = _State.asked or number
     handler = signal.getsignal(signal.SIGINT)
     if callable(handler) and _holds(handler):
         handler(signal.SIGINT, frame)
@@ -234,7 +376,7 @@ class InterruptGuard:
         acts: False if the caller will call `act` itself.
 
     Attributes:
-        noted: True if Ctrl-C or SIGTERM arrived.
+        noted: True if Ctrl-C or a signal of the job arrived.
     """
 
     def __init__(self, acts: bool = True) -> None:

@@ -152,7 +152,7 @@ class Node:
         loop.watch(children.fileno(), lambda: self._processes.collect(children.ended()))
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         self._is_told_to_end = False
-        self._pending_fd = process.pending_fd(signal.SIGTERM)
+        self._pending_fd = process.pending_fd(*signals.NUMBERS)
         loop.watch(self._pending_fd, self._told_to_end)
 
     def warm(self, imports: frozenset[str]) -> None:
@@ -255,10 +255,10 @@ class Node:
         self._loop.stop()
 
     def _told_to_end(self) -> None:
-        """Handle SIGTERM, which stays pending so that workers see that the
+        """Handle a signal, which stays pending so that workers see that the
         whole session received the signal.
         """
-        self._is_told_to_end = True
+        self._is_told_to_end |= signal.SIGTERM in signal.sigpending()
         self._loop.unwatch(self._pending_fd)
         self._loop.after(signals.KEPT_S, self._take_pending)
 

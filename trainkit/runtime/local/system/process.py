@@ -229,12 +229,14 @@ def _sum_of_numbers(path: str, names: tuple[bytes, ...]) -> int:
     return sum(int(line.split()[1]) for line in _read(path).splitlines() if line.startswith(names))
 
 
-def pending_fd(number: int) -> int:
-    """Return a descriptor that is readable while the signal `number` is pending.
+def pending_fd(*numbers: int) -> int:
+    """Return a descriptor that is readable while one of the signals `numbers` is pending.
 
     Polling does not consume the signal.
     """
-    mask = (1 << number - 1).to_bytes(128, "little")  # these bytes are the C library's `sigset_t`
+    mask = sum(1 << number - 1 for number in numbers).to_bytes(
+        128, "little"
+    )  # these bytes are the C library's `sigset_t`
     if (fd := _libc.signalfd(-1, mask, os.O_CLOEXEC)) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
