@@ -18,7 +18,7 @@ Each variable is read at the time of the call, so that a test or a notebook can 
 | TRAINKIT_CHDIR_TO_TRIAL_DIR | 0: trials run in the program's folder | each trial runs in its own folder |
 | TRAINKIT_FULL_TRACEBACK | 1: tracebacks also show trainkit's own frames | trainkit's frames are left out |
 
-trainkit itself sets SESSION_MARK, EXPERIMENT_MARK and TERMINAL for the processes that it starts.
+trainkit itself sets SESSION_MARK, EXPERIMENT_MARK, PAUSES and TERMINAL for the processes that it starts.
 
 These variables of Ray are also read, if trainkit's own variable is not set:
 
@@ -58,6 +58,9 @@ SESSION_MARK = "TRAINKIT_SESSION_MARK"
 
 EXPERIMENT_MARK = "TRAINKIT_EXPERIMENT"
 """Environment variable that marks an experiment's processes. Only these run the experiment's tasks."""
+
+PAUSES = "TRAINKIT_PAUSES"
+"""Environment variable with the file of a worker group's `PausePage`, for `train.preempted()`."""
 
 TERMINAL = "TRAINKIT_TERMINAL"
 """Environment variable with the device of the program's standard input, for `breakpoint()` in a worker."""

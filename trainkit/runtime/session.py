@@ -121,6 +121,8 @@ def begin(name: str, spec: SessionSpec) -> Engine:
             shutdown()
             found = start(name, spec)
         _current, _started = found, (name, spec)
+        if "near" in found.promises:
+            signals.tell_session(found.scratch_dir())
         signals.take_over(sigterm)
         atexit.register(shutdown)
         return found

@@ -20,12 +20,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import ConfigError
-from trainkit.settings import job_end_time, preempt_signals, stop_before_s
+from trainkit.settings import SESSION_MARK, job_end_time, preempt_signals, stop_before_s
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which schedulers announce the end of a job."""
@@ -79,6 +80,10 @@ class _State:
     """Signal that arrived and was deferred; 0 if no signal arrived."""
     timer: threading.Timer | None = None
     settings: PreemptSettings | None = None
+    notice = ""
+    """Path of the file that tells this session's processes of a signal; "" without a session."""
+    is_polled = False
+    """True if the program asks for signals, so that the first signal does not raise."""
 
 
 _masks = threading.local()
@@ -124,6 +129,41 @@ def take_over(sigterm: bool = True) -> None:
         timer.start()
 
 
+_NOTICE = "preempted"
+"""File in the session's folder that exists once a signal has announced the end of the job."""
+
+
+def tell_session(folder: Path) -> None:
+    """Let `is_preempted` be True in the processes of the session with this folder, once a signal arrives."""
+    _State.notice = str(folder / _NOTICE)
+    with contextlib.suppress(FileNotFoundError):  # a parked session may have an earlier notice
+        os.unlink(_State.notice)
+
+
+def announce() -> None:
+    """Tell the session's processes of a signal."""
+    # The session's folder is missing once the session has ended.
+    with contextlib.suppress(FileNotFoundError):
+        if _State.notice:
+            os.close(os.open(_State.notice, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def is_preempted() -> bool:
+    """Return True if a signal has announced the end of the job to this program or to the session's program.
+
+    From the first call on, the first signal no longer ends this process.
+    """
+    session = os.environ.get(SESSION_MARK)
+    if not _State.is_polled and _may_set_handlers():
+        _State.is_polled = True
+        if session is None:
+            take_over(is_default())
+        for number in NUMBERS if session is not None else ():
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _ignore)
+    return bool(_State.asked) or (session is not None and os.path.exists(os.path.join(session, _NOTICE)))
+
+
 def give_back() -> None:
     """Restore the default effect of signals, unless another handler has been installed since."""
     timer, _State.timer = _State.timer, None
@@ -147,6 +187,16 @@ KEPT_S = 10.0
 def keep_pending() -> None:
     """Keep signals pending in this process, a node or template process, which ends with its program."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, NUMBERS)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Keep signals pending in this thread, and in processes that it starts, while the block runs."""
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, NUMBERS)
+    try:
+        yield
+    finally:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
 def take_pending() -> None:
@@ -290,11 +340,8 @@ def _lead_children() -> None:
         # The child inherits the mask, so that no signal ends it before its handlers are set. A fork server
         # would keep the mask for all later children.
         forks = "forkserver" not in type(self).__name__.lower()
-        before = _signal.pthread_sigmask(_signal.SIG_BLOCK, NUMBERS if forks else ())
-        try:
+        with held() if forks else contextlib.nullcontext():
             start(self)
-        finally:
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
         self._popen.terminate = self._popen.kill
 
     multiprocessing.process.BaseProcess.start = start_led  # type: ignore[method-assign]
@@ -334,11 +381,13 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     if _is_over():
         _end_by(number)
         return
+    is_first = not _State.asked
     _State.asked = _State.asked or number
+    announce()
     handler = signal.getsignal(signal.SIGINT)
     if callable(handler) and _holds(handler):
         handler(signal.SIGINT, frame)
-    else:
+    elif not (is_first and _State.is_polled):
         end_if_asked()
 
 

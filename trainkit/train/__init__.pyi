@@ -9,6 +9,7 @@ from trainkit.train.torch.context import ReportedCheckpoint as ReportedCheckpoin
 from trainkit.train.torch.context import TrainContext as TrainContext
 from trainkit.train.torch.context import get_all_reported_checkpoints as get_all_reported_checkpoints
 from trainkit.train.torch.context import get_dataset_shard as get_dataset_shard
+from trainkit.train.torch.context import preempted as preempted
 from trainkit.train.torch.context import report as report
 from trainkit.train.torch.shards import DataConfig as DataConfig
 from trainkit.train.torch.trainer import TorchTrainer as TorchTrainer

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
+from trainkit.clock import SYSTEM
 from trainkit.runtime.local.system import process
 
 OPERATOR = """
@@ -52,6 +53,64 @@ OPERATOR = """
 """
 
 
+STEPS = """
+    import os, sys, time, torch
+    import torch.distributed as dist
+    from pathlib import Path
+    from torch.utils.data import DataLoader
+    from trainkit import train
+
+    def steps(rank):
+        done = 0
+        while True:
+            for batch in DataLoader(range(40), num_workers=2):
+                time.sleep(0.01 * rank)
+                dist.all_reduce(torch.ones(1))
+                done += 1
+                Path(folder, f"seen{rank}").write_text("0 " * done)
+                if train.preempted():
+                    Path(folder, f"stopped{rank}").write_text(str(done))
+                    return done
+
+    folder = Path.cwd()
+"""
+
+FUNCTION = (
+    STEPS
+    + """
+    from trainkit.train import RunConfig, ScalingConfig, TorchTrainer
+    os.environ["TRAINKIT_STOP_GRACE_S"] = "60"
+
+    def function(config):
+        train.report({"steps": steps(train.get_context().get_world_rank())})
+        Path(folder, "went on").touch()
+
+    run = RunConfig(name="run", storage_path=str(folder), verbose=0)
+    TorchTrainer(function, scaling_config=ScalingConfig(num_workers=2), run_config=run).fit()
+"""
+)
+
+SCRIPT = (
+    STEPS
+    + """
+    dist.init_process_group("gloo")
+    steps(dist.get_rank())
+    dist.destroy_process_group()
+"""
+)
+
+ALONE = """
+    from pathlib import Path
+    import time
+    from trainkit import train
+    while not train.preempted():
+        Path("seen0").write_text("0 " * 9)
+        Path("seen1").write_text("0 " * 9)
+        time.sleep(0.01)
+    print("saves", flush=True)
+"""
+
+
 def send_to_all(programs: Programs, pid: int, number: int, seed: int = 0) -> None:
     """Send a signal to every process of the job, in a drawn order, as Slurm and systemd do."""
     pids = sorted({pid, *programs.processes()})
@@ -79,6 +138,64 @@ def test_loader_processes_do_not_answer_a_signal_to_all(
     out, err = programs.begin(OPERATOR, how).communicate(timeout=300)
     assert out == "trained\n", err
     assert sorted(seen(programs.folder, 0) + seen(programs.folder, 1)) == [*range(800)], (len(before), err)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("everyone", [True, False])
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [(FUNCTION, ()), (SCRIPT, ("-m", "trainkit", "run", "--workers", "2"))],
+    ids=["function", "script"],
+)
+def test_all_ranks_learn_of_a_signal_at_the_same_step(
+    programs: Programs,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    flags: tuple[str, ...],
+    everyone: bool,
+) -> None:
+    monkeypatch.setenv("TRAINKIT_PREEMPT_SIGNALS", "USR1")
+    program = programs.begin(script, flags=flags)
+    number = signal.SIGTERM if everyone else signal.SIGUSR1
+    assert eventually(lambda: min(len(seen(programs.folder, rank)) for rank in (0, 1)) > 4, 300)
+    if everyone:
+        send_to_all(programs, program.pid, number)
+    else:
+        program.send_signal(number)
+    _, err = program.communicate(timeout=300)
+    assert program.returncode == 128 + number, err
+    stopped = [(programs.folder / f"stopped{rank}").read_text() for rank in (0, 1)]
+    assert stopped[0] == stopped[1], err
+    assert not (programs.folder / "went on").exists()
+    assert programs.nothing_is_left(120)
+
+
+def test_a_loop_of_the_program_itself_ends_as_it_likes(programs: Programs) -> None:
+    program = programs.begin(ALONE)
+    assert eventually(lambda: bool(seen(programs.folder, 0)), 300)
+    program.send_signal(signal.SIGTERM)
+    out, err = program.communicate(timeout=300)
+    assert (program.returncode, out) == (0, "saves\n"), err
+
+
+def test_the_program_ends_before_the_end_of_its_job(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(SYSTEM.now() + 3600))
+    monkeypatch.setenv("TRAINKIT_STOP_BEFORE_S", "3595")
+    program = programs.begin(
+        """
+        import time, trainkit
+        trainkit.init(num_cpus=1)
+        try:
+            time.sleep(300)
+        finally:
+            print("saves", flush=True)
+        """
+    )
+    out, err = program.communicate(timeout=300)
+    assert (program.returncode, out) == (143, "saves\n"), err
+    assert programs.nothing_is_left(120)
 
 
 def seen(folder: Path, rank: int) -> list[int]:

@@ -32,6 +32,7 @@ from trainkit.runtime import api as runtime
 from trainkit.runtime import signals
 from trainkit.runtime.local.system import devices, process
 from trainkit.runtime.restart_policy import signal_name
+from trainkit.settings import PAUSES
 from trainkit.train.distributed.failure_cause import LostOthersError, is_exit, lost_peer
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.workers.member import GroupMember, WorkerSpec
@@ -164,6 +165,8 @@ class ScriptWorker(GroupMember):
         if options.sees_own_gpus:
             local = replace(local, rank=0)
         set_torchrun_variables(f"tcp://{options.address}:{options.port}", rank, world_size, local)
+        if spec.page is not None:
+            os.environ[PAUSES] = str(spec.page)
         for name, value in options.variables.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -218,7 +221,8 @@ class ScriptWorker(GroupMember):
 
     def _run_here(self) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in signals.NUMBERS:
+            signal.signal(number, signal.SIG_DFL)
         sys.argv[:] = command = self._options.command
         sys.path[:] = self._options.search_path
         if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
@@ -501,7 +505,7 @@ class Launcher:
         options = self._options
         with listening_at(options.address, options.port) as listening:
             self._options = options = replace(options, port=listening.getsockname()[1])
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, *signals.PreemptSettings.of().numbers):
                 # A shell makes its background jobs ignore Ctrl-C, and an ignored signal must remain ignored.
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, self._signalled)
@@ -574,6 +578,8 @@ class Launcher:
             self._send(signal.SIGKILL)
             return
         self._signal = number
+        if number != signal.SIGINT:
+            signals.announce()
         name, seconds = signal.Signals(number).name, self._options.shutdown_s
         how = "has reached" if signals.is_of_job(number) else "is sent to"
         say(f"{name} {how} all ranks, which have {seconds:g} s to end; a second {name} ends them at once")

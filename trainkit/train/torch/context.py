@@ -13,8 +13,11 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from trainkit.errors import CheckpointError, ConfigError, TuneError
+from trainkit.runtime import api as runtime
+from trainkit.runtime import signals
 from trainkit.train.distributed.observers import RankObserver
 from trainkit.train.distributed.rendezvous import LocalRank
+from trainkit.train.workers.pausing import own_vote
 from trainkit.tune.core.checkpoint import FILENAME, Checkpoint, read_dictionary, write_dictionary
 from trainkit.tune.core.stoppers import AUTOMATIC
 from trainkit.tune.results.result import Result
@@ -168,6 +171,27 @@ def report(
     own = checkpoint is None or Path(checkpoint.path).is_relative_to(session.context.get_trial_dir())
     if delete_local_checkpoint_after_upload and checkpoint is not None and not own:
         shutil.rmtree(checkpoint.path, ignore_errors=True)
+
+
+def preempted() -> bool:
+    """Return True after a signal has announced that the program will be ended.
+
+    Signals are SIGTERM, and those that `trainkit.init(preempt_signals=...)` names. In a training function and
+    in a script of `trainkit run`, all ranks get the same answer if each rank calls this function once in each
+    step, and if all ranks exchange something in each step, as DDP does. In a program without workers, the
+    first signal no longer ends the program once this function has been called.
+
+    Raises:
+        ConfigError: the workers run on the Ray engine, where they do not learn of the signal.
+    """
+    context = train_context()
+    if context is not None and "near" not in runtime.promises():
+        raise ConfigError(
+            "preempted() is not supported on the Ray engine: call report() in each step, which ends the "
+            "function after a signal"
+        )
+    vote = own_vote()
+    return signals.is_preempted() if vote is None else vote.answer(signals.is_preempted())
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> Any:

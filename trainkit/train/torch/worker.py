@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from trainkit.runtime import api as runtime
+from trainkit.settings import PAUSES
 from trainkit.train.distributed.observers import check_libraries
 from trainkit.train.distributed.process_group import join_workers
 from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torchrun_variables
@@ -99,6 +100,8 @@ class LoopWorker(GroupMember):
             place = "" if spec.rendezvous is None else spec.rendezvous.place
             set_torchrun_variables(place, spec.rank, options.num_workers, locality)
             set_library_variables(trial.trial_id, locality, devices[0])
+            if spec.page is not None:
+                os.environ[PAUSES] = str(spec.page)
             if trial.seed is not None:
                 # Seeds differ between workers, as random states of unseeded processes do, but are
                 # reproducible.

@@ -12,6 +12,7 @@ step, and no worker needs to ask the others.
 from __future__ import annotations
 
 import contextvars
+import functools
 import mmap
 import os
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from typing import Any, Generic, TypeVar, cast
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.clock import SYSTEM
+from trainkit.settings import PAUSES
 
 R = TypeVar("R")
 
@@ -104,6 +106,50 @@ class PausePage:
     @ready.setter
     def ready(self, value: bool) -> None:
         self._cells[2] = int(value)
+
+    @property
+    def stop(self) -> int:
+        """Number of the workers' question from which on a signal is announced; 0 before a signal."""
+        return self._cells[3]
+
+    @stop.setter
+    def stop(self, value: int) -> None:
+        self._cells[3] = value
+
+
+class StopVote:
+    """Answers of one worker to the question whether a signal has arrived, equal on all workers.
+
+    Args:
+        page: page of the worker's group.
+        rank: rank of the worker.
+        world_size: number of workers.
+    """
+
+    def __init__(self, page: PausePage, rank: int, world_size: int) -> None:
+        self._page = page
+        self._rank = rank
+        self._alone = world_size == 1
+        self._calls = 0
+
+    def answer(self, preempted: bool) -> bool:
+        """Return the workers' common answer; called equally often on all workers.
+
+        Args:
+            preempted: True if this worker knows of a signal.
+        """
+        self._calls += 1
+        if preempted and self._rank == 0 and not self._page.stop:
+            self._page.stop = self._calls + (not self._alone)
+        return 0 < self._page.stop <= self._calls
+
+
+@functools.cache
+def own_vote() -> StopVote | None:
+    """Return the vote of this process, a worker of a training function or of a script; else None."""
+    if (path := os.environ.get(PAUSES)) is None:
+        return None
+    return StopVote(PausePage(Path(path)), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
 
 
 class PauseRule:

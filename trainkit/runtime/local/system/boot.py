@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainkit.runtime import signals
 from trainkit.settings import SESSION_MARK, TERMINAL, runtime_dir
 
 PREFIX = "trainkit-session-"
@@ -140,7 +141,8 @@ def _started(environ: Mapping[str, str]) -> Boot:
     arrow = (environ.get("JE_ARROW_MALLOC_CONF"), "background_thread:false")
     own["JE_ARROW_MALLOC_CONF"] = ",".join(filter(None, arrow))
     ours, theirs = socket.socketpair()
-    with theirs:
+    # The process inherits the mask, so that it does not die of a signal before it sets the mask itself.
+    with theirs, signals.held():
         child = subprocess.Popen(
             command(theirs.fileno()),
             stdin=subprocess.DEVNULL,
