@@ -17,6 +17,7 @@ import multiprocessing.process
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -317,11 +318,24 @@ class _LedTarget:
         self._target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for number in NUMBERS:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, _ignore)
-        _signal.pthread_sigmask(_signal.SIG_UNBLOCK, NUMBERS)
+        # torch sets a handler of its own for SIGTERM, by a function that its processes call first.
+        torch: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
+        if torch is None or "torch" not in self._target.__module__:
+            _ignore_all()
+        else:
+            torch._set_worker_signal_handlers = functools.partial(
+                _ignore_all, torch._set_worker_signal_handlers
+            )
         return self._target(*args, **kwargs)
+
+
+def _ignore_all(set_others: Callable[[], None] = lambda: None) -> None:
+    """Ignore signals for which the user has set no handler, in addition to the handlers of `set_others`."""
+    set_others()
+    for number in NUMBERS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _ignore)
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, NUMBERS)
 
 
 @functools.cache
@@ -519,6 +533,12 @@ class InterruptHandler:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
+
+    def act(self) -> None:
+        """Act on Ctrl-C that was only counted, after the end of the block."""
+        handler = signal.getsignal(signal.SIGINT)
+        if self.count and callable(handler):
+            act(handler)
 
     def news(self) -> bool:
         """Return True if Ctrl-C arrived since the last call."""

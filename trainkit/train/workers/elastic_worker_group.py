@@ -37,7 +37,7 @@ from trainkit.errors import (
 )
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
-from trainkit.runtime import holdings
+from trainkit.runtime import holdings, signals
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.restart_policy import MOST_LOSSES, lost_text
 from trainkit.runtime.session import SessionWatch
@@ -191,7 +191,10 @@ class ElasticWorkerGroup:
             results = self._call(call)
             while any(isinstance(result, Paused) for result in results):
                 at_rest, began = True, SYSTEM.monotonic()
-                self._take_snapshot(in_pause=True)
+                # A signal ends the epoch after the snapshot, as the steps since the last one would be lost.
+                with signals.InterruptHandler() as handler:
+                    self._take_snapshot(in_pause=True)
+                handler.act()
                 self._interval_s = interval_s(SYSTEM.monotonic() - began)
                 at_rest, plan = False, self._pause_plan(keeps=keeps)
                 results = self._call(replace(call, method="go_on", args=(plan,), name=call.name))
