@@ -247,6 +247,13 @@ def serve_program() -> None:
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, NUMBERS)
 
 
+def restore_defaults() -> None:
+    """Let signals act on this worker as on a program of its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Do nothing at a signal.
 

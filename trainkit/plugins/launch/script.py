@@ -165,8 +165,6 @@ class ScriptWorker(GroupMember):
         if options.sees_own_gpus:
             local = replace(local, rank=0)
         set_torchrun_variables(f"tcp://{options.address}:{options.port}", rank, world_size, local)
-        if spec.page is not None:
-            os.environ[PAUSES] = str(spec.page)
         for name, value in options.variables.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -180,6 +178,7 @@ class ScriptWorker(GroupMember):
             TORCHELASTIC_RESTART_COUNT=str(options.restarts),
             TORCHELASTIC_MAX_RESTARTS=str(options.max_restarts),
             TORCHELASTIC_USE_AGENT_STORE="True",
+            **{PAUSES: str(spec.page)},
         )
         return frozenset()
 
@@ -220,9 +219,7 @@ class ScriptWorker(GroupMember):
         raise SystemExit(code)
 
     def _run_here(self) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in signals.NUMBERS:
-            signal.signal(number, signal.SIG_DFL)
+        signals.restore_defaults()
         sys.argv[:] = command = self._options.command
         sys.path[:] = self._options.search_path
         if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
@@ -578,8 +575,7 @@ class Launcher:
             self._send(signal.SIGKILL)
             return
         self._signal = number
-        if number != signal.SIGINT:
-            signals.announce()
+        signals.announce()
         name, seconds = signal.Signals(number).name, self._options.shutdown_s
         how = "has reached" if signals.is_of_job(number) else "is sent to"
         say(f"{name} {how} all ranks, which have {seconds:g} s to end; a second {name} ends them at once")
