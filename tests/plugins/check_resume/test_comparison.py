@@ -12,12 +12,13 @@ from trainkit.plugins.check_resume.comparison import (
     compare,
     compare_on_others,
     epochs_of,
+    remove_unseeded_generators,
     silent_generators,
-    with_seeded_generators,
 )
 from trainkit.plugins.check_resume.records import Step
 
 EPOCH = 4
+LABELS = ["Loss", ["label0"]]
 ORDERS = [["01", "23", "45", "67"], ["20", "64", "17", "53"], ["75", "31", "04", "62"]]
 
 
@@ -25,6 +26,8 @@ def step(number: int, **values: Any) -> Step:
     """The step with this index of a training that has epochs of four steps with two samples each."""
     epoch, place = divmod(number, EPOCH)
     usual: dict[str, Any] = {
+        "rank": 0,
+        "world_size": 1,
         "optimizer": 0,
         "optimizer_class": "Adam",
         "names": ["weight", "bias"],
@@ -34,8 +37,7 @@ def step(number: int, **values: Any) -> Step:
         "options": [{"lr": 0.1 / (1 + number)}],
         "beside": [("Net.mean", f"mean{number}")],
         "result": [f"w{number + 1}", f"b{number + 1}"],
-        "batches": [[f"sample{digit}" for digit in ORDERS[epoch][place]], ["label0"]],
-        "modules": ["Net", "Loss"],
+        "batches": [["Net", [f"sample{digit}" for digit in ORDERS[epoch][place]]], LABELS],
         "losses": [1.0 / (1 + number)],
         "generators": {"torch": f"g{number}", "numpy": "n"},
     }
@@ -71,8 +73,8 @@ def test_equal_steps_have_no_difference(first: int) -> None:
         ({"batches": STEPS[5].batches}, "batch repeated", "step 7 trains on the batch of step 6 again"),
         ({"batches": STEPS[7].batches}, "batch left out", "step 7 trains on the batch of step 8"),
         ({"batches": STEPS[4].batches}, "epoch begun again", "the first batch of an epoch (step 5's)"),
-        ({"batches": [["sample7", "sample1"], ["label0"]]}, "shuffled", "its samples in a different order"),
-        ({"batches": [["sample9"]]}, "samples", "samples that the undisturbed run doesn't use"),
+        ({"batches": [["Net", ["sample7", "sample1"]], LABELS]}, "shuffled", "samples in a different order"),
+        ({"batches": [["Net", ["sample9"]]]}, "samples", "samples that the undisturbed run doesn't use"),
         ({"batches": [], "losses": []}, "accumulation", "step 7 accumulates is 0, undisturbed 1"),
     ],
 )  # fmt: skip
@@ -93,14 +95,19 @@ def test_a_later_epoch_in_a_different_order() -> None:
     (first,) = compare([STEPS], [resumed], 6)
     assert (first.kind, first.step) == ("order of an epoch", 9)
     assert first.what == "the order of epoch 3 is that of epoch 2, first at step 9"
-    resumed[2] = step(8, batches=[["sample2", "sample5"], ["label0"]])
+    resumed[2] = step(8, batches=[["Net", ["sample2", "sample5"]], LABELS])
     (first,) = compare([STEPS], [resumed], 6)
     assert first.what == "the order of epoch 3 differs, first at step 9"
 
 
+def on_rank(rank: int, steps: list[Step], world_size: int = 2, **values: Any) -> list[Step]:
+    return [dataclasses.replace(each, rank=rank, world_size=world_size, **values) for each in steps]
+
+
 def test_the_rank_that_differs_is_named() -> None:
-    ours = [dataclasses.replace(each, losses=[5.0], generators={"torch": "x"}) for each in STEPS[6:]]
-    (first,) = compare([STEPS, STEPS], [STEPS[6:], ours], 6)
+    undisturbed = [on_rank(0, STEPS), on_rank(1, STEPS)]
+    ours = on_rank(1, STEPS[6:], losses=[5.0], generators={"torch": "x"})
+    (first,) = compare(undisturbed, [on_rank(0, STEPS[6:]), ours], 6)
     assert first.rank == 1
     assert "step 7 on rank 1" in first.what
     assert "rank 1's generator (torch) differs" in first.what
@@ -117,9 +124,11 @@ def test_a_copy_of_earlier_weights_is_no_state() -> None:
     assert compare([steps], [[dataclasses.replace(each, beside=[]) for each in steps[3:]]], 3) == []
 
 
-def test_the_step_that_a_kill_prevented_is_compared_as_far_as_it_went() -> None:
-    killed = dataclasses.replace(STEPS[8], result=(), batches=(), modules=(), losses=(), generators={})
-    assert compare([STEPS], [[*STEPS[:8], killed]], 0) == []
+def test_a_rank_may_lack_the_last_step_before_a_kill() -> None:
+    undisturbed = [on_rank(0, STEPS), on_rank(1, STEPS)]
+    assert compare(undisturbed, [on_rank(0, STEPS[6:9]), on_rank(1, STEPS[6:8])], 6) == []
+    ours = on_rank(1, STEPS[6:8], losses=[5.0])
+    assert compare(undisturbed, [on_rank(0, STEPS[6:9]), ours], 6)[0].rank == 1
 
 
 def test_equal_weights_are_told_apart_by_the_rest() -> None:
@@ -128,27 +137,28 @@ def test_equal_weights_are_told_apart_by_the_rest() -> None:
 
 
 def test_generators_that_the_script_does_not_seed_do_not_count() -> None:
+    steps = [dataclasses.replace(each, generators=dict(each.generators)) for each in STEPS]
     again = [dataclasses.replace(each, generators={**each.generators, "numpy": "x"}) for each in STEPS[:3]]
-    (steps,) = with_seeded_generators([STEPS], [again])
+    assert silent_generators([steps], [again[2:]], 2) == ["numpy"]
+    remove_unseeded_generators([steps], [again])
     assert all(each.generators.keys() == {"torch"} for each in steps)
     assert silent_generators([steps], [again[2:]], 2) == []
-    assert silent_generators([STEPS], [again[2:]], 2) == ["numpy"]
 
 
 def test_epochs_begin_where_a_sample_comes_again() -> None:
-    assert epochs_of(STEPS) == [0, 4, 8]
+    assert epochs_of(STEPS) == [(1 + number // EPOCH, number % EPOCH) for number in range(12)]
 
 
 def shared(steps: list[Step], ranks: int) -> list[list[Step]]:
     """These steps with four samples each, dealt out over this many ranks."""
     samples = [f"s{n}" for n in range(4)]
-    return [[dataclasses.replace(s, batches=[samples[rank::ranks]]) for s in steps] for rank in range(ranks)]
+    return [on_rank(rank, steps, ranks, batches=[["Net", samples[rank::ranks]]]) for rank in range(ranks)]
 
 
 def test_other_ranks_must_use_the_same_samples_together() -> None:
     two, three = shared(STEPS, 2), shared(STEPS[6:], 3)
     assert compare_on_others(two, three, 6, 1e-3) == []
-    three[1][2] = dataclasses.replace(three[1][2], batches=[["s0"]])
+    three[1][2] = dataclasses.replace(three[1][2], batches=[["Net", ["s0"]]])
     (first,) = compare_on_others(two, three, 6, 1e-3)
     assert (first.kind, first.step) == ("shares", 9)
     assert "on 3 ranks, step 9 trains on 1 samples that it must not use, and leaves out 1" in first.what

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
-import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit import settings
-from trainkit.clock import SYSTEM
 from trainkit.plugins.check_resume import recorder
 from trainkit.plugins.check_resume.records import CheckError, Ranks, read
 from trainkit.runtime.local.system import process
 
-_LOOK_S = 0.02
 _PATIENCE_S = 5.0
 _SHOWN_LINES = 15
 
@@ -34,16 +33,16 @@ class Script:
         words: command line, with placeholders.
         links: files and folders of the current folder that the script reads by relative paths.
         signal: name of the signal that ends an attempt, such as "SIGKILL".
-        grace_s: seconds after a different signal than SIGKILL, after which the attempt is killed.
         timeout_s: seconds that an attempt may run.
-        scratch: folder for the runs' working folders and for the records.
+        slots: semaphore that limits the attempts at the same time.
+        scratch: folder for the runs' working folders, for temporary files and for the records.
     """
 
     words: Sequence[str]
-    links: Sequence[str] = ()
-    signal: str = "SIGKILL"
-    grace_s: float = 30.0
-    timeout_s: float = 600.0
+    links: Sequence[str]
+    signal: str
+    timeout_s: float
+    slots: asyncio.Semaphore
     scratch: Path
 
     def working_folder(self, name: str) -> Path:
@@ -59,8 +58,7 @@ class Script:
 
     def command(self, folder: Path, workers: str) -> list[str]:
         """Return the words of the command, with absolute paths of its files."""
-        filled = [word.replace(RUN, str(folder)).replace(WORKERS, workers) for word in self.words]
-        filled = [os.path.abspath(word) if os.path.isfile(word) else word for word in filled]
+        filled = [_absolute(word.replace(RUN, str(folder)).replace(WORKERS, workers)) for word in self.words]
         if filled[0] == "-m" or filled[0].endswith(".py"):
             return [sys.executable, *filled]
         beside = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
@@ -75,12 +73,22 @@ class Script:
         # The script runs in a different folder, so relative entries, and modules of -m, need absolute paths.
         search = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
         search += [os.getcwd()] if "-m" in self.words else []
+        # Killed programs leave temporary files, which are removed with the scratch folder.
+        temporary = self.scratch / "t"
+        temporary.mkdir(exist_ok=True)
         return os.environ | {
             recorder.FOLDER: str(records),
             "PYTHONPATH": os.pathsep.join([str(inject), *search]),
+            "TMPDIR": str(temporary),
             settings.RUNTIME_DIR: str(self.scratch / "s"),
             settings.RESULTS_DIR: str(folder / "results"),
         }
+
+
+def _absolute(word: str) -> str:
+    """Return `word` with an absolute path if it is a file or has the form `--option=file`."""
+    option, equals, value = word.rpartition("=")
+    return option + equals + os.path.abspath(value) if os.path.isfile(value) else word
 
 
 @dataclass(frozen=True)
@@ -100,24 +108,22 @@ class Outcome:
     output: str
 
 
-@dataclass
 class Run:
     """Attempts in one working folder: each attempt resumes where the earlier ones were killed.
 
-    Attributes:
+    Args:
         script: the command.
         name: name of the working folder.
     """
 
-    script: Script
-    name: str
-    _attempts: int = field(default=0, init=False)
+    def __init__(self, script: Script, name: str) -> None:
+        self._script = script
+        self._name = name
+        self._folder = script.working_folder(name)
+        self._attempts = 0
 
-    def __post_init__(self) -> None:
-        self._folder = self.script.working_folder(self.name)
-
-    def attempt(
-        self, *, stop: int, workers: str, kill: bool = False, weights: Mapping[str, list[int]]
+    async def attempt(
+        self, *, stop: int, workers: str, kill: bool = False, weights: Mapping[str, int]
     ) -> Outcome:
         """Run the command until it has made step `stop`, or ends.
 
@@ -125,66 +131,46 @@ class Run:
             stop: number of the last step, counted from the start of the training.
             workers: number of workers, as a text.
             kill: True: end the attempt by SIGKILL, whatever signal the script is checked with.
-            weights: the undisturbed steps with each set of weights.
+            weights: number of the undisturbed step that begins with these weights.
 
         Raises:
             CheckError: the attempt did not end in time.
         """
         self._attempts += 1
-        records = self.script.scratch / f"{self.name}-{self._attempts}"
+        script = self._script
+        records = script.scratch / f"{self._name}-{self._attempts}"
         records.mkdir()
-        plan = {"stop": stop, "signal": "SIGKILL" if kill else self.script.signal, "weights": weights}
+        plan = {"stop": stop, "signal": "SIGKILL" if kill else script.signal, "weights": weights}
         (records / "plan.json").write_text(json.dumps(plan))
         output = records / "output"
-        with output.open("wb") as out:
-            child = subprocess.Popen(
-                self.script.command(self._folder, workers),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                cwd=self._folder,
-                env=self.script.environment(records, self._folder),
-                start_new_session=True,
-            )
-        # The recorder reads this file at the planned step.
-        (records / "pid").write_text(str(child.pid))
-        try:
-            in_time = self._wait(child, records / "stopped")
-        finally:
-            process.end(lambda: recorder.marked(str(records)), _PATIENCE_S)
-            code = child.wait()
+        async with script.slots:
+            # A file can be read by each attempt from its beginning. A terminal or a pipe can't.
+            source = "/dev/stdin" if stat.S_ISREG(os.fstat(0).st_mode) else os.devnull
+            with open(source, "rb") as given, output.open("wb") as out:
+                child = await asyncio.create_subprocess_exec(
+                    *script.command(self._folder, workers),
+                    stdin=given,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    cwd=self._folder,
+                    env=script.environment(records, self._folder),
+                    start_new_session=True,
+                )
+            # The recorder reads this file at the planned step.
+            (records / "pid").write_text(str(child.pid))
+            in_time = True
+            try:
+                async with asyncio.timeout(script.timeout_s):
+                    await child.wait()
+            except TimeoutError:
+                in_time = False
+            finally:
+                process.end(lambda: recorder.marked(str(records)), _PATIENCE_S)
+                code = await child.wait()
         last = "\n".join(output.read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
         if not in_time:
             raise CheckError(
-                f"the command did not end or reach step {stop} within {self.script.timeout_s:g} s: pass "
+                f"the command did not end or reach step {stop} within {script.timeout_s:g} s: pass "
                 f"fewer --steps or a longer --timeout. Its last lines:\n{last}"
             )
-        recorded = any(records.glob("records-*.jsonl"))
-        return Outcome(read(records) if recorded else (), (records / "stopped").exists(), code, last)
-
-    def _wait(self, child: subprocess.Popen[bytes], stopped: Path) -> bool:
-        """Wait until the command ends; return False if its time is over."""
-        late = SYSTEM.monotonic() + self.script.timeout_s
-        grace: float | None = None
-        while child.poll() is None:
-            now = SYSTEM.monotonic()
-            if grace is None and stopped.exists():
-                grace = now + self.script.grace_s
-            if grace is not None and now > grace:
-                return True
-            if now > late:
-                return False
-            SYSTEM.sleep(_LOOK_S)
-        return True
-
-
-def signal_named(name: str) -> str:
-    """Return the full name of a signal that the user has named, such as "SIGTERM" for "term".
-
-    Raises:
-        ValueError: no signal has this name.
-    """
-    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
-    if full not in signal.Signals.__members__:
-        raise ValueError(f"{name!r} is not a signal")
-    return full
+        return Outcome(read(records), (records / "stopped").exists(), code, last)

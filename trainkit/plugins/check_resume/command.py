@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import json
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from trainkit.cli import HELP, Command
+from trainkit.errors import TrainkitError
 from trainkit.plugins.check_resume import comparison
-from trainkit.plugins.check_resume.attempts import WORKERS, Outcome, Run, Script, signal_named
+from trainkit.plugins.check_resume.attempts import WORKERS, Outcome, Run, Script
 from trainkit.plugins.check_resume.comparison import ADVICE, Finding
-from trainkit.plugins.check_resume.records import CheckError, Ranks, steps_by_weights
+from trainkit.plugins.check_resume.records import CheckError, Ranks
 
-_EXACT, _DIFFERS, _FAILED = 0, 1, 2
+_EXACT, _DIFFERS, _FAILED, _TERMINATED = 0, 1, 2, 143
+_SIGNALS = ("KILL", "TERM", "INT", "HUP", "USR1", "USR2")
+_HINT = (
+    "Each run has an empty working folder: pass --link for the files that the script reads there. Runs take "
+    "place at the same time: pass --jobs 1 if they disturb each other"
+)
+_SILENT = (
+    "the generator's state ({}) differs at the end, without effect on these steps; a later epoch that draws "
+    "from it would differ"
+)
 
 
 class CheckResume(Command):
@@ -33,30 +46,40 @@ class CheckResume(Command):
         parser.add_argument("arguments", nargs=argparse.REMAINDER, help="{run} in them is the run's folder")
         parser.add_argument("-m", "--module", action="store_true", help="run a module, as python -m does")
         parser.add_argument("--json", action="store_true", help="print the report as JSON")
+        parser.add_argument("--signal", choices=_SIGNALS, default="KILL", help="of the kills (default: KILL)")
+        text = "file or folder of the current folder that the script reads"
+        parser.add_argument("--link", action="append", default=[], metavar="PATH", help=text)
         for name, kind, default, metavar, text in (
             ("steps", int, 20, "N", "optimizer steps to compare (default: 20)"),
             ("kills", int, 2, "N", "number of kills, after random steps (default: 2)"),
             ("kill-at", _numbers, None, "N,N", "kill after these steps instead"),
             ("seed", int, 0, "N", "seed of the random steps (default: 0)"),
-            ("signal", signal_named, "SIGKILL", "NAME", "signal of the kills (default: KILL)"),
-            ("grace", float, 30.0, "S", "seconds after a different signal to a kill (default: 30)"),
             ("workers", _numbers, None, "N,N", "values of {workers}: the first, then others to resume on"),
             ("tolerance", float, 1e-3, "X", "relative, on other numbers of workers (default: 0.001)"),
             ("timeout", float, 600.0, "S", "seconds for each run of the command (default: 600)"),
+            ("jobs", int, 2, "N", "runs of the command at the same time (default: 2)"),
         ):
             parser.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=text)
-        text = "file or folder of the current folder that the script reads"
-        parser.add_argument("--link", action="append", default=[], metavar="PATH", help=text)
 
     def run(self, arguments: argparse.Namespace) -> int:
         try:
             with tempfile.TemporaryDirectory(prefix="check-", ignore_cleanup_errors=True) as scratch:
-                report = Check(arguments, Path(scratch)).run()
-        except CheckError as error:
+                report = asyncio.run(_report(arguments, Path(scratch)))
+        except asyncio.CancelledError:  # by SIGTERM
+            return _TERMINATED
+        except (TrainkitError, OSError) as error:
             sys.stderr.write(f"trainkit check-resume: {error}\n")
             return _FAILED
         sys.stdout.write(f"{report.as_json() if arguments.json else report}\n")
         return _DIFFERS if report.findings else _EXACT
+
+
+async def _report(arguments: argparse.Namespace, scratch: Path) -> Report:
+    """Make the check; SIGTERM cancels it, and ends its runs."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await Check(arguments, scratch).run()
 
 
 def _numbers(text: str) -> list[int]:
@@ -136,102 +159,111 @@ class Check:
         self._script = Script(
             words=["-m", *words] if arguments.module else words,
             links=arguments.link,
-            signal=arguments.signal,
-            grace_s=arguments.grace,
+            signal=f"SIG{arguments.signal}",
             timeout_s=arguments.timeout,
+            slots=asyncio.Semaphore(arguments.jobs),
             scratch=scratch,
         )
 
-    def run(self) -> Report:
+    async def run(self) -> Report:
         """Run the script undisturbed, kill it, and return the comparison.
 
         Raises:
             CheckError: the script failed undisturbed, made no optimizer step, or took too long.
         """
-        first, *others = self._workers
         steps = self._arguments.steps
-        run = Run(self._script, "undisturbed")
-        self._undisturbed = _usable(run.attempt(stop=steps, workers=first, kill=True, weights={}))
-        total = sum(bool(step.result) for step in self._undisturbed[0])
+        kills = self._kills(steps)
+        (_, self._undisturbed), begun = await asyncio.gather(
+            self._attempt("undisturbed", steps, kill=True), self._begin(steps, kills[0])
+        )
+        total = len(self._undisturbed[0])
+        if total < steps:  # The script ends earlier, so the kills have to come earlier.
+            kills = self._kills(total)
+            begun = await self._begin(total, kills[0])
         self._report = report = Report(total, len(self._undisturbed))
-        kills = self._kills(total)
-        self._chain("killed", kills, [first] * len(kills))
-        for number in others:
-            self._chain(f"on-{number}", kills[:1], [number])
+        for _, again in begun:
+            comparison.remove_unseeded_generators(self._undisturbed, again)
+            for each in comparison.compare(self._undisturbed, again, 0)[:1]:
+                what = f"two runs from the first step differ, without a resume: {each.what}"
+                report.findings = [Finding("not reproducible", each.step, each.rank, what)]
+                return report
+        chains = [kills, *(kills[:1] for _ in begun[1:])]
+        runs = zip((run for run, _ in begun), chains, self._workers, strict=True)
+        await asyncio.gather(*(self._resume(*each) for each in runs))
+        report.kills.sort(key=lambda kill: (kill.workers != report.workers, kill.workers))
         if not report.findings and not any(kill.resumed_at for kill in report.kills):
-            what = (
-                f"the script began again from the first step after every kill, at last after step {kills[-1]}"
-            )
-            report.findings = [Finding("began again", kills[-1], 0, what)]
+            what = "the script began again from the first step after every kill, at last after step"
+            report.findings = [Finding("began again", kills[-1], 0, f"{what} {kills[-1]}")]
         return report
 
     def _kills(self, total: int) -> list[int]:
-        chosen = self._arguments.kill_at
-        if total < 2 or (chosen and max(chosen) >= total):
-            raise CheckError(f"the run has {total} optimizer steps; kills must come before the last one")
-        later = range(max(1, total // 4), total)
+        """Return the steps after which a training of `total` steps is killed."""
+        chosen = set(self._arguments.kill_at or ())
+        # After other signals than SIGKILL, a script may make and save a further step.
+        last = total - (1 if self._arguments.signal == "KILL" else 2)
+        if max(chosen, default=1) > last:
+            raise CheckError(
+                f"the run has {total} optimizer steps: kill after step {max(last, 0)} at the latest"
+            )
+        later = range(max(1, min(total // 4, last)), last + 1)
         count = min(max(1, self._arguments.kills), len(later))
         return sorted(chosen or random.Random(self._arguments.seed).sample(later, count))
 
-    def _chain(self, name: str, kills: Sequence[int], workers: Sequence[str]) -> None:
-        """Run the script in one folder, kill it after each step of `kills`, and resume it each time."""
-        if self._report.findings:
-            return
+    async def _begin(self, total: int, stop: int) -> Sequence[tuple[Run, Ranks]]:
+        """Run the script from its start to step `stop`, for each number of workers that will resume it."""
+        return await asyncio.gather(*(self._attempt(f"{total}-{count}", stop) for count in self._workers))
+
+    async def _attempt(self, name: str, stop: int, kill: bool = False) -> tuple[Run, Ranks]:
+        """Run the script from its start to step `stop` in a new folder."""
         run = Run(self._script, name)
-        again = _usable(run.attempt(stop=kills[0], workers=self._workers[0], weights={}))
-        self._undisturbed = comparison.with_seeded_generators(self._undisturbed, again)
-        for each in comparison.compare(self._undisturbed, again, 0)[:1]:
-            what = f"two runs from the first step differ, without a resume: {each.what}"
-            self._report.findings = [Finding("not reproducible", each.step, each.rank, what)]
-        known = steps_by_weights(self._undisturbed)
-        stops = [*kills[1:], self._report.steps]
-        for kill, stop, count in zip(kills, stops, workers, strict=True):
+        outcome = await run.attempt(stop=stop, workers=self._workers[0], kill=kill, weights={})
+        if outcome.code and not outcome.stopped:
+            raise CheckError(
+                f"the script failed without a kill, exit code {outcome.code}:\n{outcome.output}\n{_HINT}"
+            )
+        if not outcome.ranks:
+            raise CheckError(
+                "no optimizer step was recorded: the script must make its steps by torch.optim, and start "
+                f"Python without -I, -E and -S. Its last lines:\n{outcome.output}"
+            )
+        return run, outcome.ranks
+
+    async def _resume(self, run: Run, kills: Sequence[int], workers: str) -> None:
+        """Resume a killed run, and kill it after each further step of `kills`, until a step differs."""
+        known = {
+            "".join(step.weights): number
+            for steps in self._undisturbed
+            for number, step in enumerate(steps, start=1)
+        }
+        for kill, stop in pairwise([*kills, self._report.steps]):
             if not self._report.findings:
-                is_last = stop == stops[-1]
-                outcome = run.attempt(stop=stop, workers=count, kill=is_last, weights=known)
+                is_last = stop == self._report.steps
+                outcome = await run.attempt(stop=stop, workers=workers, kill=is_last, weights=known)
                 self._judge(outcome, kill, stop)
 
     def _judge(self, outcome: Outcome, kill: int, stop: int) -> None:
         """Compare a resumed attempt with the undisturbed run."""
         report, ranks, expected = self._report, outcome.ranks, self._undisturbed
-        if not ranks:
-            report.findings = [_ended(outcome, kill, 0)]
-            return
-        first = comparison.align(expected[0], ranks[0][0])
-        report.kills.append(Kill(kill, first, len(ranks)))
-        done = first + sum(bool(step.result) for step in ranks[0])
-        if len(ranks) != len(expected):
-            tolerance = self._arguments.tolerance
-            report.findings = comparison.compare_on_others(expected, ranks, first, tolerance)
-        else:
-            report.findings = comparison.compare(expected, ranks, first)
-            silent = comparison.silent_generators(expected, ranks, first)
-            if silent and not report.findings:
-                report.notes = [
-                    f"the generator's state ({', '.join(silent)}) differs at the end, without effect on "
-                    "these steps; a later epoch that draws from it would differ"
-                ]
-        if not report.findings and done < stop:
-            report.findings = [_ended(outcome, kill, done)]
-
-
-def _usable(outcome: Outcome) -> Ranks:
-    if outcome.code and not outcome.stopped:
-        raise CheckError(f"the script failed without a kill, exit code {outcome.code}:\n{outcome.output}")
-    if not outcome.ranks:
-        raise CheckError(
-            "no optimizer step was recorded: the script must make its steps by torch.optim, and start Python "
-            f"without -I, -E and -S. Its last lines:\n{outcome.output}"
-        )
-    return outcome.ranks
+        last = 0
+        if ranks:
+            first = comparison.align(expected[0], ranks[0][0])
+            last = first + len(ranks[0])
+            report.kills.append(Kill(kill, first, len(ranks)))
+            if len(ranks) != len(expected):
+                tolerance = self._arguments.tolerance
+                report.findings += comparison.compare_on_others(expected, ranks, first, tolerance)
+            else:
+                report.findings += comparison.compare(expected, ranks, first)
+                silent = comparison.silent_generators(expected, ranks, first)
+                report.notes = [_SILENT.format(", ".join(silent))] if silent and not report.findings else []
+        if last < stop and not report.findings:
+            report.findings = [_ended(outcome, kill, last)]
 
 
 def _ended(outcome: Outcome, kill: int, done: int) -> Finding:
     after = f"after step {done}" if done else "before its first step"
     when = f"{after} when it was run again after a kill at step {kill}"
     if outcome.code:
-        what = (
-            f"the command failed {when}, exit code {outcome.code}, with these last lines\n{outcome.output}\n"
-        )
-        return Finding("failed", done, 0, what)
+        what = f"failed {when}, exit code {outcome.code}, with these last lines\n{outcome.output}\n"
+        return Finding("failed", done, 0, f"the command {what}")
     return Finding("ended", done, 0, f"the command ended {when}, as if the training were finished")

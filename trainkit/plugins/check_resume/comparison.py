@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 
 from trainkit.plugins.check_resume.records import Ranks, Step
 
@@ -18,20 +19,16 @@ ADVICE = {
     "epoch begun again": "save the number of batches that the epoch's steps have used, and skip as many",
     "batch repeated": "save the number of batches after the step that uses the last one, and skip as many",
     "batch left out": "save the number of batches that steps have used, not that the loader has read",
-    "order of an epoch": "call sampler.set_epoch(epoch) with the saved epoch, shuffle by a generator seeded "
-    "with the epoch, or save the generator's state",
-    "samples": "save the states of all generators and samplers, or seed each epoch's order and augmentation",
+    "order of an epoch": "shuffle by the saved epoch, as sampler.set_epoch(epoch) does, or save generators",
+    "samples": "save the states of generators and samplers, or seed each epoch's order and augmentation",
     "generator": "save the states of all generators, such as torch.get_rng_state(), of every rank",
-    "loss": "save what the loss depends on, such as a count of steps; or if operations give varying "
-    "results, call torch.use_deterministic_algorithms(True)",
+    "loss": "save what it depends on, such as a count, or call torch.use_deterministic_algorithms(True)",
     "shares": "share out the global batches of one order over the ranks, and count them as the place",
     "scale": "keep the global batch, and average the gradients over it",
     "failed": "mend this error, which a run from the start does not have",
     "ended": "compute the remaining epochs and steps from the checkpoint's",
-    "began again": "write a checkpoint within these steps, or compare more --steps, into the working folder "
-    "or {run}, and load it when the command starts",
-    "not reproducible": "seed torch, numpy and random at the start; if the script keeps checkpoints outside "
-    "its working folder, pass {run} as their folder",
+    "began again": "write a checkpoint into the working folder or {run} in these steps; load it at the start",
+    "not reproducible": "seed torch, numpy and random, and keep all files in the working folder or {run}",
 }
 """Changes of the script, by the kind of a difference."""
 
@@ -61,27 +58,31 @@ class Place:
     """A step of a rank, with the undisturbed steps of this rank.
 
     Attributes:
-        rank: the rank.
-        several: True if the training has several ranks.
+        steps: the undisturbed steps.
         index: index of the step in `steps`.
         first: index of the first step after the resume.
-        steps: the undisturbed steps.
+        of_all: True for the step of all ranks together.
     """
 
-    rank: int
-    several: bool
+    steps: Sequence[Step]
     index: int
     first: int
-    steps: Sequence[Step]
+    of_all: bool = False
+
+    @property
+    def expected(self) -> Step:
+        """The undisturbed step."""
+        return self.steps[self.index]
 
     @property
     def name(self) -> str:
         """The step's number, and the rank if several exist."""
-        return f"step {self.index + 1}" + (f" on rank {self.rank}" if self.several else "")
+        has_rank = self.expected.world_size > 1 and not self.of_all
+        return f"step {self.index + 1}" + (f" on rank {self.expected.rank}" if has_rank else "")
 
     def finding(self, kind: str, what: str) -> Finding:
         """Return a difference at this place."""
-        return Finding(kind, self.index + 1, self.rank, what)
+        return Finding(kind, self.index + 1, self.expected.rank, what)
 
 
 def align(undisturbed: Sequence[Step], resumed: Step) -> int:
@@ -109,14 +110,13 @@ def compare(undisturbed: Ranks, resumed: Ranks, first: int) -> list[Finding]:
         resumed: steps of a run on the same number of ranks.
         first: index of the undisturbed step that the first step of `resumed` repeats.
     """
-    several = len(undisturbed) > 1
-    for offset in range(max(map(len, resumed))):
-        found: list[Finding] = []
-        for check in _CHECKS:
-            for rank, (expected, steps) in enumerate(zip(undisturbed, resumed, strict=True)):
-                place = Place(rank, several, first + offset, first, expected)
-                if offset < len(steps) and place.index < len(expected):
-                    found += check(place, expected[place.index], steps[offset])
+    for index in range(first, max(map(len, undisturbed))):
+        pairs = [
+            (Place(expected, index, first), steps[index - first])
+            for expected, steps in zip(undisturbed, resumed, strict=True)
+            if index < min(len(expected), first + len(steps))
+        ]
+        found = [each for check in _CHECKS for place, step in pairs for each in check(place, step)]
         if found:
             return found
     return []
@@ -133,39 +133,35 @@ def compare_on_others(undisturbed: Ranks, resumed: Ranks, first: int, tolerance:
         first: index of the undisturbed step that the first step of `resumed` repeats.
         tolerance: largest relative difference of a parameter's norm.
     """
-    for offset, found in enumerate(resumed[0][: len(undisturbed[0]) - first]):
-        place = Place(0, False, first + offset, first, undisturbed[0])
-        expected = undisturbed[0][place.index]
-        exact = (_weights, _optimizer, _settings) if offset == 0 else (_settings,)
-        findings = [finding for check in exact for finding in check(place, expected, found)]
-        findings += _shares(
-            place,
-            [steps[place.index : place.index + 1] for steps in undisturbed],
-            [steps[offset : offset + 1] for steps in resumed],
-        )
-        pairs = zip(found.names, expected.sizes, found.sizes, strict=False)
-        far = [name for name, ours, theirs in pairs if abs(ours - theirs) > tolerance * max(ours, theirs)]
-        if far and not findings:
-            what = f"the norm of {far[0]} before {place.name} differs by more than {tolerance:g} of its value"
-            findings = [place.finding("scale", f"{what} on {len(resumed)} ranks, from equal samples")]
+    # A kill can leave some ranks without the last step.
+    for index in range(first, min(len(undisturbed[0]), *(first + len(steps) for steps in resumed))):
+        place = Place(undisturbed[0], index, first, of_all=True)
+        ours, theirs = [steps[index] for steps in undisturbed], [steps[index - first] for steps in resumed]
+        exact = (_weights, _optimizer, _settings) if index == first else (_settings,)
+        checks = [*(check(place, theirs[0]) for check in exact), _shares(place, ours, theirs)]
+        findings = list(chain(*checks)) or list(_sizes(place, theirs[0], tolerance))
         if findings:
             return findings
     return []
 
 
-def _shares(place: Place, ours: Ranks, theirs: Ranks) -> Iterator[Finding]:
-    if not all(steps and steps[0].result for steps in (*ours, *theirs)):
-        return
-    expected, found = (
-        Counter(each for (step,) in ranks for each in step.samples) for ranks in (ours, theirs)
-    )
+def _sizes(place: Place, found: Step, tolerance: float) -> Iterator[Finding]:
+    for name, ours, theirs in zip(found.names, place.expected.sizes, found.sizes, strict=False):
+        if abs(ours - theirs) > tolerance * max(ours, theirs):
+            what = f"the norm of {name} before {place.name} differs by more than {tolerance:g} of its value"
+            yield place.finding("scale", f"{what} on {found.world_size} ranks, from equal samples")
+
+
+def _shares(place: Place, ours: Sequence[Step], theirs: Sequence[Step]) -> Iterator[Finding]:
+    expected, found = (Counter(chain(*(step.samples for step in steps))) for steps in (ours, theirs))
     if expected != found:
         more, fewer = (found - expected).total(), (expected - found).total()
         what = f"{place.name} trains on {more} samples that it must not use, and leaves out {fewer}"
         yield place.finding("shares", f"on {len(theirs)} ranks, {what}")
 
 
-def _weights(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
+def _weights(place: Place, found: Step) -> Iterator[Finding]:
+    expected = place.expected
     pairs = zip(found.names, expected.weights, found.weights, strict=False)
     names = [name for name, ours, theirs in pairs if ours != theirs]
     if not names and len(expected.weights) == len(found.weights):
@@ -180,71 +176,63 @@ def _weights(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
         yield place.finding("weights", f"the script resumes with weights of no undisturbed step ({near})")
 
 
-def _optimizer(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
-    kinds = [k for k in {**expected.state, **found.state} if expected.state.get(k) != found.state.get(k)]
+def _optimizer(place: Place, found: Step) -> Iterator[Finding]:
+    expected = place.expected.state
+    kinds = [kind for kind in {**expected, **found.state} if expected.get(kind) != found.state.get(kind)]
     if kinds:
-        several = max(step.optimizer for step in place.steps) > 0
-        which = (
-            f"optimizer {found.optimizer + 1} ({found.optimizer_class})" if several else found.optimizer_class
-        )
+        which = found.optimizer_class
+        if any(step.optimizer for step in place.steps):
+            which = f"optimizer {found.optimizer + 1} ({which})"
         how = "has a different state" if found.state else "begins without its state"
         yield place.finding("optimizer", f"{which} {how} ({', '.join(kinds)}) at {place.name}")
 
 
-def _settings(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
-    for group, (ours, theirs) in enumerate(zip(expected.options, found.options, strict=False)):
+def _settings(place: Place, found: Step) -> Iterator[Finding]:
+    expected = place.expected.options
+    for group, (ours, theirs) in enumerate(zip(expected, found.options, strict=False)):
         for name in (name for name in ours if ours[name] != theirs.get(name)):
             words = "the learning rate" if name == "lr" else f"the optimizer's {name}"
-            of_group = f" of parameter group {group}" if len(expected.options) > 1 else ""
+            of_group = f" of parameter group {group}" if len(expected) > 1 else ""
             values = f"{_short(theirs.get(name))}, undisturbed {_short(ours[name])}"
             yield place.finding("settings", f"{words}{of_group} at {place.name} is {values}")
 
 
-def _samples(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
-    if found.result and expected.result and expected.batches != found.batches:
-        yield place.finding(*_explain_samples(place, expected, found))
+def _samples(place: Place, found: Step) -> Iterator[Finding]:
+    if place.expected.batches != found.batches:
+        yield place.finding(*_explain_samples(place, found))
 
 
-def _explain_samples(place: Place, expected: Step, found: Step) -> tuple[str, str]:
+def _explain_samples(place: Place, found: Step) -> tuple[str, str]:
+    expected = place.expected
     if len(found.losses) < len(expected.losses):
         counts = f"{len(found.losses)}, undisturbed {len(expected.losses)}"
         return "accumulation", f"the number of batches whose gradients {place.name} accumulates is {counts}"
     if Counter(found.samples) == Counter(expected.samples):
         return "shuffled", f"{place.name} has its samples in a different order"
     epochs = epochs_of(place.steps)
-    same = [n for n, step in enumerate(place.steps) if step.batches == found.batches]
-    if same:
-        (epoch, offset), *others = (_epoch_and_offset(epochs, n) for n in (place.index, *same))
-        copied = next((number for number, at in others if number != epoch and at == offset), None)
-        if copied is not None:
+    epoch, offset = epochs[place.index]
+    same = [index for index, step in enumerate(place.steps) if step.batches == found.batches]
+    for copied, at in (epochs[index] for index in same):
+        if copied != epoch and at == offset:
             what = f"the order of epoch {epoch} is that of epoch {copied}, first at {place.name}"
             return "order of an epoch", what
-        other = min(same, key=lambda n: abs(n - place.index))
-        if other in epochs and place.index == place.first:
-            return (
-                "epoch begun again",
-                f"{place.name} trains on the first batch of an epoch (step {other + 1}'s)",
-            )
-        if other < place.index:
-            return "batch repeated", f"{place.name} trains on the batch of step {other + 1} again"
-        return "batch left out", f"{place.name} trains on the batch of step {other + 1}"
+    if same:
+        nearest = min(same, key=lambda index: abs(index - place.index))
+        if epochs[nearest][1] == 0 and place.index == place.first:
+            batch = f"the first batch of an epoch (step {nearest + 1}'s)"
+            return "epoch begun again", f"{place.name} trains on {batch}"
+        kind, again = ("batch repeated", " again") if nearest < place.index else ("batch left out", "")
+        return kind, f"{place.name} trains on the batch of step {nearest + 1}{again}"
     known = {sample for step in place.steps for sample in step.samples}
-    if place.index in epochs or set(found.samples) <= known:
-        epoch, _ = _epoch_and_offset(epochs, place.index)
+    if offset == 0 or known.issuperset(found.samples):
         return "order of an epoch", f"the order of epoch {epoch} differs, first at {place.name}"
     drawn = "".join(f" ({name}'s generator differs)" for name in _unequal_generators(expected, found))
     return "samples", f"{place.name} trains on samples that the undisturbed run doesn't use there{drawn}"
 
 
-def _epoch_and_offset(epochs: Sequence[int], index: int) -> tuple[int, int]:
-    """Return the number of the epoch of a step, from 1, and the step's index within the epoch."""
-    number = sum(start <= index for start in epochs)
-    return number, index - epochs[number - 1]
-
-
-def _state(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
+def _state(place: Place, found: Step) -> Iterator[Finding]:
     copies = {weights for step in place.steps for weights in (*step.weights, *step.result)}
-    missing = Counter(map(tuple, expected.beside)) - Counter(map(tuple, found.beside))
+    missing = Counter(map(tuple, place.expected.beside)) - Counter(map(tuple, found.beside))
     # A copy of earlier weights, such as one for a file, influences no later step.
     names = sorted({name for name, value in missing if value not in copies})
     if names:
@@ -252,23 +240,25 @@ def _state(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
         yield place.finding("state", f"{names[0]}{more}, which no optimizer trains, differs at {place.name}")
 
 
-def _loss(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
-    if found.result and expected.result and repr(expected.losses) != repr(found.losses):
+def _loss(place: Place, found: Step) -> Iterator[Finding]:
+    expected = place.expected
+    # The representations of two NaN are equal.
+    if repr(expected.losses) != repr(found.losses):
         ours, theirs = (_short(sum(step.losses) / max(len(step.losses), 1)) for step in (expected, found))
         what = f"the loss of {place.name} is {theirs}, undisturbed {ours}"
         if generators := _unequal_generators(expected, found):
-            whose = f"rank {place.rank}'s generator" if place.several else "the generator's state"
+            whose = f"rank {found.rank}'s generator" if found.world_size > 1 else "the generator's state"
             yield place.finding("generator", f"{what}; {whose} ({', '.join(generators)}) differs")
         else:
             yield place.finding("loss", what)
 
 
-def _update(place: Place, expected: Step, found: Step) -> Iterator[Finding]:
-    if found.result and expected.result and expected.result != found.result:
+def _update(place: Place, found: Step) -> Iterator[Finding]:
+    if place.expected.result != found.result:
         yield place.finding("loss", f"the update of {place.name} gives different weights")
 
 
-_CHECKS: Sequence[Callable[[Place, Step, Step], Iterator[Finding]]] = (
+_CHECKS: Sequence[Callable[[Place, Step], Iterator[Finding]]] = (
     _weights, _optimizer, _settings, _samples, _state, _loss, _update,
 )  # fmt: skip
 """Comparisons of a step, causes before effects."""
@@ -283,45 +273,40 @@ def _short(value: object) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def epochs_of(steps: Sequence[Step]) -> list[int]:
-    """Return the indices of the steps that begin an epoch: the first, and each that repeats a sample."""
-    starts, seen = [0], set[str]()
-    for index, step in enumerate(steps):
+def epochs_of(steps: Sequence[Step]) -> list[tuple[int, int]]:
+    """Return the epoch of each step, from 1, and its index in the epoch, which a repeated sample begins."""
+    found: list[tuple[int, int]] = []
+    seen, epoch, offset = set[str](), 1, 0
+    for step in steps:
         # A loss function is a module, too, and its samples are labels, which repeat within an epoch.
-        calls = [batch for batch, of in zip(step.batches, step.modules, strict=True) if of == step.modules[0]]
-        samples = {sample for batch in calls for sample in batch}
+        model = step.batches[0][0] if step.batches else ""
+        samples = {sample for name, batch in step.batches if name == model for sample in batch}
         if samples & seen:
-            starts.append(index)
-            seen = set()
+            seen, epoch, offset = set(), epoch + 1, 0
+        found.append((epoch, offset))
         seen |= samples
-    return starts
+        offset += 1
+    return found
 
 
-def with_seeded_generators(undisturbed: Ranks, again: Ranks) -> Ranks:
-    """Return the undisturbed steps without generators that differ in a second run from the start.
+def remove_unseeded_generators(undisturbed: Ranks, again: Ranks) -> None:
+    """Remove generators from the undisturbed steps that differ in a second run from the start.
 
     The script does not seed these generators, so a resume can't restore them either.
     """
-    unseeded = set(_differing(undisturbed, again, 0))
-    return [
-        [
-            replace(step, generators={n: g for n, g in step.generators.items() if n not in unseeded})
-            for step in steps
-        ]
-        for steps in undisturbed
-    ]
+    unseeded = {
+        name
+        for ranks in zip(undisturbed, again, strict=False)
+        for ours, theirs in zip(*ranks, strict=False)
+        for name in _unequal_generators(ours, theirs)
+    }
+    for step in chain(*undisturbed):
+        for name in unseeded:
+            step.generators.pop(name, None)
 
 
 def silent_generators(undisturbed: Ranks, resumed: Ranks, first: int) -> list[str]:
     """Return the generators whose states differ after the last common step."""
-    done = min(sum(bool(step.result) for step in steps) for steps in resumed)
-    last = max(0, min(len(undisturbed[0]) - first, done) - 1)
-    return _differing([ours[first + last :] for ours in undisturbed], [steps[last:] for steps in resumed], 0)
-
-
-def _differing(undisturbed: Ranks, resumed: Ranks, first: int) -> list[str]:
-    pairs = (
-        pair for ours, theirs in zip(undisturbed, resumed, strict=False)
-        for pair in zip(ours[first:], theirs, strict=False)
-    )  # fmt: skip
+    last = min(len(undisturbed[0]), *(first + len(steps) for steps in resumed)) - 1
+    pairs = ((ours[last], theirs[last - first]) for ours, theirs in zip(undisturbed, resumed, strict=True))
     return sorted({name for ours, theirs in pairs for name in _unequal_generators(ours, theirs)})

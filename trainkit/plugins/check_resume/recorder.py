@@ -2,9 +2,9 @@
 
 The recorder changes nothing that the training computes: it reads tensors and generators, and draws no random
 numbers. It uses hooks that torch calls for every optimizer, and it wraps two functions of torch through which
-every framework goes: `Module.__call__` and `autograd.backward`. It writes two lines of JSON for each
-optimizer step, and hands them to the kernel at once, so that a kill loses no line. This file uses only the
-standard library and torch, see `inject/sitecustomize.py`.
+every framework goes: `Module.__call__` and `autograd.backward`. It writes a line of JSON for each optimizer
+step, and hands it to the kernel at once, so that a kill loses no line. This file uses only the standard
+library and torch, see `inject/sitecustomize.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import functools
 import gc
 import hashlib
 import json
+import math
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ FOLDER = "CHECK_RESUME_FOLDER"
 Its value also marks the processes of an attempt."""
 
 _DIGEST_BYTES = 8
+_FORWARD, _BACKWARD = 1, 2
 
 
 def install() -> None:
@@ -35,25 +37,11 @@ def install() -> None:
     import torch
     from torch.optim import optimizer
 
-    torch_: Any = torch  # torch does not declare that its functions can be replaced.
     recorder = Recorder(Path(os.environ[FOLDER]))
     optimizer.register_optimizer_step_pre_hook(recorder.before_step)
     optimizer.register_optimizer_step_post_hook(recorder.after_step)
-    backward, forward = torch_.autograd.backward, torch_.nn.Module.__call__
-
-    @functools.wraps(forward)
-    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch_.compiler.is_compiling() or torch_.jit.is_tracing():
-            return forward(module, *args, **kwargs)
-        with recorder.forward(module, (args, kwargs)):
-            return forward(module, *args, **kwargs)
-
-    @functools.wraps(backward)
-    def differentiate(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        with recorder.backward(tensors):
-            return backward(tensors, *args, **kwargs)
-
-    torch_.nn.Module.__call__, torch_.autograd.backward = call, differentiate
+    recorder.watch(torch.nn.Module, "__call__", _FORWARD, recorder.record_inputs)
+    recorder.watch(torch.autograd, "backward", _BACKWARD, recorder.record_losses)
 
 
 class Recorder:
@@ -65,105 +53,114 @@ class Recorder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pid = 0
+        self._plan: dict[str, Any] = json.loads((folder / "plan.json").read_text())
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """Begin the records of a process."""
+        self._level = 0
         self._step = 0
-        self._stopping = False
-        self._depth = 0
-        self._in_backward = False
+        self._last = math.inf
         self._open: Any = None
-        self._used: dict[str, list[Any]] = {"batches": [], "modules": [], "losses": []}
-
-    @contextlib.contextmanager
-    def forward(self, module: Any, inputs: object) -> Iterator[None]:
-        """Record the samples that an outermost module receives while it trains."""
-        import torch
-
-        # Modules that run within backward compute activations again, from samples that are recorded already.
-        is_first = self._depth == 0 and not self._in_backward
-        if is_first and module.training and torch.is_grad_enabled() and (rows := rows_of(inputs)):
-            self._used["batches"].append(rows)
-            self._used["modules"].append(type(module).__name__)
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-
-    @contextlib.contextmanager
-    def backward(self, tensors: Any) -> Iterator[None]:
-        """Record the losses of a backward pass that is not part of another one."""
-        is_outer, self._in_backward = not self._in_backward, True
-        if is_outer:
-            losses = [tensors] if hasattr(tensors, "detach") else tensors
-            self._used["losses"] += [float(_local(loss).double().sum()) for loss in losses]
-        try:
-            yield
-        finally:
-            self._in_backward = not is_outer
-
-    def before_step(self, optimizer: Any, args: object, kwargs: object) -> None:
-        """Record the state with which a step begins, and end the attempt here if this is planned."""
-        if self._pid != os.getpid():
-            self._begin_process()
-        if self._open not in (None, optimizer):
-            return  # The open optimizer wraps this one.
-        self._open = optimizer
-        if all(optimizer is not known for known in self._optimizers):
-            self._optimizers.append(optimizer)
-        number = next(n for n, known in enumerate(self._optimizers) if known is optimizer)
-        self._live.update(self._optimizers)
-        names = self._live.parameter_names()
-        weights = weights_of(optimizer)
-        steps = self._plan["weights"].get("".join(weights), [1])
-        self._step = self._step + 1 if self._step else max(steps)
-        self._write(
-            optimizer=number,
-            optimizer_class=type(optimizer).__name__,
-            names=[names.get(id(p), str(place)) for place, p in enumerate(_parameters(optimizer))],
-            weights=weights,
-            sizes=[float(_local(parameter).double().norm()) for parameter in _parameters(optimizer)],
-            state=state_of(optimizer),
-            options=[_settings(group) for group in optimizer.param_groups],
-            beside=self._live.beside(self._optimizers),
-        )
-        if self._step > self._plan["stop"] and not self._stopping:
-            self._stopping = True
-            self._stop()
-
-    def after_step(self, optimizer: Any, args: object, kwargs: object) -> None:
-        """Record what a step has used: samples, losses, and the generators' states after it."""
-        if optimizer is self._open:
-            self._open = None
-            self._write(result=weights_of(optimizer), generators=generators(), **self._used)
-            self._used = {name: [] for name in self._used}
-
-    def _begin_process(self) -> None:
-        """Begin the records of this process, which may be a fork of one with records of its own."""
-        import torch.distributed as dist
-
-        self._pid, self._open = os.getpid(), None
-        self._step, self._stopping = 0, False
+        self._record: dict[str, Any] = {}
+        self._used: dict[str, list[Any]] = {"batches": [], "losses": []}
         self._optimizers: list[Any] = []
         self._live = LiveState()
-        self._plan: dict[str, Any] = json.loads((self._folder / "plan.json").read_text())
-        self._rank, self._world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if dist.is_available() and dist.is_initialized():
-            self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
 
-    def _write(self, **values: object) -> None:
-        values |= {"step": self._step, "rank": self._rank, "world_size": self._world_size}
-        with open(self._folder / f"records-{self._pid}.jsonl", "ab", buffering=0) as file:
-            file.write((json.dumps(values) + "\n").encode())
+    def watch(self, owner: Any, name: str, level: int, record: Callable[..., None]) -> None:
+        """Wrap a function of torch, so that `record` gets the arguments of its outermost calls.
+
+        A model calls its parts. A backward pass calls modules again, to compute activations of samples that
+        are recorded already. So a call counts only if no call of its level or a higher one is in progress.
+        """
+        import torch
+
+        torch_: Any = torch  # torch does not declare the types of all its functions.
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch_.compiler.is_compiling() or torch_.jit.is_tracing() or self._level >= level:
+                return function(*args, **kwargs)
+            outer, self._level = self._level, level
+            try:
+                record(*args, **kwargs)
+                return function(*args, **kwargs)
+            finally:
+                self._level = outer
+
+        setattr(owner, name, call)
+
+    def record_inputs(self, module: Any, *args: Any, **kwargs: Any) -> None:
+        """Record the samples that a module receives while it trains."""
+        import torch
+
+        if module.training and torch.is_grad_enabled() and (rows := rows_of((args, kwargs))):
+            self._used["batches"].append((type(module).__name__, rows))
+
+    def record_losses(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        """Record the losses of a backward pass."""
+        losses = [tensors] if hasattr(tensors, "detach") else tensors
+        self._used["losses"] += [float(_local(loss).double().sum()) for loss in losses]
+
+    def before_step(self, optimizer: Any, args: object, kwargs: object) -> None:
+        """Keep the state with which a step begins, or end the attempt here if this is planned."""
+        if self._open not in (None, optimizer):
+            return  # The open optimizer wraps this one.
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        weights = weights_of(optimizer)
+        if not self._step:
+            self._step = self._plan["weights"].get("".join(weights), 1) - 1
+            self._last = max(self._plan["stop"], self._step + 1)
+        self._step += 1
+        if self._step > self._last:
+            self._last = math.inf
+            self._stop()
+        names, beside = self._live.look(self._optimizers)
+        self._open = optimizer
+        self._record = {
+            **self._ranks(),
+            "optimizer": self._optimizers.index(optimizer),
+            "optimizer_class": type(optimizer).__name__,
+            "names": [names.get(id(p), str(place)) for place, p in enumerate(_parameters(optimizer))],
+            "weights": weights,
+            "sizes": [float(_local(parameter).double().norm()) for parameter in _parameters(optimizer)],
+            "state": state_of(optimizer),
+            "options": [_settings(group) for group in optimizer.param_groups],
+            "beside": beside,
+        }
+
+    def after_step(self, optimizer: Any, args: object, kwargs: object) -> None:
+        """Write the record of a step, with the samples and losses that it has used."""
+        if optimizer is not self._open:
+            return
+        self._open = None
+        self._record |= {"result": weights_of(optimizer), "generators": generators(), **self._used}
+        self._used = {name: [] for name in self._used}
+        with open(self._folder / f"records-{os.getpid()}.jsonl", "ab", buffering=0) as file:
+            file.write((json.dumps(self._record) + "\n").encode())
+
+    @staticmethod
+    def _ranks() -> dict[str, int]:
+        """Return the rank of this process, and the number of ranks."""
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+        sizes = {"rank": os.environ.get("RANK", 0), "world_size": os.environ.get("WORLD_SIZE", 1)}
+        return {name: int(size) for name, size in sizes.items()}
 
     def _stop(self) -> None:
         """Send the planned signal: SIGKILL to all processes of the attempt, others to its first process."""
         (self._folder / "stopped").touch()
         number = signal.Signals[self._plan["signal"]]
         if number == signal.SIGKILL:
-            others = [pid for pid in marked(str(self._folder)) if pid != self._pid]
-            targets = [*others, self._pid]
+            others = [pid for pid in marked(str(self._folder)) if pid != os.getpid()]
+            targets = [*others, os.getpid()]
         else:
-            targets = [int((self._folder / "pid").read_text())] if self._rank == 0 else []
+            targets = [int((self._folder / "pid").read_text())] if self._ranks()["rank"] == 0 else []
         for pid in targets:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -267,74 +264,65 @@ def generators() -> dict[str, str]:
 
 
 class LiveState:
-    """Modules of this process, and dictionaries and lists that may hold copies of a model's weights.
+    """Modules of this process, and dictionaries and lists of tensors, which may be copies of weights.
 
     Python's garbage collector knows all of them. At the first step, they are frozen, so that a later step
     has to look through newer objects only.
     """
 
     def __init__(self) -> None:
-        self._modules: list[Any] = []
-        self._copies: list[Any] = []
+        self._frozen: list[Any] = []
 
-    def update(self, optimizers: list[Any]) -> None:
-        """Look for new objects, and forget those to which only this object still refers."""
-        import torch
+    def look(self, optimizers: list[Any]) -> tuple[dict[int, str], list[tuple[str, str]]]:
+        """Return the names of parameters by their ids, and the state that is in no optimizer.
 
-        live = gc.get_objects()
-        if not self._modules:
+        This state has names and hashes. It consists of buffers, and of copies of the weights, such as their
+        average (EMA): a module, a dictionary with the names of parameters, or a list with their shapes.
+        """
+        found = self._objects()
+        modules = [each for each in found if not isinstance(each, (dict, list))]
+        inner = {id(child) for module in modules for child in module._modules.values()}
+        roots = [module for module in modules if id(module) not in inner]
+        names = {id(p): name for module in roots for name, p in module.named_parameters()}
+        tensors: list[tuple[str, Any]] = []
+        for module in roots:
+            buffers = {name: buffer for name, buffer in module.named_buffers() if _is_saved(module, name)}
+            state = dict(module.named_parameters()) | buffers
+            tensors += [(f"{type(module).__name__}.{name}", tensor) for name, tensor in state.items()]
+        own_names = {name.removeprefix("module.") for name in names.values()}
+        shapes = [[p.shape for p in _parameters(optimizer)] for optimizer in optimizers]
+        for each in found:
+            if isinstance(each, dict) and all(str(key).removeprefix("module.") in own_names for key in each):
+                tensors += [(f"{type(each).__name__}[{name!r}]", tensor) for name, tensor in each.items()]
+            elif isinstance(each, list) and [tensor.shape for tensor in each] in shapes:
+                tensors += [(f"list[{place}]", tensor) for place, tensor in enumerate(each)]
+        known = {_local(p).data_ptr() for optimizer in optimizers for p in _parameters(optimizer)}
+        return names, [(name, fingerprint(tensor)) for name, tensor in tensors if _is_state(tensor, known)]
+
+    def _objects(self) -> list[Any]:
+        """Return the objects that may hold state, without those to which only this object still refers."""
+        if not self._frozen:
+            self._frozen = [each for each in gc.get_objects() if _may_hold_state(each)]
             gc.freeze()
         own_references = 3
-        kept = [each for each in self._modules if sys.getrefcount(each) > own_references]
-        copies = [each for each in self._copies if sys.getrefcount(each) > own_references]
-        new = [each for each in live if issubclass(type(each), torch.nn.Module) and "_modules" in vars(each)]
-        self._modules = list({id(module): module for module in [*kept, *new]}.values())
-        names = {name.removeprefix("module.") for name in self.parameter_names().values()}
-        shapes = [[p.shape for p in _parameters(optimizer)] for optimizer in optimizers]
-        lengths = {len(each) for each in shapes}
-        for each in live:
-            if type(each) is list and len(each) in lengths:
-                if [getattr(item, "shape", None) for item in each] in shapes:
-                    copies.append(each)
-            elif issubclass(type(each), dict) and each and all(_is_in(names, key) for key in each):
-                copies.append(each)
-        self._copies = list({id(each): each for each in copies}.values())
-
-    def _roots(self) -> list[Any]:
-        """Return the modules that belong to no other module."""
-        inner = {id(child) for module in self._modules for child in module._modules.values()}
-        return [module for module in self._modules if id(module) not in inner]
-
-    def parameter_names(self) -> dict[int, str]:
-        """Return the name of each parameter of a module, by its id."""
-        return {id(p): name for module in self._roots() for name, p in module.named_parameters()}
-
-    def beside(self, optimizers: list[Any]) -> list[tuple[str, str]]:
-        """Return names and hashes of the state that is in no optimizer: buffers, and copies of the weights.
-
-        A copy of the weights, such as their moving average (EMA), is a module, a dictionary with the names
-        of parameters, or a list with their shapes.
-        """
-        known = {_local(p).data_ptr() for optimizer in optimizers for p in _parameters(optimizer)}
-        found: list[tuple[str, Any]] = []
-        for module in self._roots():
-            tensors = dict(module.named_parameters())
-            tensors |= {name: buffer for name, buffer in module.named_buffers() if _is_saved(module, name)}
-            found += [(f"{type(module).__name__}.{name}", tensor) for name, tensor in tensors.items()]
-        for each in self._copies:
-            named = each.items() if isinstance(each, dict) else enumerate(each)
-            found += [(f"{type(each).__name__}[{name!r}]", tensor) for name, tensor in named]
-        return [(name, fingerprint(tensor)) for name, tensor in found if _is_state(tensor, known)]
+        self._frozen = [each for each in self._frozen if sys.getrefcount(each) > own_references]
+        return [*self._frozen, *(each for each in gc.get_objects() if _may_hold_state(each))]
 
 
-def _is_in(names: set[str], key: object) -> bool:
-    return type(key) is str and key.removeprefix("module.") in names
+def _may_hold_state(value: Any) -> bool:
+    """Return True for a module, and for a dictionary or list that contains tensors only."""
+    import torch
+
+    kind = type(value)  # `isinstance` would call the code of a proxy.
+    if kind is list or issubclass(kind, dict):
+        items = dict.values(value) if issubclass(kind, dict) else value
+        return bool(value) and all(issubclass(type(item), torch.Tensor) for item in items)
+    return issubclass(kind, torch.nn.Module) and "_modules" in vars(value)
 
 
 def _is_state(tensor: Any, known: set[int]) -> bool:
     """Return True for a tensor with values of its own, which is no parameter of an optimizer."""
-    is_own = hasattr(tensor, "detach") and not tensor.is_meta and tensor.grad_fn is None
-    return is_own and _local(tensor).data_ptr() not in known
+    return not tensor.is_meta and tensor.grad_fn is None and _local(tensor).data_ptr() not in known
 
 
 def _is_saved(module: Any, name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -18,29 +18,16 @@ from typing import Any
 
 
 class AfterTorch(MetaPathFinder):
-    """Import hook that calls a function whenever torch has been imported.
-
-    Args:
-        call: function to call.
-    """
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
+    """Import hook that installs the recorder when torch has been imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            sys.meta_path.insert(0, self)
+        spec = PathFinder.find_spec(fullname, path) if fullname == "torch" else None
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             execute = loader.exec_module
-            loader.exec_module = lambda module: (execute(module), self._call())
+            loader.exec_module = lambda module: (execute(module), recorder.install())
         return spec
 
 
@@ -57,7 +44,7 @@ if __name__ == "sitecustomize":
     here = Path(__file__).resolve().parent
     name = "check_resume_recorder"
     recorder = load(name, importlib.util.spec_from_file_location(name, here.parent / "recorder.py"))
-    sys.meta_path.insert(0, AfterTorch(recorder.install))
+    sys.meta_path.insert(0, AfterTorch())
     # The script's environment may have a file of this name, too, which this file hides.
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != here]
     load("sitecustomize", PathFinder.find_spec("sitecustomize", sys.path))
