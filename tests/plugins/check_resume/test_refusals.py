@@ -16,8 +16,13 @@ from trainkit.cli.main import main
         ((), "print('hello')", "no optimizer step was recorded"),
         ((), "print('hello')", "hello"),
         (("--timeout", "0.3"), "import time; time.sleep(600)", "did not end or reach step 20 within 0.3 s"),
-        (("--link", "nothing"), "", "--link nothing: there is no such file or folder"),
+        (("--link", "nothing"), "", "No such file or directory: "),
         (("--workers", "2"), "", "--workers 2,3 and {workers} in the command"),
+        (
+            ("--kill-at", "19"),
+            "",
+            "of 20 optimizer steps, kill after step 18 or an earlier one",
+        ),
     ],
 )
 def test_a_script_that_cannot_be_checked(

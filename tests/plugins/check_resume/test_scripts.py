@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -18,12 +18,14 @@ TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node")
 pytestmark = pytest.mark.timeout(600)
 
 
-def check(folder: Path, *words: str, code: int) -> dict[str, Any]:
+def check(
+    folder: Path, *words: str, code: int, stdin: int | IO[bytes] = subprocess.DEVNULL
+) -> dict[str, Any]:
     """Return the command's report on a script of `SCRIPTS`."""
     command = [str(SCRIPTS / word) if word.endswith(".py") else word for word in words]
     done = subprocess.run(
         [sys.executable, "-m", "trainkit", "check-resume", "--json", *command],
-        capture_output=True, text=True, cwd=folder, check=False,
+        capture_output=True, text=True, cwd=folder, check=False, stdin=stdin,
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
@@ -53,6 +55,20 @@ def test_a_script_that_resumes_exactly_raises_no_alarm(
     report = check(tmp_path, *words, code=0)
     assert report["exact"] is True
     assert [kill["resumed_at"] for kill in report["kills"]] == resumed_at
+
+
+@pytest.mark.slow
+def test_a_short_script_that_reads_files_arguments_and_its_input(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("1 2\n3 4\n5 6\n")
+    (tmp_path / "config.json").write_text('{"lr": 0.01}')
+    (tmp_path / "scales").mkdir()
+    (tmp_path / "scales" / "first").write_text("8")
+    words = ("--link", "scales", "short.py", "--config=config.json", "--out", "{run}")
+    with (tmp_path / "rows.txt").open("rb") as rows:
+        report = check(tmp_path, *words, code=0, stdin=rows)
+    assert report["steps"] == 6
+    assert [kill["resumed_at"] for kill in report["kills"]] == [kill["step"] for kill in report["kills"]]
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.txt", "config.json", "scales"}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -9,7 +10,8 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,72 +25,6 @@ _SHOWN_LINES = 15
 
 RUN, WORKERS = "{run}", "{workers}"
 """Placeholders in the words of a command: the folder of the run, and the number of workers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """Command that trains, and how each attempt runs it.
-
-    Attributes:
-        words: command line, with placeholders.
-        links: files and folders of the current folder that the script reads by relative paths.
-        signal: name of the signal that ends an attempt, such as "SIGKILL".
-        timeout_s: seconds that an attempt may run.
-        slots: semaphore that limits the attempts at the same time.
-        scratch: folder for the runs' working folders, for temporary files and for the records.
-    """
-
-    words: Sequence[str]
-    links: Sequence[str]
-    signal: str
-    timeout_s: float
-    slots: asyncio.Semaphore
-    scratch: Path
-
-    def working_folder(self, name: str) -> Path:
-        """Create the working folder of a run, in which its attempts find their checkpoints again."""
-        folder = self.scratch / name
-        folder.mkdir()
-        for link in self.links:
-            target = Path(link).resolve()
-            if not target.exists():
-                raise CheckError(f"--link {link}: there is no such file or folder")
-            (folder / target.name).symlink_to(target)
-        return folder
-
-    def command(self, folder: Path, workers: str) -> list[str]:
-        """Return the words of the command, with absolute paths of its files."""
-        filled = [_absolute(word.replace(RUN, str(folder)).replace(WORKERS, workers)) for word in self.words]
-        if filled[0] == "-m" or filled[0].endswith(".py"):
-            return [sys.executable, *filled]
-        beside = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
-        program = shutil.which(filled[0], path=beside)
-        if program is None:
-            raise CheckError(f"there is no script and no program {self.words[0]!r}")
-        return [program, *filled[1:]]
-
-    def environment(self, records: Path, folder: Path) -> dict[str, str]:
-        """Return the environment of an attempt that writes its records and works in these folders."""
-        inject = Path(recorder.__file__).parent / "inject"
-        # The script runs in a different folder, so relative entries, and modules of -m, need absolute paths.
-        search = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-        search += [os.getcwd()] if "-m" in self.words else []
-        # Killed programs leave temporary files, which are removed with the scratch folder.
-        temporary = self.scratch / "t"
-        temporary.mkdir(exist_ok=True)
-        return os.environ | {
-            recorder.FOLDER: str(records),
-            "PYTHONPATH": os.pathsep.join([str(inject), *search]),
-            "TMPDIR": str(temporary),
-            settings.RUNTIME_DIR: str(self.scratch / "s"),
-            settings.RESULTS_DIR: str(folder / "results"),
-        }
-
-
-def _absolute(word: str) -> str:
-    """Return `word` with an absolute path if it is a file or has the form `--option=file`."""
-    option, equals, value = word.rpartition("=")
-    return option + equals + os.path.abspath(value) if os.path.isfile(value) else word
 
 
 @dataclass(frozen=True)
@@ -108,26 +44,71 @@ class Outcome:
     output: str
 
 
-class Run:
-    """Attempts in one working folder: each attempt resumes where the earlier ones were killed.
+class Script:
+    """Command that trains, and how each attempt runs it.
 
     Args:
-        script: the command.
-        name: name of the working folder.
+        arguments: arguments of `trainkit check-resume`.
+        scratch: folder for the runs' folders and for the records.
+
+    Attributes:
+        workers: numbers of workers, as texts: of the undisturbed run, then others that resume killed runs.
     """
 
-    def __init__(self, script: Script, name: str) -> None:
-        self._script = script
-        self._name = name
-        self._folder = script.working_folder(name)
-        self._attempts = 0
+    def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:
+        self.workers = [str(number) for number in arguments.workers or (1,)]
+        self._words = ["-m"] * arguments.module + [arguments.script, *arguments.arguments]
+        self._links = [Path(link).resolve(strict=True) for link in arguments.link]
+        self._signal = f"SIG{arguments.signal}"
+        self._timeout_s = arguments.timeout
+        self._slots = asyncio.Semaphore(max(1, arguments.jobs))
+        self._scratch = scratch
+        if bool(arguments.workers) != any(WORKERS in word for word in self._words):
+            raise CheckError(
+                f"--workers 2,3 and {WORKERS} in the command, such as --nproc-per-node {WORKERS}, go together"
+            )
+
+    def working_folder(self) -> Path:
+        """Create the working folder of a run, in which its attempts find their checkpoints again."""
+        folder = Path(tempfile.mkdtemp(prefix="r", dir=self._scratch), "work")
+        folder.mkdir()
+        for target in self._links:
+            (folder / target.name).symlink_to(target)
+        return folder
+
+    def command(self, folder: Path, workers: str) -> list[str]:
+        """Return the words of the command, with absolute paths of its files."""
+        filled = [_absolute(word.replace(RUN, str(folder)).replace(WORKERS, workers)) for word in self._words]
+        if filled[0] == "-m" or filled[0].endswith(".py"):
+            return [sys.executable, *filled]
+        beside = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
+        program = shutil.which(filled[0], path=beside)
+        if program is None:
+            raise CheckError(f"there is no script and no program {self._words[0]!r}")
+        return [program, *filled[1:]]
+
+    def environment(self, records: Path, folder: Path) -> dict[str, str]:
+        """Return the environment of an attempt that writes its records and works in these folders."""
+        inject = Path(recorder.__file__).parent / "inject"
+        # The script runs in a different folder, so relative entries, and modules of -m, need absolute paths.
+        search = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+        search += [os.getcwd()] if "-m" in self._words else []
+        return os.environ | {
+            recorder.FOLDER: str(records),
+            "PYTHONPATH": os.pathsep.join([str(inject), *search]),
+            # Temporary files of killed programs are removed with the folder of the run.
+            "TMPDIR": str(folder.parent),
+            settings.RUNTIME_DIR: str(folder.parent),
+            settings.RESULTS_DIR: str(folder / "results"),
+        }
 
     async def attempt(
-        self, *, stop: int, workers: str, kill: bool = False, weights: Mapping[str, int]
+        self, folder: Path, *, stop: int, workers: str, kill: bool, weights: Mapping[str, int]
     ) -> Outcome:
         """Run the command until it has made step `stop`, or ends.
 
         Args:
+            folder: working folder; an attempt resumes where the previous one in this folder was killed.
             stop: number of the last step, counted from the start of the training.
             workers: number of workers, as a text.
             kill: True: end the attempt by SIGKILL, whatever signal the script is checked with.
@@ -136,41 +117,44 @@ class Run:
         Raises:
             CheckError: the attempt did not end in time.
         """
-        self._attempts += 1
-        script = self._script
-        records = script.scratch / f"{self._name}-{self._attempts}"
-        records.mkdir()
-        plan = {"stop": stop, "signal": "SIGKILL" if kill else script.signal, "weights": weights}
+        records = Path(tempfile.mkdtemp(prefix="records-", dir=self._scratch))
+        plan = {"stop": stop, "signal": "SIGKILL" if kill else self._signal, "weights": weights}
         (records / "plan.json").write_text(json.dumps(plan))
         output = records / "output"
-        async with script.slots:
+        in_time = True
+        async with self._slots:
             # A file can be read by each attempt from its beginning. A terminal or a pipe can't.
             source = "/dev/stdin" if stat.S_ISREG(os.fstat(0).st_mode) else os.devnull
             with open(source, "rb") as given, output.open("wb") as out:
-                child = await asyncio.create_subprocess_exec(
-                    *script.command(self._folder, workers),
+                child = subprocess.Popen(
+                    self.command(folder, workers),
                     stdin=given,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    cwd=self._folder,
-                    env=script.environment(records, self._folder),
+                    cwd=folder,
+                    env=self.environment(records, folder),
                     start_new_session=True,
                 )
-            # The recorder reads this file at the planned step.
-            (records / "pid").write_text(str(child.pid))
-            in_time = True
             try:
-                async with asyncio.timeout(script.timeout_s):
-                    await child.wait()
+                # The recorder reads this file at the planned step.
+                (records / "pid").write_text(str(child.pid))
+                async with asyncio.timeout(self._timeout_s):
+                    await asyncio.to_thread(child.wait)
             except TimeoutError:
                 in_time = False
             finally:
                 process.end(lambda: recorder.marked(str(records)), _PATIENCE_S)
-                code = await child.wait()
+                code = child.wait()
         last = "\n".join(output.read_text(errors="replace").splitlines()[-_SHOWN_LINES:])
         if not in_time:
             raise CheckError(
-                f"the command did not end or reach step {stop} within {script.timeout_s:g} s: pass "
+                f"the command did not end or reach step {stop} within {self._timeout_s:g} s: pass "
                 f"fewer --steps or a longer --timeout. Its last lines:\n{last}"
             )
         return Outcome(read(records), (records / "stopped").exists(), code, last)
+
+
+def _absolute(word: str) -> str:
+    """Return `word` with an absolute path if it is a file or has the form `--option=file`."""
+    option, equals, value = word.rpartition("=")
+    return option + equals + os.path.abspath(value) if os.path.isfile(value) else word

@@ -18,16 +18,19 @@ from pathlib import Path
 from trainkit.cli import HELP, Command
 from trainkit.errors import TrainkitError
 from trainkit.plugins.check_resume import comparison
-from trainkit.plugins.check_resume.attempts import WORKERS, Outcome, Run, Script
+from trainkit.plugins.check_resume.attempts import Outcome, Script
 from trainkit.plugins.check_resume.comparison import ADVICE, Finding
 from trainkit.plugins.check_resume.records import CheckError, Ranks
 
 _EXACT, _DIFFERS, _FAILED, _TERMINATED = 0, 1, 2, 143
 _SIGNALS = ("KILL", "TERM", "INT", "HUP", "USR1", "USR2")
-_HINT = (
-    "Each run has an empty working folder: pass --link for the files that the script reads there. Runs take "
-    "place at the same time: pass --jobs 1 if they disturb each other"
-)
+_BROKEN = """the script failed without a kill, exit code {}:
+{}
+Each run has an empty working folder: pass --link for the files that the script reads there. Two runs take
+place at the same time: pass --jobs 1 if they disturb each other"""
+_NO_STEP = """no optimizer step was recorded: the script must make its steps by torch.optim, and start Python
+without -I, -E and -S. Its last lines:
+{}"""
 _SILENT = (
     "the generator's state ({}) differs at the end, without effect on these steps; a later epoch that draws "
     "from it would differ"
@@ -76,10 +79,10 @@ class CheckResume(Command):
 
 async def _report(arguments: argparse.Namespace, scratch: Path) -> Report:
     """Make the check; SIGTERM cancels it, and ends its runs."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await Check(arguments, scratch).run()
+    loop = asyncio.get_running_loop()
+    check = asyncio.ensure_future(Check(arguments, scratch).run())
+    loop.add_signal_handler(signal.SIGTERM, check.cancel)
+    return await check
 
 
 def _numbers(text: str) -> list[int]:
@@ -149,21 +152,8 @@ class Check:
     """
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:
-        words = [arguments.script, *arguments.arguments]
-        if bool(arguments.workers) != any(WORKERS in word for word in words):
-            raise CheckError(
-                f"--workers 2,3 and {WORKERS} in the command, such as --nproc-per-node {WORKERS}, go together"
-            )
-        self._workers = [str(number) for number in arguments.workers or (1,)]
         self._arguments = arguments
-        self._script = Script(
-            words=["-m", *words] if arguments.module else words,
-            links=arguments.link,
-            signal=f"SIG{arguments.signal}",
-            timeout_s=arguments.timeout,
-            slots=asyncio.Semaphore(arguments.jobs),
-            scratch=scratch,
-        )
+        self._script = Script(arguments, scratch)
 
     async def run(self) -> Report:
         """Run the script undisturbed, kill it, and return the comparison.
@@ -171,25 +161,24 @@ class Check:
         Raises:
             CheckError: the script failed undisturbed, made no optimizer step, or took too long.
         """
-        steps = self._arguments.steps
+        steps, workers = self._arguments.steps, self._script.workers
         kills = self._kills(steps)
-        (_, self._undisturbed), begun = await asyncio.gather(
-            self._attempt("undisturbed", steps, kill=True), self._begin(steps, kills[0])
-        )
+        begun = [self._begin(steps, kill=True), *(self._begin(kills[0]) for _ in workers)]
+        (_, self._undisturbed), *attempts = await asyncio.gather(*begun)
         total = len(self._undisturbed[0])
         if total < steps:  # The script ends earlier, so the kills have to come earlier.
-            kills = self._kills(total)
-            begun = await self._begin(total, kills[0])
-        self._report = report = Report(total, len(self._undisturbed))
-        for _, again in begun:
+            self._arguments.steps = total
+            return await self.run()
+        self._report = report = Report(steps, len(self._undisturbed))
+        for _, again in attempts:
             comparison.remove_unseeded_generators(self._undisturbed, again)
             for each in comparison.compare(self._undisturbed, again, 0)[:1]:
                 what = f"two runs from the first step differ, without a resume: {each.what}"
                 report.findings = [Finding("not reproducible", each.step, each.rank, what)]
                 return report
-        chains = [kills, *(kills[:1] for _ in begun[1:])]
-        runs = zip((run for run, _ in begun), chains, self._workers, strict=True)
-        await asyncio.gather(*(self._resume(*each) for each in runs))
+        chains = [kills, *(kills[:1] for _ in workers[1:])]
+        folders = [folder for folder, _ in attempts]
+        await asyncio.gather(*map(self._resume, folders, chains, workers))
         report.kills.sort(key=lambda kill: (kill.workers != report.workers, kill.workers))
         if not report.findings and not any(kill.resumed_at for kill in report.kills):
             what = "the script began again from the first step after every kill, at last after step"
@@ -198,47 +187,36 @@ class Check:
 
     def _kills(self, total: int) -> list[int]:
         """Return the steps after which a training of `total` steps is killed."""
-        chosen = set(self._arguments.kill_at or ())
-        # After other signals than SIGKILL, a script may make and save a further step.
-        last = total - (1 if self._arguments.signal == "KILL" else 2)
-        if max(chosen, default=1) > last:
-            raise CheckError(
-                f"the run has {total} optimizer steps: kill after step {max(last, 0)} at the latest"
-            )
-        later = range(max(1, min(total // 4, last)), last + 1)
-        count = min(max(1, self._arguments.kills), len(later))
-        return sorted(chosen or random.Random(self._arguments.seed).sample(later, count))
+        # The resumed run has a step to compare, even if the script makes one more step after a signal.
+        later = range(max(1, total // 4), total - 1)
+        drawn = random.Random(self._arguments.seed).sample(later, min(self._arguments.kills, len(later)))
+        kills = sorted(self._arguments.kill_at or drawn)
+        if not kills or kills[-1] > total - 2:
+            raise CheckError(f"of {total} optimizer steps, kill after step {total - 2} or an earlier one")
+        return kills
 
-    async def _begin(self, total: int, stop: int) -> Sequence[tuple[Run, Ranks]]:
-        """Run the script from its start to step `stop`, for each number of workers that will resume it."""
-        return await asyncio.gather(*(self._attempt(f"{total}-{count}", stop) for count in self._workers))
-
-    async def _attempt(self, name: str, stop: int, kill: bool = False) -> tuple[Run, Ranks]:
+    async def _begin(self, stop: int, kill: bool = False) -> tuple[Path, Ranks]:
         """Run the script from its start to step `stop` in a new folder."""
-        run = Run(self._script, name)
-        outcome = await run.attempt(stop=stop, workers=self._workers[0], kill=kill, weights={})
+        folder = self._script.working_folder()
+        outcome = await self._script.attempt(
+            folder, stop=stop, workers=self._script.workers[0], kill=kill, weights={}
+        )
         if outcome.code and not outcome.stopped:
-            raise CheckError(
-                f"the script failed without a kill, exit code {outcome.code}:\n{outcome.output}\n{_HINT}"
-            )
+            raise CheckError(_BROKEN.format(outcome.code, outcome.output))
         if not outcome.ranks:
-            raise CheckError(
-                "no optimizer step was recorded: the script must make its steps by torch.optim, and start "
-                f"Python without -I, -E and -S. Its last lines:\n{outcome.output}"
-            )
-        return run, outcome.ranks
+            raise CheckError(_NO_STEP.format(outcome.output))
+        return folder, outcome.ranks
 
-    async def _resume(self, run: Run, kills: Sequence[int], workers: str) -> None:
+    async def _resume(self, folder: Path, kills: Sequence[int], workers: str) -> None:
         """Resume a killed run, and kill it after each further step of `kills`, until a step differs."""
-        known = {
-            "".join(step.weights): number
-            for steps in self._undisturbed
-            for number, step in enumerate(steps, start=1)
-        }
-        for kill, stop in pairwise([*kills, self._report.steps]):
+        total = self._report.steps
+        numbered = (pair for steps in self._undisturbed for pair in enumerate(steps, start=1))
+        known = {"".join(step.weights): number for number, step in numbered}
+        for kill, stop in pairwise([*kills, total]):
             if not self._report.findings:
-                is_last = stop == self._report.steps
-                outcome = await run.attempt(stop=stop, workers=workers, kill=is_last, weights=known)
+                outcome = await self._script.attempt(
+                    folder, stop=stop, workers=workers, kill=stop == total, weights=known
+                )
                 self._judge(outcome, kill, stop)
 
     def _judge(self, outcome: Outcome, kill: int, stop: int) -> None:
