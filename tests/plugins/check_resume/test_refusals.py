@@ -21,7 +21,7 @@ from trainkit.cli.main import main
         (
             ("--kill-at", "19"),
             "",
-            "of 20 optimizer steps, kill after step 18 or an earlier one",
+            "the run has 20 optimizer steps: a check needs at least 3",
         ),
     ],
 )

@@ -79,9 +79,8 @@ class CheckResume(Command):
 
 async def _report(arguments: argparse.Namespace, scratch: Path) -> Report:
     """Make the check; SIGTERM cancels it, and ends its runs."""
-    loop = asyncio.get_running_loop()
     check = asyncio.ensure_future(Check(arguments, scratch).run())
-    loop.add_signal_handler(signal.SIGTERM, check.cancel)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, check.cancel)
     return await check
 
 
@@ -177,9 +176,8 @@ class Check:
                 report.findings = [Finding("not reproducible", each.step, each.rank, what)]
                 return report
         chains = [kills, *(kills[:1] for _ in workers[1:])]
-        folders = [folder for folder, _ in attempts]
-        await asyncio.gather(*map(self._resume, folders, chains, workers))
-        report.kills.sort(key=lambda kill: (kill.workers != report.workers, kill.workers))
+        for (folder, _), chain, count in zip(attempts, chains, workers, strict=True):
+            await self._resume(folder, chain, count)
         if not report.findings and not any(kill.resumed_at for kill in report.kills):
             what = "the script began again from the first step after every kill, at last after step"
             report.findings = [Finding("began again", kills[-1], 0, f"{what} {kills[-1]}")]
@@ -192,7 +190,9 @@ class Check:
         drawn = random.Random(self._arguments.seed).sample(later, min(self._arguments.kills, len(later)))
         kills = sorted(self._arguments.kill_at or drawn)
         if not kills or kills[-1] > total - 2:
-            raise CheckError(f"of {total} optimizer steps, kill after step {total - 2} or an earlier one")
+            raise CheckError(
+                f"the run has {total} optimizer steps: a check needs at least 3, and kills 2 before the last"
+            )
         return kills
 
     async def _begin(self, stop: int, kill: bool = False) -> tuple[Path, Ranks]:
