@@ -155,6 +155,28 @@ def test_nothing_of_it_outlives_the_program(how: str, programs: Programs) -> Non
     assert eventually(lambda: not programs.processes())
 
 
+READY_TO_SEARCH = """
+    import trainkit
+    from trainkit.sklearn import TuneGridSearchCV
+
+    trainkit.init(num_cpus=1)
+    input()
+"""
+
+
+@pytest.mark.external
+def test_a_session_imports_what_searches_need_before_the_first_of_them(programs: Programs) -> None:
+    def has_scikit_learn(pid: int) -> bool:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+            return "/sklearn/" in Path(f"/proc/{pid}/maps").read_text()
+        return False
+
+    program = programs.begin(READY_TO_SEARCH)
+    assert eventually(lambda: any(map(has_scikit_learn, programs.processes())))
+    _, err = program.communicate("\n", timeout=120)
+    assert program.returncode == 0, err
+
+
 # --- small searches, in the program itself --------------------------------------------------------
 
 IRIS = load_iris(return_X_y=True)

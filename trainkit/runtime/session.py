@@ -409,12 +409,12 @@ def watch(tell: Callable[[str], None]) -> None:
 
 
 def at_start(asked: frozenset[str]) -> list[frozenset[str]]:
-    """Return the sets of imports to start before the first worker is requested.
-
-    Args:
-        asked: sets that the user requested.
-    """
-    return [first] if (first := asked | (wanted() & SLOW)) else []
+    """Return the sets of imports, `asked` included, to start before the first worker is requested."""
+    found = wanted()
+    # A program that can search over estimators will need workers, and their imports take most of a second.
+    searches = "trainkit.sklearn.trials" in found and not found & SLOW
+    first = asked | (found if searches else found & SLOW)
+    return [first] if first else []
 
 
 ENGINES = Registry(
