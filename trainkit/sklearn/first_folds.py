@@ -37,6 +37,9 @@ HAND_OVER_S = 0.1
 LOOK_S = 0.02
 """Minimum seconds between two checks of the progress, because each check delays the evaluation."""
 
+FIRST_LOOK_S = 0.005
+"""Seconds before the first check if workers are running, because they are idle until the check."""
+
 LEAVE_S = 0.1
 """Seconds to wait for the end of the current fold before the fold is abandoned."""
 
@@ -175,11 +178,13 @@ class FirstFolds:
             workers: number of workers that evaluate folds at once.
             there: True if the workers are running or almost ready.
         """
-        spent_s = 0.0
-        while self.left and not self._ended.wait(max(LOOK_S, spent_s)):
-            # The unfinished fold counts with its time so far, which is a lower bound.
-            spent_s, done = self._spent_s(), max(1, self._done)
-            if there and worth_handing_over(spent_s / done, self.left, workers):
+        spent_s, least_s = 0.0, FIRST_LOOK_S if there else LOOK_S
+        while self.left and not self._ended.wait(max(least_s, spent_s)):
+            # The unfinished fold counts with its time so far, which is a lower bound. The first fold may take
+            # some milliseconds to load libraries.
+            spent_s = self._spent_s()
+            fold_s = (spent_s - self._first_s) / self._done if self._done else spent_s - LOOK_S / 2
+            if there and worth_handing_over(fold_s, self.left, workers):
                 break
             if not there and worth_starting(spent_s, self._first_s, self._done, self.left):
                 break
