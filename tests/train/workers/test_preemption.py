@@ -111,6 +111,34 @@ ALONE = """
 """
 
 
+TUNER = """
+    import time
+    from pathlib import Path
+    from trainkit import tune
+
+    folder = Path.cwd()
+
+    def function(config):
+        held = tune.get_checkpoint()
+        start = 0 if held is None else int(Path(held.path, "step").read_text()) + 1
+        for step in range(start, 12):
+            time.sleep(0.05)
+            Path(folder, f"seen{config['trial']}").open("a").write(f"{step} ")
+            with tune.checkpoint_dir(step) as place:
+                Path(place, "step").write_text(str(step))
+            tune.report(step=step)
+
+    if tune.Tuner.can_restore(folder / "run"):
+        tuner = tune.Tuner.restore(folder / "run", trainable=function)
+    else:
+        config = {"trial": tune.grid_search([*range(8)])}
+        run = tune.RunConfig(name="run", storage_path=str(folder), verbose=0)
+        tuner = tune.Tuner(function, param_space=config, run_config=run)
+    results = tuner.fit()
+    print(sorted(result.metrics["step"] for result in results), len(results.errors), flush=True)
+"""
+
+
 def send_to_all(programs: Programs, pid: int, number: int, seed: int = 0) -> None:
     """Send a signal to every process of the job, in a drawn order, as Slurm and systemd do."""
     pids = sorted({pid, *programs.processes()})
@@ -168,6 +196,24 @@ def test_all_ranks_learn_of_a_signal_at_the_same_step(
     assert stopped[0] == stopped[1], err
     assert not (programs.folder / "went on").exists()
     assert programs.nothing_is_left(120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_eight_trials_keep_each_report_at_a_signal_to_all(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("TRAINKIT_PREEMPT_SIGNALS", "USR2")
+    monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "60")
+    program = programs.begin(TUNER)
+    assert eventually(lambda: len(seen(programs.folder, 0)) > 3, 300)
+    send_to_all(programs, program.pid, number)
+    out, err = program.communicate(timeout=300)
+    assert (program.returncode, out) == (128 + number, ""), err
+    assert programs.nothing_is_left(120)
+    out, err = programs.begin(TUNER).communicate(timeout=300)
+    assert out == f"{[11] * 8} 0\n", err
+    assert [seen(programs.folder, trial) for trial in range(8)] == [[*range(12)]] * 8
 
 
 def test_a_loop_of_the_program_itself_ends_as_it_likes(programs: Programs) -> None:
