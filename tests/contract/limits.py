@@ -34,7 +34,7 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "lines of the core": Limit(45_850, 46_000, slack=300),
+    "lines of the core": Limit(45_570, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "files with two unconnected parts": Limit(0, 0),
@@ -46,7 +46,7 @@ COUNTS = {
 
 PLUGINS = {
     "check_resume": Limit(850, 600, slack=60),
-    "compat": Limit(2_500, 2_500, slack=60),
+    "compat": Limit(2_800, 2_500, slack=60),
     "dashboard": Limit(4_525, 3_200, slack=60),
     "integrations": Limit(1_410, 1_200, slack=60),
     "launch": Limit(800, 800, slack=60),
@@ -124,6 +124,7 @@ HEAVY = {"matplotlib", "optuna", "pandas", "ray", "rich", "scipy", "sklearn", "t
 MAY_HEAD = {
     "train": {"torch"},
     "sklearn": {"sklearn", "scipy"},
+    "plugins.compat.creators": {"torch"},  # loaded for an operator
     "plugins.integrations.lightning_trainer": {"torch"},  # a loop of torch's imports it
     "plugins.integrations.optuna_storage": {"optuna"},  # its one class extends Optuna's
     "plugins.launch": {"torch"},  # loaded in ranks

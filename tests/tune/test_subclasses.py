@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from trainkit import tune
-from trainkit.tune.callbacks.reporters import TableReporter
+from trainkit.plugins.compat.reporters import TableReporter
 
 
 class Heard(tune.Callback):

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import inspect
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self, cast, get_args
 
 import torch
 from torch import nn
-from torch.nn.modules.loss import _Loss
 
 from trainkit.errors import ConfigError
 from trainkit.registry import loaded
@@ -449,23 +443,17 @@ class TrainingOperator:
         Raises:
             ConfigError: an argument is not a function.
         """
-        given = {
-            "model_creator": model_creator,
-            "optimizer_creator": optimizer_creator,
-            "data_creator": data_creator,
-            "loss_creator": loss_creator,
-            "scheduler_creator": scheduler_creator,
-        }
-        needed = ("model_creator", "optimizer_creator")
-        if wrong := [
-            f"{name}={value!r}"
-            for name, value in given.items()
-            if not callable(value) and (name in needed or value is not None)
-        ]:
-            raise ConfigError(f"from_creators() needs functions, not {', '.join(wrong)}")
-        creators = SimpleNamespace(**given, serialize_data_creation=serialize_data_creation)
-        attributes = {"_creators": creators, "__doc__": CreatorOperator.__doc__}
-        return cast("type[Self]", type("CreatorOperator", (CreatorOperator, cls), attributes))
+        operator_of_creators = loaded("trainkit.operators", "creators")
+        made: type[Self] = operator_of_creators(
+            cls,
+            model_creator=model_creator,
+            optimizer_creator=optimizer_creator,
+            data_creator=data_creator,
+            loss_creator=loss_creator,
+            scheduler_creator=scheduler_creator,
+            serialize_data_creation=serialize_data_creation,
+        )
+        return made
 
     @property
     def config(self) -> dict[str, Any]:
@@ -577,56 +565,3 @@ def operator_of(
         options["context"] = context
     operator.__init__(config, **options)  # type: ignore[misc]
     return operator
-
-
-class CreatorOperator:
-    """Base class of operators whose `setup` calls the user's functions."""
-
-    _creators: ClassVar[SimpleNamespace]
-    """Arguments of `TrainingOperator.from_creators`."""
-
-    register: Callable[..., Any]
-    register_data: Callable[..., Any]
-
-    def setup(self, config: dict[str, Any]) -> None:
-        creators = self._creators
-        # RaySGD also made the data before the model, so with an equal seed the model has equal initial
-        # weights.
-        train, validation = _loaders(creators, config)
-        models = creators.model_creator(config)
-        optimizers = creators.optimizer_creator(models, config)
-        given: dict[str, Any] = {"models": models, "optimizers": optimizers}
-        if creators.scheduler_creator is not None:
-            given["schedulers"] = creators.scheduler_creator(optimizers, config)
-        if (loss := creators.loss_creator) is not None:
-            plain = inspect.isclass(loss) and issubclass(loss, _Loss)
-            given["criterion"] = loss() if plain else loss(config)
-        self.register(**given)
-        self.register_data(train_loader=train, validation_loader=validation)
-
-
-def _loaders(creators: SimpleNamespace, config: dict[str, Any]) -> tuple[Any, Any]:
-    if creators.data_creator is None:
-        return None, None
-    with _one_at_a_time() if creators.serialize_data_creation else nullcontext():
-        made = creators.data_creator(config)
-    loaders = tuple(made) if isinstance(made, (list, tuple)) else (made,)
-    if not 1 <= len(loaders) <= 2 or loaders[0] is None:
-        raise ConfigError(
-            f"data_creator returned {made!r}: it must return a train loader, or "
-            "a train and a validation loader"
-        )
-    return loaders[0], loaders[1] if len(loaders) == 2 else None
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Hold a lock shared by this user's processes, so that only one of them at a time downloads the data."""
-    path = Path(tempfile.gettempdir()) / f"trainkit-data-{os.getuid()}.lock"
-    # O_NOFOLLOW, because a different user could place a link in the world-writable folder.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -1,3 +1,5 @@
+from trainkit.plugins.compat.reporters import CLIReporter as CLIReporter
+from trainkit.plugins.compat.reporters import JupyterNotebookReporter as JupyterNotebookReporter
 from trainkit.plugins.integrations.mlflow import MLflowLoggerCallback as MLflowLoggerCallback
 from trainkit.plugins.integrations.tensorboard import TBXLoggerCallback as TBXLoggerCallback
 from trainkit.plugins.integrations.wandb import WandbLoggerCallback as WandbLoggerCallback
@@ -8,5 +10,3 @@ from trainkit.tune.callbacks.base import create_callback as create_callback
 from trainkit.tune.callbacks.loggers import CSVLoggerCallback as CSVLoggerCallback
 from trainkit.tune.callbacks.loggers import JsonLoggerCallback as JsonLoggerCallback
 from trainkit.tune.callbacks.loggers import LoggerCallback as LoggerCallback
-from trainkit.tune.callbacks.reporters import CLIReporter as CLIReporter
-from trainkit.tune.callbacks.reporters import JupyterNotebookReporter as JupyterNotebookReporter

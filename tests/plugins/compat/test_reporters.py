@@ -10,7 +10,7 @@ import pytest
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.tune.callbacks import reporters
+from trainkit.plugins.compat import reporters
 from trainkit.tune.core.trial import Failure, Trial, TrialStatus
 
 pytestmark = pytest.mark.usefixtures("inline")
