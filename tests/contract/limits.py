@@ -34,7 +34,7 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "lines of the core": Limit(45_570, 46_000, slack=300),
+    "lines of the core": Limit(45_750, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "files with two unconnected parts": Limit(0, 0),
@@ -45,7 +45,7 @@ COUNTS = {
 }
 
 PLUGINS = {
-    "check_resume": Limit(850, 600, slack=60),
+    "check_resume": Limit(800, 600, slack=60),
     "compat": Limit(2_800, 2_500, slack=60),
     "dashboard": Limit(4_525, 3_200, slack=60),
     "integrations": Limit(1_410, 1_200, slack=60),
