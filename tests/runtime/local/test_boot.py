@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
 
 BEGINS = """
-    import os
+    import os, signal
     import trainkit
     from trainkit.runtime.local.system import boot
 
@@ -78,4 +80,25 @@ def test_a_fork_leaves_the_process_to_the_program_that_began_it(programs: Progra
     print(answer(), os.path.exists(begun.mark), begun.child.poll())
     """
     assert printed(programs, script) == ["0", "None", "True", "None"]
+    assert programs.nothing_is_left()
+
+
+def test_a_process_that_outlives_its_program_before_the_session_leaves_nothing(programs: Programs) -> None:
+    script = """
+    from trainkit.runtime.local.client import launch
+    from trainkit.runtime.specs import SessionSpec
+
+    os.kill(begun.child.pid, signal.SIGSTOP)
+    launch.start_node(SessionSpec(totals={"CPU": 1.0}, namespace="default"))
+    print(begun.child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    programs.sessions.mkdir()
+    program = programs.begin(f"{BEGINS}\n{script}")
+    assert program.stdout is not None
+    pid = int(program.stdout.readline())
+    assert program.wait(timeout=60) == -signal.SIGKILL
+    os.kill(pid, signal.SIGCONT)
+    assert not program.stdout.read()
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert programs.nothing_is_left()

@@ -126,6 +126,9 @@ class Node:
 
     def __init__(self, session: records.SessionRecord, driver: socket.socket) -> None:
         self._session = session
+        # The pidfd reports the driver's end even if a child of the driver keeps the driver's socket open. It
+        # precedes the session's folder, which would stay behind if the driver had ended already.
+        self._driver_pidfd = _pidfd(session.driver_pid)
         self._loop = loop = Loop()
         self._clients = clients = Clients(loop, self._dispatch)
         logs = SessionLogs(session.node_id)
@@ -145,8 +148,6 @@ class Node:
         self._calls = CallCounts(session, loop.after, clients.notify)
         self._server = SessionServer(loop, clients, parts.table, session, self._dispatch)
         clients.add(records.DRIVER, driver, self._driver_left)
-        # The pidfd reports the driver's end even if a child of the driver keeps the driver's socket open.
-        self._driver_pidfd = _pidfd(session.driver_pid)
         loop.watch(self._driver_pidfd, self._driver_left)
         children = ChildWatch()
         loop.watch(children.fileno(), lambda: self._processes.collect(children.ended()))
