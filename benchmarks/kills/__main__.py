@@ -209,6 +209,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the campaign."""
     given = arguments()
+    # A shell ignores SIGINT in its background jobs, and programs would inherit this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # SIGTERM must end the killed programs too, and unmount their disks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if given.list:

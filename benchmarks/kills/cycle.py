@@ -40,7 +40,13 @@ RUNS = 6
 """Number of runs in which a program must complete after its last fault."""
 IN_FLIGHT = 4
 """Largest number of results that a program may acknowledge after a request to end."""
-SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "stop": signal.SIGSTOP}
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "term": signal.SIGTERM,
+    "int": signal.SIGINT,
+    "usr1": signal.SIGUSR1,
+    "stop": signal.SIGSTOP,
+}
 
 
 def mount(folder: Path) -> None:
@@ -99,7 +105,12 @@ def environment_of(clock: Path | None) -> dict[str, str]:
         clock: file with the offset of its clock; None for a clock that can't be set back.
     """
     paths = [HERE.parent, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    found = {**os.environ, "TRAINKIT_STOP_GRACE_S": "2", "OMP_NUM_THREADS": "1"}
+    found = {
+        **os.environ,
+        "TRAINKIT_PREEMPT_SIGNALS": "USR1",
+        "TRAINKIT_STOP_GRACE_S": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     if clock is not None:
         found["KILLS_CLOCK"] = str(clock)
         paths.insert(0, HERE / "kills" / "site")
@@ -326,7 +337,10 @@ class Stage:
         if self.job.outcome() is None or self.checked().faults:
             (self.job.folder / "outcome").unlink(missing_ok=True)
             text = (self.job.folder / "log").read_bytes()[said:].decode(errors="replace")
-            if str(file) not in text and str(file.parent) not in text:
+            folders = list(file.parents)[: -len(self.job.kept.parents)]
+            if str(file.parent) not in text and not any(
+                str(folder) in text and str(file.relative_to(folder)) in text for folder in folders
+            ):
                 name = file.relative_to(self.job.kept)
                 self.record.findings.unnamed.append(f"{name}: {text[-300:]!r}")
             for path in self.job.kept.iterdir():

@@ -10,7 +10,7 @@ DRIVER, NODE, TEMPLATE, WORKER, GROUP, JOB = "driver node template worker group 
 LOADER, WRITER = "loader", "writer"
 FILES, CLOCK, DISK = "files", "clock", "disk"
 
-SIGNALS = ("kill", "term", "int", "stop")
+SIGNALS = ("kill", "term", "int", "usr1", "stop")
 """Signals to processes. "stop" is SIGSTOP, and SIGCONT some time later."""
 FAULTS = (*SIGNALS, "full", "cut", "back")
 """All faults: signals, a full disk, a file cut in half between two runs, the clock set back by an hour."""
@@ -49,12 +49,12 @@ class Strike:
     @property
     def ends(self) -> bool:
         """True if the program ends by this fault, and must be started again."""
-        return self.target == FILES or (self.target in (DRIVER, GROUP, JOB) and self.fault in SIGNALS[:3])
+        return self.target == FILES or (self.target in (DRIVER, GROUP, JOB) and self.fault in SIGNALS[:4])
 
     @property
     def asks(self) -> bool:
         """True if the fault asks the program to end, in a way that the program could ignore."""
-        return self.ends and self.fault in ("term", "int")
+        return self.ends and self.fault in ("term", "int", "usr1")
 
     def __str__(self) -> str:
         return f"{self.target} {self.fault}"

@@ -6,41 +6,31 @@
 
 Importing torch and scikit-learn takes most of the time of a small program, and the same again in its session.
 A forked program is a process with a group and a session of its own. It has the environment of a new program,
-also in /proc, where trainkit finds the processes of a session. The node of a program's third session, and a
-template that replaces a killed template, start as new Python processes.
+also in /proc, where trainkit finds the processes of a session. The node of a program's fourth session, and a
+template that replaces a second killed template, start as new Python processes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
 import pickle
-import random
 import select
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
-import numpy as np
+from benchmarks.kills.spares import MESSAGE_BYTES, PAD, PAD_BYTES, Block, Spares, draw_seeds
 
-PAD = "KILLS_PAD"
-"""Environment variable of the warm process, whose place in memory holds the variables of a forked process."""
-PAD_BYTES = 4096
-SPARES = 2
-"""Number of processes that each driver keeps ready, one for each session."""
-MESSAGE_BYTES = 1 << 16
+NODES = 3
+"""Number of spares of a driver: the nodes of its first sessions."""
 MODULES = (
     "benchmarks.kills.parts",
     "benchmarks.kills.runtime_parts",
@@ -57,7 +47,6 @@ MODULES = (
     "trainkit.train.strategies.tensor",
 )
 """Modules that the warm process imports, in addition to all that trainkit's templates import."""
-_PR_SET_PDEATHSIG = 1
 
 
 class Forked:
@@ -158,10 +147,11 @@ def main(control: socket.socket) -> int:
     program = serve(control, block)
     if program is None:
         return 0
-    spares = Spares(block)
-    node = spares.prepare()
-    if node is not None:
-        node()
+    nodes = Spares(block, NODES)
+    needed = nodes.prepare()
+    if needed is not None:
+        needed()
+    nodes.serve_nodes()
     return program()
 
 
@@ -235,139 +225,14 @@ def _begun(
     block.take(environment)
     _use_clock()
     tempfile.tempdir = None
-    _draw_seeds()
+    draw_seeds()
     sys.argv[:] = [str(parts.__file__), *arguments]
     return parts.main
-
-
-@dataclass(frozen=True)
-class Block:
-    """Environment of the warm process in memory, as /proc shows it for each process forked from it.
-
-    Attributes:
-        variables: variables with which the warm process was started.
-        place: address of the pad.
-    """
-
-    variables: Mapping[bytes, bytes]
-    place: int
-
-    @classmethod
-    def own(cls) -> Block:
-        """Return the block of this process, which must be the warm process."""
-        data = Path("/proc/self/environ").read_bytes()
-        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-        start = int(fields[47])  # env_start, the 50th field if pid and name are counted
-        pairs = (item.partition(b"=") for item in data.split(b"\0") if item)
-        return cls({name: value for name, _, value in pairs}, start + data.index(PAD.encode() + b"="))
-
-    def take(self, environment: Mapping[str, str]) -> None:
-        """Give this forked process an environment, also in /proc."""
-        new = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-        changed = (pair for pair in new.items() if self.variables.get(pair[0]) != pair[1])
-        data = b"".join(b"%b=%b\0" % pair for pair in changed)
-        if len(data) > PAD_BYTES:
-            raise ValueError(
-                f"environment variables need {len(data)} bytes, but {PAD} has {PAD_BYTES}: use --cold"
-            )
-        ctypes.memmove(self.place, data.ljust(PAD_BYTES, b"\0"), PAD_BYTES)
-        os.environ.clear()
-        os.environ.update(environment)
 
 
 def _use_clock() -> None:
     if (path := os.environ.get("KILLS_CLOCK")) is not None:
         importlib.import_module("sitecustomize").use(path)
-
-
-def _draw_seeds() -> None:
-    """Give the generators of Python and numpy new states, as in a new process."""
-    random.seed()
-    np.random.seed()
-
-
-class Spares:
-    """Processes that a driver keeps ready, each of which becomes the node of a session.
-
-    They are forked before the driver has any thread. The function `boot.take` of trainkit receives them from
-    `Popen`, and the driver is the parent of its nodes as always.
-    """
-
-    def __init__(self, block: Block) -> None:
-        self._block = block
-        self._ready: list[tuple[int, socket.socket]] = []
-
-    def prepare(self) -> Callable[[], NoReturn] | None:
-        """Fork the spares; return None, and in a spare that is needed the function that runs the node."""
-        driver = os.getpid()
-        for _ in range(SPARES):
-            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-            pid = os.fork()
-            if pid == 0:
-                ours.close()
-                for _, sock in self._ready:
-                    sock.close()
-                return _needed(self._block, theirs, driver)
-            theirs.close()
-            self._ready.append((pid, ours))
-        from trainkit.runtime.local.system import boot
-
-        vars(boot)["subprocess"] = types.SimpleNamespace(Popen=self._popen, DEVNULL=subprocess.DEVNULL)
-        return None
-
-    def _popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        return (
-            _Node(self._ready.pop(), command, options)
-            if self._ready
-            else subprocess.Popen(command, **options)
-        )
-
-
-class _Node(subprocess.Popen[bytes]):
-    """Handle of a spare that has become a node."""
-
-    def __init__(self, spare: tuple[int, socket.socket], command: Sequence[str], options: Mapping[str, Any]):
-        self._spare = spare
-        super().__init__(command, pass_fds=options["pass_fds"], env=options["env"], cwd=options["cwd"])
-
-    def _execute_child(
-        self, args: Any, program: Any, before: Any, close: Any, pass_fds: Any, cwd: Any, env: Any, *more: Any
-    ) -> None:
-        self.pid, sock = self._spare
-        self._child_created = True
-        with sock:
-            message = pickle.dumps((list(args), dict(env), cwd, list(pass_fds)))
-            socket.send_fds(sock, [message], pass_fds)
-
-
-def _needed(block: Block, sock: socket.socket, driver: int) -> Callable[[], NoReturn]:
-    """Wait in a spare until the driver needs a node, and return the function that runs the node."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()
-    if os.getppid() != driver:
-        os._exit(0)
-    message, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 4)
-    if not message:
-        os._exit(0)
-    prctl(_PR_SET_PDEATHSIG, 0)
-    command, environment, folder, wanted = pickle.loads(message)
-    sock.close()
-    for here, there in zip(fds, wanted, strict=True):
-        if here != there:
-            os.dup2(here, there)
-            os.close(here)
-    os.chdir(folder)
-    block.take(environment)
-    _draw_seeds()
-    at = command.index("-c")
-    sys.path.insert(0, command[at + 2])
-    from trainkit.runtime.local.main import main as run_node
-
-    def run() -> NoReturn:
-        run_node(command[at + 3 :])
-
-    return run
 
 
 if __name__ == "__main__":
