@@ -171,6 +171,7 @@ class Stage:
         self._segments = processes.segments()
         self._driver: Program | None = None
         self._begun = 0
+        self._older: set[str] = set()
         if folder.exists():
             shutil.rmtree(folder)
         self._scratch.mkdir(parents=True)
@@ -205,6 +206,7 @@ class Stage:
         }
         self._driver = self._start([self._cycle.part, str(self.job.folder)], environment, self.job.folder)
         self._begun = self.acknowledged()
+        self._older = {f"file {path.name}" for path in self._scratch.iterdir()}
 
     @property
     def runs(self) -> bool:
@@ -229,14 +231,22 @@ class Stage:
         """Note what is left behind after a run.
 
         Args:
-            strict: False if files may stay until the next run, because the node was killed too.
+            strict: False if files may stay until the next session starts, because the node was killed too.
         """
         stays = self.part.detached and self.job.outcome() is None
         spared = (processes.WORKER_PREFIX, "trainkit-") if stays else ()
 
+        # A run that ends before its session starts leaves what the previous run has left.
+        older = self._older if self.job.outcome() is None else set()
+
         def left() -> list[str]:
             found = processes.leftovers(self._scratch, self._mark, self._pids, spared, self._segments)
-            return found if strict else [each for each in found if each.startswith("process ")]
+            # A killed process that has not closed its sockets yet looks alive to the next session.
+            return [
+                each
+                for each in found
+                if each.startswith(("process ", "socket ")) or (strict and each not in older)
+            ]
 
         overload = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
         self._until(lambda: not left(), CLEAN_S * overload)

@@ -32,7 +32,7 @@ from trainkit.train.torch import prepare_data_loader, prepare_model
 
 EPOCHS = 5
 SAMPLES, BATCH = 48, 8
-SAMPLE_S = 0.003
+SAMPLE_S = 0.01
 """Seconds that a sample takes, so that faults hit the middle of an epoch."""
 TIMEOUT_S = 20
 
