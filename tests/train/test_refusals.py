@@ -208,16 +208,17 @@ def test_an_interrupted_epoch_without_a_snapshot_ends_the_trainer(tmp_path: Path
 
 
 def save_while_another_trainer_holds_all(folder: Path) -> None:
-    """Interrupt a trainer, and save it while a second trainer has all CPUs: a program of its own."""
+    """Interrupt a trainer, and train while a second trainer has all CPUs: a program of its own."""
     trainkit.init(num_cpus=4)
     with slow(folder, num_cpus_per_worker=2) as trainer:
         trainer.train()
         interrupted(trainer.train, folder / "marks")
         with small(2, num_cpus_per_worker=2) as other:
             with pytest.raises(InfeasibleError, match="a TorchTrainer that was interrupted asks for"):
-                trainer.save(folder / "checkpoint")
+                trainer.train()
+            trainer.save(folder / "checkpoint")  # needs no workers
             assert other.train()["epoch"] == 1
-        trainer.save(folder / "checkpoint")
+        assert trainer.train()["epoch"] == 2
 
 
 @pytest.mark.external

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -140,10 +141,32 @@ _RULES: Mapping[str, _Rule] = {
     "grad_accumulation_steps": _COUNT,
     "max_grad_norm": _or_none(_POSITIVE),
     "ema_decay": _or_none((lambda value: is_positive(value) and value < 1, "must be between 0 and 1")),
+    "checkpoint_dir": _or_none(
+        (lambda value: isinstance(value, (str, os.PathLike)) and str(value) != "", "must be a path")
+    ),
+    "checkpoint_config": _or_none(
+        (
+            lambda value: isinstance(value, CheckpointRules),
+            "must be a CheckpointConfig(every_steps=..., num_to_keep=...)",
+        )
+    ),
     **dict.fromkeys(("wrap_ddp", "use_tqdm", "add_dist_sampler", "use_local"), _FLAG),
     **dict.fromkeys(("compile", "channels_last", "detect_nan"), _FLAG),
 }
 """A rule for each argument: a test of the value, and the text of the requirement for messages."""
+
+
+@runtime_checkable
+class CheckpointRules(Protocol):
+    """Settings of `CheckpointConfig`, which documents them."""
+
+    num_to_keep: int | None
+    checkpoint_score_attribute: str | None
+    checkpoint_score_order: Literal["min", "max"]
+    checkpoint_frequency: int
+    checkpoint_at_end: bool | None
+    every_steps: int | None
+    every_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +193,8 @@ class TrainerOptions:
     strategy: str | StrategySpec = "auto"
     gpus_per_worker: int | None = None
     min_workers: int | None = None
+    checkpoint_dir: str | os.PathLike[str] | None = None
+    checkpoint_config: CheckpointRules | None = None
     step: StepSettings = field(default_factory=StepSettings)
 
     def __post_init__(self) -> None:
@@ -231,6 +256,14 @@ class TrainerOptions:
                 found.append(
                     f"config[{BATCH_SIZE!r}]={size!r} must be at least {ways}, one sample for each of "
                     f"{sharing}"
+                )
+        if (saving := self.checkpoint_config) is not None:
+            if self.checkpoint_dir is None:
+                found.append("checkpoint_config needs checkpoint_dir, the folder of the checkpoints")
+            if saving.checkpoint_frequency or saving.checkpoint_at_end is not None:
+                found.append(
+                    "checkpoint_frequency and checkpoint_at_end are only for Trainable classes: pass "
+                    "every_steps or every_s; the end of each epoch is always saved"
                 )
         devices = self.gpus_per_worker or 1
         wrong = spec.mistakes(num_workers=workers, devices_per_worker=devices, step=self.step)

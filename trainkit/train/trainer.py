@@ -24,6 +24,7 @@ from trainkit.train.options import TrainerOptions, is_count
 from trainkit.train.step.epoch import require_tqdm
 from trainkit.train.step.metrics import not_finite, reduce_metrics
 from trainkit.train.tune import TrainerTrainable, TrialPlan, TuneStep, make_trainable
+from trainkit.train.workers.automatic_checkpoints import AutomaticCheckpoints
 from trainkit.train.workers.background_saves import BackgroundSaves, FinishedSave
 from trainkit.train.workers.elastic_worker_group import ElasticWorkerGroup
 from trainkit.train.workers.recovery import RETRIES, Call, Effect
@@ -72,13 +73,36 @@ class OperatorTrainer:
             require_tqdm()
         self._options = TrainerOptions.of(**arguments).resolved()
         self._saves = BackgroundSaves()
-        self._workers = ElasticWorkerGroup(self._options, self._saves)
+        self._checkpoints = self._checkpoint_rules()
+        self._workers = ElasticWorkerGroup(self._options, self._saves, self._checkpoints)
         workers = weakref.ref(self._workers)
         holdings.register(
             self,
             amounts=lambda: {} if (held := workers()) is None else held.reserved(),
             close=lambda: None if (held := workers()) is None else held.close(),
         )
+        if self._checkpoints is not None:
+            try:
+                self._checkpoints.resume(self.load, self._workers.progress)
+            except BaseException:
+                self._workers.close(force=True)
+                raise
+
+    def _checkpoint_rules(self) -> AutomaticCheckpoints | None:
+        folder, config = self._options.checkpoint_dir, self._options.checkpoint_config
+        if folder is None or config is None:
+            return None
+        return AutomaticCheckpoints(Path(folder).expanduser().absolute(), config, self._saves)
+
+    @property
+    def epoch(self) -> int:
+        """Number of finished epochs, which is part of a checkpoint."""
+        return self._workers.progress()[0]
+
+    @property
+    def global_step(self) -> int:
+        """Number of training steps, which are batches of each worker, over all epochs."""
+        return self._workers.progress()[1]
 
     @without_frames
     def train(
@@ -116,11 +140,11 @@ class OperatorTrainer:
 
         Raises:
             GangError: workers died or hung, and no retry is left. The trainer has ended.
-            KeyboardInterrupt: Ctrl-C. Workers in other processes are ended in the middle of the epoch. The
-                next call, such as `save`, starts new workers with the state of the last snapshot. With
-                `max_retries=0` no such state exists, so make a new trainer and load a checkpoint.
-            SystemExit: SIGTERM. The workers first finish their step, so that the next call, such as `save`,
-                starts new workers with the state after this step.
+            KeyboardInterrupt, SystemExit: Ctrl-C, SIGTERM. The workers first finish their step, and then end.
+                `save` writes the state after this step; other calls start new workers with this state.
+                Workers that can't pause, and all workers at a second signal, are ended in the middle of a
+                step; the state is then the last snapshot's. With `max_retries=0` no such snapshot exists, so
+                make a new trainer and load a checkpoint.
             Exception: the operator's exception, with the worker's traceback.
         """
         arguments = (num_steps, dict(info or {}), profile, dataset)
@@ -465,18 +489,26 @@ class OperatorTrainer:
         self._check_counts(call.method, call.args[0], max_retries)
         if needs is not None:
             self._require(needs)
-        results = self._workers.epoch(call, max_retries)
-        reported = {rank: results[rank] for rank in self._workers.reporters}
+        try:
+            results = self._workers.epoch(call, max_retries)
+            reported = {rank: results[rank] for rank in self._workers.reporters}
+            listed = list(reported.values())
+            if self._checkpoints is not None and call.method == "train":
+                self._workers.end_epoch(reduce_metrics(listed))
+            elif self._checkpoints is not None:
+                self._checkpoints.note(self._workers.progress(), reduce_metrics(listed))
+        except (KeyboardInterrupt, SystemExit):
+            self._workers.save_last()
+            raise
         if (warning := not_finite(reported)) is not None:
             log.warning("%s: %s; detect_nan=True stops training at the first such loss", call.method, warning)
-        results = list(reported.values())
-        if not any(result.get("batch_count", 1) for result in results):
+        if not any(result.get("batch_count", 1) for result in listed):
             log.warning(
                 "%s() has no metrics, because there was no batch: the data is empty, or too small for "
                 "drop_last=True",
                 call.method,
             )
-        return reduce_metrics(results) if reduce_results else [dict(result) for result in results]
+        return reduce_metrics(listed) if reduce_results else [dict(result) for result in listed]
 
     def _check_counts(self, method: str, num_steps: Any, max_retries: Any) -> None:
         if num_steps is not None and not is_count(num_steps):

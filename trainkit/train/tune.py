@@ -173,6 +173,11 @@ def make_trainable(plan: TrialPlan) -> type[TrainerTrainable]:
             raise ConfigError(
                 f"as_trainable(override_tune_step={plan.step!r}): {error}; pass a function of (trainer, info)"
             ) from error
+    if plan.options.checkpoint_dir is not None:
+        raise ConfigError(
+            "a Tuner does not support checkpoint_dir, which all trials would share: leave it out, and pass "
+            "RunConfig(checkpoint_config=CheckpointConfig(checkpoint_frequency=1))"
+        )
     operator = plan.options.training_operator_cls
     return type(
         f"{operator.__name__}Trainable", (TrainerTrainable,), {"plan": plan, "__doc__": operator.__doc__}

@@ -232,6 +232,13 @@ class RunConfig(Settings):
                 object.__setattr__(self, name, kind())
         for name, (part, example) in _PARTS.items():
             require_kind(name, getattr(self, name), part, example)
+        saving = self.checkpoint_config
+        require(
+            saving.every_steps is None and saving.every_s is None,
+            "RunConfig does not support CheckpointConfig(every_steps=..., every_s=...): report a checkpoint "
+            "whenever the function or class should save one. These settings are for "
+            "TorchTrainer(training_operator_cls=..., checkpoint_dir=..., checkpoint_config=...)",
+        )
         if isinstance(self.verbose, bool):
             object.__setattr__(self, "verbose", int(self.verbose))
         require(

@@ -28,8 +28,8 @@ import secrets
 import shutil
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,9 @@ def written_aside(path: Path) -> Iterator[Path]:
         path: final path of the folder; an existing folder is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_left_over(path)
+    remove_left_over(path.parent, glob.escape(path.name))
+    if path.exists():
+        shutil.rmtree(_previous(path), ignore_errors=True)
     aside = aside_of(path, os.getpid())
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -73,6 +75,15 @@ def written_aside(path: Path) -> Iterator[Path]:
     finally:
         # If the two folders were exchanged, `aside` now contains the old checkpoint, which is no longer
         # needed.
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_all(outdated: Iterable[Path]) -> None:
+    """Delete checkpoints; each disappears in one step."""
+    for path in outdated:
+        aside = aside_of(path, os.getpid())
+        with suppress(FileNotFoundError):
+            os.rename(path, aside)
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -122,13 +133,12 @@ def _previous(path: Path) -> Path:
     return path.with_name(f".{path.name}.previous")
 
 
-def _remove_left_over(path: Path) -> None:
-    for left in path.parent.glob(f".{glob.escape(path.name)}.writing-*"):
+def remove_left_over(folder: Path, pattern: str) -> None:
+    """Remove the temporary folders of killed writers of checkpoints in `folder` whose names fit `pattern`."""
+    for left in folder.glob(f".{pattern}.writing-*"):
         pid = left.name.rpartition("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(left, ignore_errors=True)
-    if path.exists():
-        shutil.rmtree(_previous(path), ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
@@ -280,6 +290,31 @@ def read(path: Path, *, rank: int = 0, world_size: int = 1) -> tuple[dict[str, A
         raise CheckpointError(f"{path} is not a complete checkpoint: {error.filename} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the checkpoint {path} can't be read: {error}") from error
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return True if `path` is the folder of a checkpoint, whole or damaged."""
+    return (path / _METADATA).is_file() or (path / _STATE).is_file()
+
+
+def damage(path: Path) -> CheckpointError | None:
+    """Return the error of reading a damaged checkpoint.
+
+    Return None for a checkpoint without damage, and for a folder of a different program or newer version.
+    """
+    if not is_checkpoint(path):
+        return None
+    try:
+        content = json.loads((path / _METADATA).read_text())
+        if content["format"] != FORMAT or content["version"] > VERSION:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # `read` raises an error that describes the damage.
+    try:
+        read(path)
+    except CheckpointError as error:
+        return error
+    return None
 
 
 def _checksum(content: Mapping[str, Any]) -> int:

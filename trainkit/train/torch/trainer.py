@@ -32,7 +32,7 @@ from trainkit.train.torch.trial import RANK, LoopTrial
 from trainkit.train.trainer import OperatorTrainer
 from trainkit.tune.config import RunConfig
 from trainkit.tune.core.checkpoint import Checkpoint
-from trainkit.tune.core.configs import ResumeConfig
+from trainkit.tune.core.configs import CheckpointConfig, ResumeConfig
 from trainkit.tune.core.metrics import flatten, lookup, shortened_repr
 from trainkit.tune.core.resources import Bound, ScalingConfig
 from trainkit.tune.core.setting_names import SettingNames, named_as
@@ -308,8 +308,14 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
             `validate` evaluates the averages, and `get_model(ema=True)` returns them. None: no averages.
         min_workers: smallest number of workers with which training continues after workers were lost;
             default: `num_workers`.
+        checkpoint_dir: folder in which the trainer saves its state by itself: at the end of each epoch, and
+            at Ctrl-C and SIGTERM. A new trainer loads the newest checkpoint of this folder. Workers on
+            several machines need a shared file system. None: no such checkpoints.
+        checkpoint_config: further checkpoints within an epoch (`every_steps`, `every_s`), and which
+            checkpoints are kept (`num_to_keep`, `checkpoint_score_attribute`). Default: all are kept.
 
     Raises:
+        CheckpointError: the newest checkpoint in `checkpoint_dir` can't be loaded.
         ConfigError: an argument is wrong, or arguments of both lists are mixed.
         InfeasibleError: the machine does not have enough resources for the workers of an operator, even when
             idle.
@@ -359,6 +365,8 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         detect_nan: bool = False,
         ema_decay: float | None = None,
         min_workers: int | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_config: CheckpointConfig | None = None,
     ) -> None: ...
 
     @without_frames
@@ -367,6 +375,8 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         if self._runs_function:
             DataParallelTrainer.__init__(self, *loop, **arguments)
         else:
+            if arguments.get("checkpoint_dir") is not None and arguments.get("checkpoint_config") is None:
+                arguments["checkpoint_config"] = CheckpointConfig()
             OperatorTrainer.__init__(self, **arguments)
 
     def __trainable__(self) -> Any:
@@ -375,7 +385,7 @@ class TorchTrainer(OperatorTrainer, DataParallelTrainer):
         return form.__trainable__(self)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_workers", "_options", "_saves", "has_validation"):
+        if name in ("_workers", "_options", "_saves", "has_validation", "epoch", "global_step"):
             raise _OtherFormError(
                 "this TorchTrainer runs a training function: call fit(). train(), validate(), save() and "
                 "similar methods need an operator, TorchTrainer(training_operator_cls=...)"

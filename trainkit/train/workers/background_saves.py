@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from trainkit.runtime import api as runtime
 from trainkit.runtime import session
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.scheduling import PlacementGroupSchedulingStrategy
-from trainkit.train.checkpoint.files import CheckpointMetadata, write
+from trainkit.train.checkpoint.files import CheckpointMetadata, remove_all, write
 from trainkit.train.checkpoint.state import WorkerState, joined_state
 
 log = logging.getLogger(__name__)
@@ -68,9 +69,16 @@ class BackgroundSaves:
     def __init__(self) -> None:
         self.last: FinishedSave | None = None
         self._running: _RunningSave | None = None
+        self._failure: CheckpointError | None = None
 
     def begin(
-        self, path: Path, states: Sequence[ObjectRef[WorkerState]], *, sharded: bool, copy_s: float
+        self,
+        path: Path,
+        states: Sequence[ObjectRef[WorkerState]],
+        *,
+        sharded: bool,
+        copy_s: float,
+        outdated: Sequence[Path] = (),
     ) -> None:
         """Start the writer of a checkpoint; the previous writer must have ended.
 
@@ -79,14 +87,18 @@ class BackgroundSaves:
             states: copies of the states of all workers, by rank.
             sharded: True to write the tensors in the files of sharded checkpoints.
             copy_s: seconds that copying took.
+            outdated: checkpoints that the writer deletes when the new checkpoint is complete.
         """
         session.before_end(_end_all)
-        written = _writer().remote(path, list(states), sharded)
+        written = _writer().remote(path, list(states), sharded, list(outdated))
         self._running = _RunningSave(path, copy_s, written)
         _unfinished.add(self)
 
     def check(self) -> None:
         """Raise CheckpointError if the last write has failed; do nothing while it runs."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         if self._running is not None and runtime.wait([self._running.written], timeout=0)[0]:
             self.wait()
 
@@ -107,16 +119,27 @@ class BackgroundSaves:
                 "The workers are unaffected: repeat this call to continue"
             ) from error
         self._forget()
+        self._failure = None
         self.last = FinishedSave(save.path, save.copy_s, write_s, size_bytes)
         log.info(
             "saved %s: copied in %.2f s, wrote %.1f MB in %.2f s while training continued",
             *(save.path, save.copy_s, size_bytes / 1e6, write_s),
         )
 
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Log a failure to write in the block; `check` raises it, unless a later write succeeds first."""
+        try:
+            yield
+        except CheckpointError as error:
+            log.error("%s", error)
+            self._failure = error
+
     def end(self) -> None:
         """Wait as `wait` does. After Ctrl-C, the session does not wait for the writer again, but ends it."""
         try:
             self.wait()
+            self.check()
         finally:
             _unfinished.discard(self)
 
@@ -145,13 +168,16 @@ def _writer() -> Any:
     return task.options(num_cpus=0, max_calls=1, scheduling_strategy=outside, name="checkpoint-writer")
 
 
-def write_copy(path: Path, states: list[ObjectRef[WorkerState]], sharded: bool) -> tuple[float, int]:
+def write_copy(
+    path: Path, states: list[ObjectRef[WorkerState]], sharded: bool, outdated: list[Path]
+) -> tuple[float, int]:
     """Write a checkpoint in a process of its own, which uses only CPU time that no other process needs.
 
     Args:
         path: absolute path of the folder.
         states: copies of the states of all workers, by rank.
         sharded: True to write the tensors in the files of sharded checkpoints.
+        outdated: checkpoints to delete when the new checkpoint is complete.
 
     Returns:
         Seconds that writing took, and the size of all files in bytes.
@@ -159,8 +185,22 @@ def write_copy(path: Path, states: list[ObjectRef[WorkerState]], sharded: bool) 
     os.nice(_LOWEST_PRIORITY)
     torch.set_num_threads(1)
     start = SYSTEM.monotonic()
-    state = joined_state(runtime.get(states))
-    metadata = CheckpointMetadata(state["epoch"], state["global_step"], len(states))
-    write(path, state, metadata, sharded=sharded)
+    write_states(path, runtime.get(states), sharded=sharded)
+    remove_all(outdated)
     size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return SYSTEM.monotonic() - start, size_bytes
+
+
+def write_states(path: Path, states: Sequence[WorkerState], *, sharded: bool) -> None:
+    """Write a checkpoint of a snapshot.
+
+    Args:
+        path: absolute path of the folder.
+        states: states of all workers, by rank.
+        sharded: True to write the tensors in the files of sharded checkpoints.
+
+    Raises:
+        CheckpointError: the checkpoint could not be written; `path` is unchanged.
+    """
+    state = joined_state(states)
+    write(path, state, CheckpointMetadata(state["epoch"], state["global_step"], len(states)), sharded=sharded)

@@ -20,7 +20,8 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,52 +31,34 @@ from torch import nn
 from trainkit.clock import SYSTEM
 from trainkit.errors import (
     GangError,
-    InfeasibleError,
     NodeDiedError,
     NotInitializedError,
     ObjectStoreFullError,
 )
 from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
-from trainkit.runtime import holdings, signals
+from trainkit.runtime import signals
 from trainkit.runtime.refs import ObjectRef
 from trainkit.runtime.restart_policy import MOST_LOSSES, lost_text
 from trainkit.runtime.session import SessionWatch
 from trainkit.train.checkpoint.state import WorkerState
 from trainkit.train.distributed.tensors import joined, whole
-from trainkit.train.keys import BATCH_SIZE
 from trainkit.train.options import TrainerOptions
-from trainkit.train.strategies.base import named_strategy
 from trainkit.train.strategies.modules import filled
 from trainkit.train.workers import recovery
-from trainkit.train.workers.background_saves import BackgroundSaves
+from trainkit.train.workers.automatic_checkpoints import AutomaticCheckpoints, Progress
+from trainkit.train.workers.background_saves import BackgroundSaves, write_states
 from trainkit.train.workers.pausing import LEAST_S, Paused, PausePlan, interval_s
-from trainkit.train.workers.placement import WorkerPlacement, allowed_sizes, larger_size, time_to_wait_s
-from trainkit.train.workers.recovery import Call, Effect
+from trainkit.train.workers.placement import WorkerPlacement, larger_size
+from trainkit.train.workers.recovery import Call, Effect, Snapshot
 from trainkit.train.workers.worker import Worker
-from trainkit.train.workers.worker_group import WorkerGroup, remote_ranks, worker_label
+from trainkit.train.workers.worker_group import GroupFormation, WorkerGroup, remote_ranks
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-
-@dataclass
-class Snapshot:
-    """The workers' state between two calls.
-
-    Attributes:
-        states: state of each worker, by rank; None means the state after setup.
-        stored: references to these states in the object store, by rank; [] if no session has them there.
-        small: later values of the state that validation and prediction may change, by rank; None if neither
-            has run.
-        repeated: later calls, which are repeated after the state is restored.
-    """
-
-    states: list[Any] | None = None
-    stored: list[Any] = field(default_factory=list)
-    small: list[Any] | None = None
-    repeated: list[Call] = field(default_factory=list)
+_PROGRESS = Call("progress", first=True)
 
 
 class ElasticWorkerGroup:
@@ -84,6 +67,7 @@ class ElasticWorkerGroup:
     Args:
         options: arguments of the trainer, with "auto" resolved.
         saves: checkpoints of the trainer that other processes write; the next call raises a failure of them.
+        checkpoints: rules for checkpoints that are written without a call of `save`; None for none.
 
     Raises:
         InfeasibleError: the machine does not have enough resources for the workers, even when idle.
@@ -92,13 +76,14 @@ class ElasticWorkerGroup:
 
     _group: WorkerGroup[Worker]
 
-    def __init__(self, options: TrainerOptions, saves: BackgroundSaves) -> None:
+    def __init__(
+        self, options: TrainerOptions, saves: BackgroundSaves, checkpoints: AutomaticCheckpoints | None = None
+    ) -> None:
         self._saves = saves
+        self._checkpoints = checkpoints
         self._options = options
-        self._label = worker_label()
-        sizes = allowed_sizes(options.num_workers, options.min_workers)
-        self._allowed = tuple(size for size in sizes if _is_allowed(options, size))
         self._placement = WorkerPlacement(options.bundle)
+        self._forming = GroupFormation(options, self._placement, Worker)
         # A trainer that is deleted without a shutdown must free its CPUs for the next trainer.
         weakref.finalize(self, self._placement.give_back).atexit = False
         # The workers' seed is a random number of this process, so that workers of a seeded script or trial
@@ -190,15 +175,11 @@ class ElasticWorkerGroup:
         try:
             results = self._call(call)
             while any(isinstance(result, Paused) for result in results):
-                at_rest, began = True, SYSTEM.monotonic()
-                # A signal ends the epoch after the snapshot, as the steps since the last one would be lost.
-                with signals.InterruptHandler() as handler:
-                    self._take_snapshot(in_pause=True)
-                handler.act()
-                self._interval_s = interval_s(SYSTEM.monotonic() - began)
+                at_rest = True
+                self._rest()
                 at_rest, plan = False, self._pause_plan(keeps=keeps)
                 results = self._call(replace(call, method="go_on", args=(plan,), name=call.name))
-        except SystemExit:
+        except (SystemExit, KeyboardInterrupt):
             if at_rest or self._group.paused:
                 self._end_paused(call.name)
             raise
@@ -209,7 +190,7 @@ class ElasticWorkerGroup:
         return results
 
     def _end_paused(self, what: str) -> None:
-        """Keep the state of workers that have paused at SIGTERM, and end them."""
+        """Keep the state of workers that have paused at a signal, and end them."""
         try:
             self._take_snapshot(in_pause=True)
         except Exception as error:  # The program ends by the signal, whatever happens to a worker.
@@ -218,7 +199,61 @@ class ElasticWorkerGroup:
             self._interrupt(what)
 
     def _pause_plan(self, *, keeps: bool) -> PausePlan:
-        return PausePlan(after_s=self._interval_s if keeps else None)
+        limits = [self._interval_s] if keeps else []
+        if self._checkpoints is None:
+            return PausePlan(min(limits, default=None))
+        due_in_s = self._checkpoints.due_in_s()
+        limits += [] if due_in_s is None else [due_in_s]
+        return PausePlan(min(limits, default=None), self._checkpoints.every_steps)
+
+    def _rest(self) -> None:
+        """Take a snapshot in a pause, and write it as a checkpoint if a checkpoint is due."""
+        before = self._taken
+        # A signal ends the epoch after the snapshot, as the steps since the last one would be lost.
+        with signals.InterruptHandler() as handler:
+            began = SYSTEM.monotonic()
+            if not self._keeps_nothing():
+                self._take_snapshot(in_pause=True)
+            self._interval_s = interval_s(SYSTEM.monotonic() - began)
+        handler.act()
+        if (checkpoints := self._checkpoints) is not None:
+            progress = self._call(_PROGRESS)[0]
+            if checkpoints.is_due(progress[1]):
+                copied = self._keeps_nothing() or self._taken > before
+                self._save_automatically(checkpoints, progress, copies=copied)
+
+    def end_epoch(self, metrics: Mapping[str, Any]) -> None:
+        """Write the automatic checkpoint of the end of a training epoch with these metrics."""
+        if (checkpoints := self._checkpoints) is not None:
+            progress = self.progress()
+            checkpoints.end_epoch(progress[1])
+            save = partial(self._save_automatically, checkpoints, progress, metrics)
+            self._recovered(save, "train", recovery.RETRIES, Effect.NOTHING)
+
+    def save_last(self) -> None:
+        """Write the last snapshot as an automatic checkpoint before the program ends by a signal."""
+        if self._checkpoints is not None and self._snapshot is not None:
+            self._checkpoints.save_last(self._snapshot, sharded=self._options.spec.spreads)
+
+    def _save_automatically(
+        self,
+        checkpoints: AutomaticCheckpoints,
+        progress: Progress,
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        copies: bool = True,
+    ) -> None:
+        copies = copies and "background" in runtime.promises()
+        copy = partial(self._begin_save, paused=metrics is None) if copies else None
+        checkpoints.save(progress, metrics, copy=copy, write=self._save_together)
+
+    def progress(self) -> Progress:
+        """Return the numbers of finished epochs and of training steps."""
+        held = self._snapshot
+        if self.local_worker is None and held is not None and (known := held.progress()) is not None:
+            return known
+        found: Progress = self.run(_PROGRESS)[0]
+        return found
 
     @contextmanager
     def as_before(self, what: str) -> Iterator[Callable[[Mapping[str, Any] | None], WorkerGroup[Worker]]]:
@@ -245,8 +280,7 @@ class ElasticWorkerGroup:
         def workers(config: Mapping[str, Any] | None) -> WorkerGroup[Worker]:
             if config is not None:
                 self._group.close()
-                options = replace(self._options, num_workers=self._group.world_size, config=config)
-                self._group = WorkerGroup(options, self._placement, self._label, Worker)
+                self._group = self._forming.group_of(self._group.world_size, config)
             self._group.asked = what
             if not self._group.started:
                 self._group.start(self._seed)
@@ -267,7 +301,7 @@ class ElasticWorkerGroup:
         self._group.close()
         self._snapshot = held
         with self._closed_if_ended(what):
-            self._group = self._placed(self._allowed, again=True)
+            self._group = self._forming.placed(again=True)
             self._start_again()
 
     def close(self, *, force: bool = False) -> None:
@@ -290,32 +324,38 @@ class ElasticWorkerGroup:
         return self.run(Call("snapshot", name="state_dict"))
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; if no single worker has the whole state, all workers write it together."""
+        """Write a checkpoint; if no single worker has the whole state, all workers write it together.
 
-        def once() -> list[Any]:
-            workers = self._call(Call("own_state"))
-            spreads = self._options.spec.spreads
-            return self._call(Call("save", (folder, workers), first=not spreads))
+        After an interruption, this process writes the snapshot, without new workers.
+        """
+        held = self._snapshot
+        if self._group.ended is not None and held is not None and held.is_whole:
+            write_states(folder, held.states or [], sharded=self._options.spec.spreads)
+            return
 
-        self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
+        self._recovering(partial(self._save_together, folder), "save", recovery.RETRIES, Effect.NOTHING)
 
     def save_copy(self, folder: Path) -> None:
         """Copy the state and start a process that writes the checkpoint; without room, write it at once."""
-
-        def once() -> None:
-            start = SYSTEM.monotonic()
-            states = self._stored_states()
-            copy_s = SYSTEM.monotonic() - start
-            self._saves.begin(folder, states, sharded=self._options.spec.spreads, copy_s=copy_s)
-
-        if "background" not in runtime.promises():
+        if self._group.ended is not None or "background" not in runtime.promises():
             self.save(folder)
             return
         try:
-            self._recovering(once, "save", recovery.RETRIES, Effect.NOTHING)
+            self._recovering(partial(self._begin_save, folder), *("save", recovery.RETRIES, Effect.NOTHING))
         except ObjectStoreFullError as error:
             log.warning("%s", recovery.waiting_save_text(folder, str(error)))
             self.save(folder)
+
+    def _save_together(self, folder: Path) -> None:
+        workers = self._call(Call("own_state"))
+        self._call(Call("save", (folder, workers), first=not self._options.spec.spreads))
+
+    def _begin_save(self, folder: Path, outdated: Sequence[Path] = (), *, paused: bool = False) -> None:
+        start = SYSTEM.monotonic()
+        states = self._stored_states(paused=paused)
+        copy_s = SYSTEM.monotonic() - start
+        sharded = self._options.spec.spreads
+        self._saves.begin(folder, states, sharded=sharded, copy_s=copy_s, outdated=outdated)
 
     def models(self, *, to_cpu: bool, averaged: bool) -> list[nn.Module]:
         """Return the user's own modules: copies on the CPU, or the originals if worker 0 is in this process.
@@ -336,6 +376,9 @@ class ElasticWorkerGroup:
 
     def _recovering(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         self._saves.check()
+        return self._recovered(once, what, max_retries, effect)
+
+    def _recovered(self, once: Callable[[], R], what: str, max_retries: int, effect: Effect) -> R:
         self._through_losses(lambda: self._form_after_interruption(what), what)
         with self._closed_if_ended(what):
             return self._through_losses(
@@ -470,12 +513,11 @@ class ElasticWorkerGroup:
         stored = self._group.call("stored_snapshot", in_step=False)
         return Snapshot(runtime.get(stored), stored)
 
-    def _stored_states(self) -> list[ObjectRef[WorkerState]]:
+    def _stored_states(self, *, paused: bool) -> list[ObjectRef[WorkerState]]:
         """Return references to copies of the current state, by rank; take a snapshot if the last is older."""
         held = self._snapshot
-        current = held is not None and held.states is not None and held.small is None and not held.repeated
-        # Code outside of the workers' calls may have changed the model of a worker in this process.
-        if held is None or not current or self.local_worker is not None:
+        # Between calls, code of this process may have changed the model of a worker in this process.
+        if held is None or not held.is_whole or (self.local_worker is not None and not paused):
             held = self._new_snapshot()
             if not self._keeps_nothing():
                 self._snapshot = held
@@ -529,7 +571,7 @@ class ElasticWorkerGroup:
             raise
 
     def _begin(self) -> None:
-        self._group = self._placed(self._allowed, again=False)
+        self._group = self._forming.placed(again=False)
         self._retrying(lambda: None, self._group.asked, recovery.RETRIES, Effect.NOTHING)
 
     def _form_elsewhere(self) -> None:
@@ -541,20 +583,20 @@ class ElasticWorkerGroup:
             self._session.renew()
         if self._snapshot is not None:
             self._snapshot.stored = []
-        self._group = self._placed(self._allowed, again=True)
+        self._group = self._forming.placed(again=True)
 
     def _form_after_interruption(self, what: str) -> None:
         if self._snapshot is None or self._group.ended is None:
             return
         why = self._group.ended
-        self._group = self._placed(self._allowed, again=False)
+        self._group = self._forming.placed(again=False)
         log.warning("%s", recovery.go_on_text(why, what))
 
     def _form_again(self, error: GangError, what: str) -> None:
         before = self._group.world_size
         why = str(error).partition("\n")[0]
         log.warning("%s", recovery.reform_text(why, what))
-        self._group = self._placed(self._allowed, again=True)
+        self._group = self._forming.placed(again=True)
         if (now := self._group.world_size) != before:
             log.warning("%s", recovery.size_text(before, now, self._options.num_workers))
 
@@ -563,7 +605,7 @@ class ElasticWorkerGroup:
         group, full = self._group, self._options.num_workers
         if group.ended is not None or group.world_size == full:
             return
-        size = larger_size(self._allowed, group.world_size, self._placement.more())
+        size = larger_size(self._forming.sizes, group.world_size, self._placement.more())
         if size is None:
             return
         if self._snapshot is None:
@@ -574,59 +616,4 @@ class ElasticWorkerGroup:
             return
         log.warning("%s", recovery.size_text(group.world_size, size, full))
         group.close()
-        self._group = self._group_of(size)
-
-    def _group_of(self, size: int) -> WorkerGroup[Worker]:
-        return WorkerGroup(replace(self._options, num_workers=size), self._placement, self._label, Worker)
-
-    def _placed(self, sizes: Sequence[int], *, again: bool) -> WorkerGroup[Worker]:
-        """Form a group of as many workers as fit; they are not set up yet.
-
-        Args:
-            sizes: numbers of workers to try, the largest first.
-            again: True if the group replaces a lost group; the same resources are used if they still exist.
-
-        Raises:
-            InfeasibleError: the machine does not have enough resources for the smallest size, even when idle.
-            GangError: too few resources are free.
-        """
-        if not remote_ranks(self._options):
-            return self._group_of(self._options.num_workers)
-        timeout_s = self._options.timeout_s
-        if again and self._placement.still_there():
-            group = self._group_of(len(self._placement))
-            # Resources may be lost with their machine without the cluster having noticed the loss yet.
-            if group.gathered(recovery.REFORM_WAIT_S if len(sizes) > 1 else timeout_s):
-                return group
-            group.close(force=True)
-        # A first group waits without a time limit, but must not wait for resources that this program itself
-        # holds.
-        last_s = timeout_s if again else None
-        if not again and runtime.get_current_placement_group() is None:
-            smallest = [self._options.bundle] * sizes[-1]
-            new = not hasattr(self, "_group")
-            who = "a new TorchTrainer" if new else "a TorchTrainer that was interrupted"
-            holdings.make_room(smallest, runtime.cluster_resources(), who)
-        for size in sizes:
-            wait_s = time_to_wait_s(size, sizes, full_s=recovery.REFORM_WAIT_S, last_s=last_s)
-            try:
-                if self._placement.take(size, wait_s):
-                    return self._group_of(size)
-            except InfeasibleError as error:
-                if size == sizes[-1]:
-                    asked = self._options.num_cpus_per_worker, self._options.devices_per_worker or 0
-                    existing = runtime.cluster_resources()
-                    wrote = "num_workers" if size == self._options.num_workers else "min_workers"
-                    refused = InfeasibleError(f"TorchTrainer({wrote}={size}): {error}")
-                    refused.add_note(recovery.infeasible_text(size, *asked, existing))
-                    raise refused from None
-        raise GangError(recovery.no_room_text(sizes[-1], timeout_s))
-
-
-def _is_allowed(options: TrainerOptions, size: int) -> bool:
-    """Return True if the model and the batches can be divided among `size` workers."""
-    spec = named_strategy(options.strategy, num_workers=size)
-    devices = options.devices_per_worker or 1
-    if any(spec.mistakes(num_workers=size, devices_per_worker=devices, step=options.step)):
-        return False
-    return bool(allowed_sizes(size, model_ways=spec.model_ways, batch_size=options.config.get(BATCH_SIZE)))
+        self._group = self._forming.group_of(size)

@@ -4,9 +4,10 @@
                               ▲                                                              │
                               └──────────────────────── go_on ◀──────────────────────────────┘
 
-All workers must pause after the same step. Worker 0 decides this. It announces the number of the next step
-before it enters that step's collectives. So each other worker finds the announcement when it has finished the
-step, and no worker needs to ask the others.
+All workers must pause after the same step. Pauses every n steps need no agreement, because all workers count
+the same steps. All other pauses are decided by worker 0. It announces the number of the next step before it
+enters that step's collectives. So each other worker finds the announcement when it has finished the step, and
+no worker needs to ask the others.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ class PausePlan:
 
     Attributes:
         after_s: seconds until the next pause; None for no limit.
+        every_steps: number of training steps; pause after the first possible step at or after each multiple.
     """
 
     after_s: float | None = None
+    every_steps: int | None = None
 
 
 def interval_s(cost_s: float) -> float:
@@ -156,35 +159,50 @@ class PauseRule:
     """Decision of one worker whether it pauses after a step.
 
     Args:
-        page: page of the worker's group.
+        page: page of the worker's group; None if the workers can't agree on a step, so that they only pause
+            every n steps.
         rank: rank of the worker.
         world_size: number of workers.
     """
 
-    def __init__(self, page: PausePage, rank: int, world_size: int) -> None:
+    def __init__(self, page: PausePage | None, rank: int, world_size: int) -> None:
         self._page = page
         self._rank = rank
         self._alone = world_size == 1
         self._steps = 0
-        self._due_at = float("inf")
+        self._due_at = self._due_step = float("inf")
 
-    def begin(self, plan: PausePlan) -> None:
-        """Start or continue an epoch with `plan`."""
+    def can_pause(self, plan: PausePlan) -> bool:
+        """Return True if an epoch with `plan` may pause."""
+        return self._page is not None or plan.every_steps is not None
+
+    def begin(self, plan: PausePlan, global_step: int) -> None:
+        """Start or continue an epoch with `plan`, after `global_step` training steps."""
+        every = plan.every_steps
         self._due_at = float("inf") if plan.after_s is None else SYSTEM.monotonic() + plan.after_s
+        self._due_step = float("inf") if every is None else (global_step // every + 1) * every
 
     def end(self) -> None:
         """End an epoch."""
-        self._page.ready = False
+        if self._page is not None:
+            self._page.ready = False
 
-    def after_step(self) -> bool:
-        """Count a step, and return True if the worker pauses now; called equally often on all workers."""
+    def after_step(self, global_step: int) -> bool:
+        """Count a step, and return True if the worker pauses now; called equally often on all workers.
+
+        Args:
+            global_step: number of training steps that have run, equal on all workers.
+        """
         self._steps += 1
-        self._page.ready = True
-        if self._page.step >= self._steps or self._rank > 0:
-            return self._page.step == self._steps
-        if self._page.asked or SYSTEM.monotonic() >= self._due_at:
-            self._page.step = self._steps + (not self._alone)
-        return self._page.step == self._steps
+        page, due = self._page, global_step >= self._due_step
+        if page is None:
+            return due
+        page.ready = True
+        if due or page.step >= self._steps or self._rank > 0:
+            return due or page.step == self._steps
+        if page.asked or SYSTEM.monotonic() >= self._due_at:
+            page.step = self._steps + (not self._alone)
+        return page.step == self._steps
 
 
 _PAUSED: Any = object()

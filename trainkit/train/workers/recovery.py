@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from trainkit.resources import Bundle
 
@@ -57,6 +58,34 @@ class Call:
         object.__setattr__(self, "name", self.name or self.method)
 
 
+@dataclass
+class Snapshot:
+    """The workers' state between two calls.
+
+    Attributes:
+        states: state of each worker, by rank; None means the state after setup.
+        stored: references to these states in the object store, by rank; [] if no session has them there.
+        small: later values of the state that validation and prediction may change, by rank; None if neither
+            has run.
+        repeated: later calls, which are repeated after the state is restored.
+    """
+
+    states: list[Any] | None = None
+    stored: list[Any] = field(default_factory=list)
+    small: list[Any] | None = None
+    repeated: list[Call] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if `states` is the workers' current state, without later changes."""
+        return self.states is not None and self.small is None and not self.repeated
+
+    def progress(self) -> tuple[int, int] | None:
+        """Return the numbers of finished epochs and of training steps; None if no state is held."""
+        shared = None if self.states is None else self.states[0].shared
+        return None if shared is None else (shared["epoch"], shared["global_step"])
+
+
 def may_retry(failures: int, max_retries: int, *, has_snapshot: bool) -> bool:
     """Return True if a call is repeated after it lost workers `failures` times.
 
@@ -83,8 +112,8 @@ NO_SNAPSHOT = "and no snapshot has their state: train() takes snapshots unless m
 
 
 def go_on_text(why: str, method: str) -> str:
-    """Return the log line for workers that are formed again after Ctrl-C."""
-    return f"{why}; restarting all workers for {method}(), with the state from before the interruption"
+    """Return the log line for workers that are formed again after Ctrl-C or SIGTERM."""
+    return f"{why}; restarting all workers for {method}(), with the state of the last snapshot"
 
 
 def no_snapshot_text(lost: str) -> str:

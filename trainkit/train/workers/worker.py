@@ -136,12 +136,17 @@ class Worker(GroupMember):
             # Workers that hold one model together need equal seeds.
             seed_generators(torch.initial_seed() + self._strategy.data.rank)
         alone = options.num_workers == 1
-        if spec.page is not None and (alone or (options.wrap_ddp and devices[0].type == "cpu")):
-            # Workers that do not average gradients, or whose GPUs run behind, reach a step at different
-            # times, so they can't pause together.
-            self._rule = PauseRule(PausePage(spec.page), spec.rank, options.num_workers)
+        if alone or options.wrap_ddp:
+            # Workers whose GPUs run behind reach a step at different times, so they can't agree on a step.
+            agree = alone or devices[0].type == "cpu"
+            page = PausePage(spec.page) if spec.page is not None and agree else None
+            self._rule = PauseRule(page, spec.rank, options.num_workers)
         self._started = True
         return self.data()
+
+    def progress(self) -> tuple[int, int]:
+        """Return the numbers of finished epochs and of training steps."""
+        return self._epoch, self._operator.global_step
 
     def data(self) -> frozenset[str]:
         """Return which kinds of data the operator has registered: "train", "validation" or both."""
@@ -168,7 +173,7 @@ class Worker(GroupMember):
         if dataset is not None:
             with self._instead(dataset):
                 return self._train(num_steps, info, profile)
-        if plan is None or self._rule is None:
+        if plan is None or self._rule is None or not self._rule.can_pause(plan):
             return self._train(num_steps, info, profile)
         self._running = PausableCall(partial(self._train, num_steps, info, profile))
         return self.go_on(plan)
@@ -177,7 +182,7 @@ class Worker(GroupMember):
         """Continue an epoch that has paused."""
         if self._running is None or self._rule is None:
             raise TrainingError("no epoch has paused")
-        self._rule.begin(plan)
+        self._rule.begin(plan, self._operator.global_step)
         result = self._running.advance()
         if result is None:
             return Paused(self._operator.global_step)
@@ -187,11 +192,12 @@ class Worker(GroupMember):
 
     def _pause(self, done: int) -> None:
         """Pause the epoch if a pause is due after `done` batches."""
-        stepper, feed = self._operator._stepper, self._operator._train_feed
+        operator, feed = self._operator, self._operator._train_feed
         if self._running is None or self._rule is None or feed is None:
             return
         # Each worker counts the same steps: those after which the state and the position are complete.
-        if stepper.is_complete() and feed.is_exact(done) and self._rule.after_step():
+        complete = operator._stepper.is_complete() and feed.is_exact(done)
+        if complete and self._rule.after_step(operator.global_step):
             feed.done = done
             self._running.pause()
 

@@ -99,6 +99,8 @@ class CheckpointConfig(Settings):
         checkpoint_frequency: iterations between two saves of a `Trainable` class; 0: never save.
         checkpoint_at_end: True: a `Trainable` class also saves a checkpoint at its end; None: in a `Tuner`,
             True for classes that can save.
+        every_steps: training steps between two saves within an epoch, for `TorchTrainer(checkpoint_dir=...)`.
+        every_s: seconds between two saves within an epoch, for `TorchTrainer(checkpoint_dir=...)`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -109,6 +111,8 @@ class CheckpointConfig(Settings):
     checkpoint_score_order: Literal["min", "max"] = "max"
     checkpoint_frequency: int = 0
     checkpoint_at_end: bool | None = None
+    every_steps: int | None = None
+    every_s: float | None = None
 
     def __post_init__(self) -> None:
         require_whole("num_to_keep", self.num_to_keep, 1, "1 or more, or None to keep all", optional=True)
@@ -116,6 +120,8 @@ class CheckpointConfig(Settings):
         require_one_of("checkpoint_score_order", self.checkpoint_score_order, ("min", "max"))
         require_one_of("checkpoint_at_end", self.checkpoint_at_end, (True, False, None))
         require_whole("checkpoint_frequency", self.checkpoint_frequency, 0, "a number of iterations, or 0")
+        require_whole("every_steps", self.every_steps, 1, "a number of steps, or None", optional=True)
+        require_number("every_s", self.every_s, "seconds above 0, or None", above=0, optional=True)
 
 
 class Syncer(ABC):
