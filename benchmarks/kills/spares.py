@@ -35,7 +35,10 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a program to end. Spares ignore them, because a new program has no such process."""
 HIGH = 100
 """Number above all descriptors of a spare."""
+NAME = "trainkit-spare"
+"""Name of a spare, which starts as the names of all processes that may stay with a detached actor."""
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ class Spares:
         """Wait until this spare is needed, and return the function that runs the node or template."""
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_NAME, NAME.encode())
         if os.getppid() != self._owner:
             os._exit(0)
         message, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 4)
