@@ -342,7 +342,8 @@ def test_a_checkpoint_has_what_a_shuffled_streams_order_depends_on(tmp_path: Pat
 
 
 def test_a_script_alone_shares_its_stream_among_loader_processes() -> None:
-    assert prepare_data_loader(stream := DataLoader(Numbers(5), 2)) is stream
+    alone = prepare_data_loader(DataLoader(Numbers(5), 2))
+    assert [batch.tolist() for batch in alone] == [[0, 1], [2, 3], [4]]
     shared = prepare_data_loader(DataLoader(Numbers(5), 2, num_workers=2))
     assert [batch.tolist() for batch in shared] == [[0, 1], [2, 3], [4]]
 

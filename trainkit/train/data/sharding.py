@@ -417,3 +417,25 @@ def with_attributes(loader: DataLoader[Any], **attributes: Any) -> DataLoader[An
         object.__setattr__(clone, name, value)
     clone._iterator = None
     return clone
+
+
+class LoaderView(DataLoader[Any]):
+    """Loader with the attributes of another loader, in the same dictionary, and with its other methods.
+
+    Args:
+        loader: the other loader.
+    """
+
+    __slots__ = ("_loader",)  # Subclasses name their own attributes in slots, too.
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.__dict__ = vars(loader)
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        if any(name in vars(kind).get("__slots__", ()) for kind in type(self).__mro__):
+            raise AttributeError(name)  # Not set yet, for example during unpickling.
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)

@@ -27,7 +27,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as loader_process
 
 from trainkit.train.data.randomness import RandomSource, SharedIntegers, seed_of
-from trainkit.train.data.sharding import global_batch_size, samples_of_rank, with_attributes
+from trainkit.train.data.sharding import (
+    LoaderView,
+    global_batch_size,
+    samples_of_rank,
+    with_attributes,
+)
 
 _END: Any = object()
 
@@ -156,6 +161,11 @@ class SharedStream(IterableDataset[Share]):
         self._set_epoch_of_source(epoch)
 
     @property
+    def epoch(self) -> int:
+        """Epoch of the next passes."""
+        return self._next["epoch"]
+
+    @property
     def seed(self) -> int:
         """Seed of the generators."""
         return self._next["seed"]
@@ -222,7 +232,7 @@ class _Collated:
         return share._replace(data=self._collate(share.data[0] if self._single else share.data))
 
 
-class SharedStreamLoader(DataLoader[Any]):
+class SharedStreamLoader(LoaderView):
     """Loader of one worker's batches of a stream, with the settings of the user's loader.
 
     Args:
@@ -239,14 +249,7 @@ class SharedStreamLoader(DataLoader[Any]):
         origin: checksum of the first sample of the last started pass; -1 before the first batch.
     """
 
-    __slots__ = (
-        "_compare",
-        "_first",
-        "_last",
-        "_loader",
-        "deal",
-        "origin",
-    )  # Other attributes are the copy's.
+    __slots__ = ("_compare", "_first", "_last", "deal", "origin")
 
     def __init__(
         self,
@@ -268,27 +271,18 @@ class SharedStreamLoader(DataLoader[Any]):
             batch_sampler=None,
             collate_fn=_Collated(loader.collate_fn, single),
         )
-        self.__dict__ = vars(clone)
-        self._loader = clone
+        super().__init__(clone)
         self.deal = deal
         self.origin = -1
         self._first = 0
         self._last = _NONE
         self._compare = compare
 
-    def __getattr__(self, name: str) -> Any:
-        if name in SharedStreamLoader.__slots__:  # Not set yet, for example during unpickling.
-            raise AttributeError(name)
-        return getattr(self._loader, name)  # Other methods are the user's loader's.
-
     def __iter__(self) -> Any:
         stream: Any = self.dataset
         stream.start_at(self._first)
         self._first = 0
         return self._delivered(iter(self._loader))
-
-    def __len__(self) -> int:
-        return len(self._loader)
 
     def start_at(self, samples: int) -> None:
         """Make the next pass start after `samples` samples of all workers."""

@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
 from typing import Any, ClassVar, Literal
 
@@ -20,9 +20,10 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from trainkit.errors import ConfigError
 from trainkit.train.checkpoint.state import seed_generators
+from trainkit.train.data.placed_loader import PlacedLoader
 from trainkit.train.data.prefetch import DevicePrefetcher
 from trainkit.train.data.randomness import seeded_samples
-from trainkit.train.data.sharding import with_batches
+from trainkit.train.data.sharding import sampler_of, with_batches
 from trainkit.train.data.streams import SharedStreamLoader
 from trainkit.train.torch.context import TrainContext, metered, train_context
 
@@ -135,16 +136,15 @@ def prepare_data_loader(
             f"prepare_data_loader() needs a DataLoader, not a {type(data_loader).__name__}: pass "
             "torch.utils.data.DataLoader(data, batch_size=...)"
         )
+    sampler = sampler_of(data_loader)
     if isinstance(data_loader, _PreparedLoader):  # Wrapped twice, it would count batches twice.
-        data_loader = data_loader._loader
+        sampler, data_loader = data_loader.sampler_of_all, data_loader._loader
     data_loader = seeded_samples(data_loader, sample_seed, "data_loader")
     if add_dist_sampler:
         data_loader = _share_of(data_loader)
     device = get_device()
     moves = move_to_device and device.type != "cpu"
-    if moves or train_context() is not None:
-        return _PreparedLoader(data_loader, device if moves else None, auto_transfer)
-    return data_loader
+    return _PreparedLoader(data_loader, sampler, device if moves else None, auto_transfer)
 
 
 class _AutocastForward:
@@ -336,35 +336,30 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
     return with_batches(loader, kind(own, loader.batch_size, loader.drop_last))
 
 
-class _PreparedLoader(DataLoader[Any]):
-    """Loader that counts its batches and can move them to a device.
+class _PreparedLoader(PlacedLoader):
+    """Loader that keeps its position, counts its batches and can move them to a device.
 
     Args:
-        loader: loader to wrap; the wrapper has the same attributes, in the same dictionary.
+        loader: loader of this worker's batches.
+        sampler: the user's sampler of all samples.
         device: GPU to move batches to; None does not move batches.
         ahead: True copies the next batch while the current batch is used.
     """
 
-    __slots__ = ("_ahead", "_loader", "_prefetcher")  # All other attributes are shared with the loader.
+    __slots__ = ("_ahead", "_prefetcher")
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device | None, ahead: bool) -> None:
-        self.__dict__ = vars(loader)
-        self._loader = loader
+    def __init__(
+        self, loader: DataLoader[Any], sampler: Any, device: torch.device | None, ahead: bool
+    ) -> None:
+        rank = dist.get_rank() if _world_size() > 1 else 0
+        super().__init__(loader, rank=rank, world_size=_world_size(), sampler=sampler)
         self._prefetcher = None if device is None else DevicePrefetcher(device, channels_last=False)
         self._ahead = ahead
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _PreparedLoader.__slots__:  # Not set yet, for example during unpickling.
-            raise AttributeError(name)
-        return getattr(self._loader, name)  # Other methods are the user's loader's.
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Any:
-        batches: Iterable[Any] = self._loader
+    def _delivered(self, batches: Iterator[Any]) -> Iterator[Any]:
         if self._prefetcher is None:
-            return metered(iter(batches))
-        if self._ahead:
+            return metered(batches)
+        # A loader's own state would count a batch that is fetched ahead.
+        if self._ahead and not self.keeps_position:
             return metered(iter(self._prefetcher.ahead(batches)))
         return metered(map(self._prefetcher.delivered, batches))

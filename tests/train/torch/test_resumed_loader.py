@@ -1,0 +1,376 @@
+"""Prepared loaders that continue in the middle of a pass, on any number of workers."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from trainkit import train
+from trainkit.train import TorchTrainer
+from trainkit.train.torch import prepare_data_loader, prepare_model
+
+GLOBAL = 12
+
+
+class Numbered(Dataset[int]):
+    """Samples that are their own index, and note that they were loaded."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.loaded = 0
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> int:
+        self.loaded += 1
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.samples))
+
+
+@contextmanager
+def seat(rank: int, workers: int) -> Iterator[None]:
+    """One of several workers that run one after another, in a group of torch without the others."""
+    if workers == 1:
+        yield
+        return
+    dist.init_process_group("fake", rank=rank, world_size=workers, store=dist.HashStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def loader_of(samples: int, workers: int, kind: str) -> Any:
+    size = GLOBAL // workers
+    if kind == "stream":
+        return prepare_data_loader(DataLoader(Stream(samples), size))
+    data = Numbered(samples)
+    if kind == "generator":
+        own = torch.Generator().manual_seed(4)
+        return prepare_data_loader(DataLoader(data, size, shuffle=True, generator=own))
+    if kind == "own share" and workers > 1:
+        return prepare_data_loader(DataLoader(data, size, sampler=DistributedSampler(data)))
+    return prepare_data_loader(DataLoader(data, size, shuffle=kind != "in order"))
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as a function reads it from its checkpoint."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def taken_by(
+    samples: int, workers: int, kind: str, state: dict[str, Any] | None, most: int | None, seed: int
+) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """Take `most` batches of a pass; return the global batches, and the state of each worker."""
+    parts, states = [], []
+    for rank in range(workers):
+        with seat(rank, workers):
+            torch.manual_seed(seed + rank)
+            loader = loader_of(samples, workers, kind)
+            if state is not None:
+                loader.load_state_dict(saved(state))
+            taken = []
+            for batch in itertools.islice(loader, most):
+                taken.append(batch.tolist())
+                torch.rand(2)  # such as dropout
+            parts.append(taken)
+            states.append(loader.state_dict())
+    steps = len(parts[0])
+    assert {len(part) for part in parts} == {steps}
+    return [sorted(i for part in parts for i in part[step]) for step in range(steps)], states
+
+
+KINDS = st.sampled_from(["in order", "shuffle", "generator", "own share", "stream"])
+WORKERS = st.sampled_from([1, 2, 3, 4])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(1, 90), KINDS)
+def test_the_rest_of_a_pass_is_the_same_on_any_number_of_workers(
+    data: st.DataObject, samples: int, kind: str
+) -> None:
+    workers, steps = data.draw(WORKERS), -(-samples // GLOBAL)
+    whole, _ = taken_by(samples, workers, kind, None, None, 0)
+    seen: list[list[int]] = []
+    state = None
+    for seed in (0, 20, 40):
+        most = data.draw(st.integers(0 if state else 1, steps))
+        batches, states = taken_by(samples, workers, kind, state, most, seed)
+        seen += batches
+        if len(seen) < steps:
+            state = saved(states[data.draw(st.integers(0, workers - 1))])
+        workers = data.draw(WORKERS)
+        if len(seen) >= steps:
+            break
+    else:
+        seen += taken_by(samples, workers, kind, state, None, 60)[0]
+    full = samples // GLOBAL
+    assert seen[:full] == whole[:full]
+    assert len(seen) == len(whole) == steps
+    left = set(range(samples)) - {i for batch in seen[:full] for i in batch}
+    last = [i for batch in seen[full:] for i in batch]
+    assert left <= set(last) and len(last) - len(left) < 4  # samples that pad the last batch
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 60), WORKERS, st.integers(1, 5), KINDS, st.integers(0, 3))
+def test_a_pass_on_the_same_workers_continues_exactly(
+    samples: int, workers: int, taken: int, kind: str, origin: int
+) -> None:
+    whole, _ = taken_by(samples, workers, kind, None, None, 0)
+    first, states = taken_by(samples, workers, kind, None, taken, 0)
+    if len(first) == taken:
+        state = states[origin % workers]
+        assert first + taken_by(samples, workers, kind, state, None, 50)[0] == whole
+
+
+def test_nothing_is_loaded_to_be_thrown_away() -> None:
+    data = Numbered(1000)
+    loader: Any = prepare_data_loader(DataLoader(data, 10, shuffle=True))
+    list(itertools.islice(loader, 90))
+    state = loader.state_dict()
+    data.loaded = 0
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 10
+    assert data.loaded == 100
+    assert len(list(loader)) == 100  # the next pass is whole
+
+
+class Backwards(Sampler[int]):
+    """A sampler of the user's own, with its own generator."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(self.samples, generator=self.generator).tolist()[::-1])
+
+
+@pytest.mark.parametrize("kind", ["sampler", "weighted", "batch_sampler", "single", "replacement"])
+@pytest.mark.parametrize("processes", [0, 2])
+def test_samplers_of_ones_own_continue(kind: str, processes: int) -> None:
+    data = Numbered(21)
+
+    def made() -> Any:
+        options: dict[str, Any] = {
+            "sampler": {"sampler": Backwards(21), "batch_size": 2},
+            "weighted": {"sampler": WeightedRandomSampler([1.0] * 21, 30), "batch_size": 4},
+            "batch_sampler": {"batch_sampler": [[i, i // 2] for i in range(21)]},
+            "single": {"batch_size": None, "shuffle": True},
+            "replacement": {"sampler": RandomSampler(data, replacement=True), "batch_size": 3},
+        }[kind]
+        return prepare_data_loader(DataLoader(data, num_workers=processes, **options))
+
+    torch.manual_seed(3)
+    loader = made()
+    passes = [[torch.as_tensor(each).tolist() for each in loader] for _ in range(2)]
+    after = torch.rand(2)
+    torch.manual_seed(3)
+    loader = made()
+    list(loader)
+    first = [torch.as_tensor(each).tolist() for each in itertools.islice(loader, 5)]
+    state, generator = saved(loader.state_dict()), torch.get_rng_state()
+    torch.manual_seed(9)
+    again = made()
+    again.load_state_dict(state)
+    torch.set_rng_state(generator)
+    assert first + [torch.as_tensor(each).tolist() for each in again] == passes[1]
+    assert torch.equal(torch.rand(2), after)  # continuing has drawn no random number
+
+
+def test_a_state_between_passes_begins_the_next_pass() -> None:
+    def made() -> Any:
+        own = torch.Generator().manual_seed(4)
+        return prepare_data_loader(DataLoader(Numbered(7), 2, shuffle=True, generator=own))
+
+    loader, again = made(), made()
+    list(loader)
+    again.load_state_dict(saved(loader.state_dict()))
+    expected = [batch.tolist() for batch in loader]
+    assert sorted(itertools.chain(*expected)) == list(range(7))
+    assert [batch.tolist() for batch in again] == expected
+
+
+def test_a_loaded_state_is_the_state_until_the_pass_begins() -> None:
+    loader: Any = prepare_data_loader(DataLoader(Numbered(9), 2))
+    next(iter(loader))
+    state = loader.state_dict()
+    again: Any = prepare_data_loader(DataLoader(Numbered(9), 2))
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert [batch.tolist() for batch in again] == [[2, 3], [4, 5], [6, 7], [8]]
+
+
+def test_the_position_of_a_finished_epoch_is_not_taken_for_the_next(caplog: Any) -> None:
+    with seat(0, 2):
+        loader: Any = loader_of(24, 2, "shuffle")
+        loader.sampler.set_epoch(3)
+        next(iter(loader))
+        state = loader.state_dict()
+        again: Any = loader_of(24, 2, "shuffle")
+        again.load_state_dict(state)
+        again.sampler.set_epoch(4)
+        assert len(list(again)) == 2
+        assert "belongs to epoch 3, but epoch 4 begins" in caplog.text
+        again.load_state_dict(state)
+        again.sampler.set_epoch(3)
+        assert len(list(again)) == 1
+
+
+class KeepsPosition(DataLoader[Any]):
+    """Loader whose own state includes its position, like torchdata's `StatefulDataLoader`."""
+
+    taken, start = 0, 0
+
+    def __iter__(self) -> Any:
+        first, self.start = self.start, 0
+        self.taken = first
+        for batch in itertools.islice(super().__iter__(), first, None):
+            self.taken += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["taken"]
+
+
+def test_a_loader_with_a_state_of_its_own_keeps_it() -> None:
+    loader: Any = prepare_data_loader(KeepsPosition(Numbered(9), 2))
+    list(itertools.islice(loader, 2))
+    state = saved(loader.state_dict())
+    assert state["loader"] == {"taken": 2}
+    again: Any = prepare_data_loader(KeepsPosition(Numbered(9), 2))
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == [[4, 5], [6, 7], [8]]
+
+
+def test_a_share_made_by_the_program_starts_again_on_another_number_of_workers(caplog: Any) -> None:
+    def made(workers: int) -> Any:
+        return prepare_data_loader(DataLoader(Numbered(9), 2), add_dist_sampler=workers == 1)
+
+    with seat(0, 2):
+        loader = made(2)
+        next(iter(loader))
+        state = loader.state_dict()
+    again = made(1)
+    again.load_state_dict(state)
+    assert len(list(again)) == 5
+    assert "only known for 2 workers" in caplog.text
+
+
+def step_by_step(config: dict[str, Any]) -> None:
+    """Report each step with a checkpoint; worker 1 is killed in the middle of the second epoch, once."""
+    context = train.get_context()
+    workers, rank = context.get_world_size(), context.get_world_rank()
+    data = TensorDataset(torch.arange(50.0, dtype=torch.float64).unsqueeze(1) / 50)
+    loader: Any = prepare_data_loader(DataLoader(data, GLOBAL // workers, shuffle=True, num_workers=1))
+    plain = torch.nn.Linear(1, 1, dtype=torch.float64)
+    torch.nn.init.ones_(plain.weight)
+    torch.nn.init.zeros_(plain.bias)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    start = 0
+    if (checkpoint := train.get_checkpoint()) is not None:
+        held = torch.load(Path(checkpoint.path, "held.pt"))
+        plain.load_state_dict(held["model"])
+        optimizer.load_state_dict(held["optimizer"])
+        loader.load_state_dict(held["loader"])
+        start = held["epoch"]
+    model = prepare_model(plain)
+    for epoch in range(start, 2):
+        if workers > 1:
+            loader.sampler.set_epoch(epoch)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            (model(x) - 3 * x).square().mean().backward()
+            optimizer.step()
+            parts: list[Any] = [x.flatten().tolist()]
+            if workers > 1:
+                parts = [None] * workers
+                dist.all_gather_object(parts, x.flatten().tolist())
+            samples = sorted(round(each * 50) for part in parts for each in part)
+            held = {
+                "model": plain.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "loader": loader.state_dict(),
+                "epoch": epoch,
+            }
+            with tempfile.TemporaryDirectory() as folder:
+                if rank == 0:
+                    torch.save(held, Path(folder, "held.pt"))
+                own = train.Checkpoint.from_directory(folder)
+                train.report({"samples": samples, "weight": plain.weight.item()}, checkpoint=own)
+            if rank == 1 and config["killed"] and checkpoint is None and epoch == 1 and GLOBAL - 1 in samples:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def reports(folder: Path, name: str, workers: int = 2, **more: Any) -> Any:
+    return TorchTrainer(
+        step_by_step,
+        train_loop_config={"killed": name == "killed"},
+        scaling_config=train.ScalingConfig(num_workers=workers),
+        run_config=train.RunConfig(
+            name=name, storage_path=str(folder), verbose=0, failure_config=train.FailureConfig(max_failures=1)
+        ),
+        **more,
+    ).fit()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("runtime")
+def test_a_function_loses_no_step_and_no_sample(tmp_path: Path) -> None:
+    expected = reports(tmp_path, "undisturbed").metrics_dataframe
+    assert len(expected) == 10
+    found = reports(tmp_path, "killed").metrics_dataframe
+    for name in ("samples", "weight"):
+        assert list(found[name]) == list(expected[name])
+    seventh = tmp_path / "undisturbed"
+    checkpoint = next(each for each in sorted(seventh.glob("*/checkpoint_*"))[6:7])
+    for workers in (1, 3):
+        rest = reports(
+            tmp_path, f"on {workers}", workers, resume_from_checkpoint=train.Checkpoint(str(checkpoint))
+        ).metrics_dataframe
+        assert list(rest["samples"])[:2] == list(expected["samples"])[7:9]
+        assert list(rest["weight"])[:2] == pytest.approx(list(expected["weight"])[7:9], abs=1e-12)
+        assert len(rest) == 3

@@ -1,0 +1,272 @@
+"""Loader with a `state_dict`: the position in a pass, at which another loader continues.
+
+    state before the pass ──▶ draw the order of the whole pass ──▶ skip samples ──▶ deal out to the workers
+
+The state names how the order was drawn: by torch's `DistributedSampler`, from its seed and epoch, or by the
+user's sampler on one worker, from the random generators. So another number of workers draws the same order.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from trainkit.train.checkpoint.state import generator_states
+from trainkit.train.data.position import (
+    Position,
+    Rest,
+    generators_at,
+    iterator_at,
+    keeps_processes,
+    load_loader_state,
+    loader_state,
+    started_iterator,
+    unit_of,
+)
+from trainkit.train.data.sharding import LoaderView, sampler_of, with_batches
+from trainkit.train.data.streams import SharedStreamLoader
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Pass:
+    """A pass over a loader.
+
+    Attributes:
+        before: result of `loader_state` before the pass.
+        start: position at which this process began the pass.
+        order: see `_order_of`.
+        taken: number of batches that the loop has taken.
+    """
+
+    before: Mapping[str, Any]
+    start: Position
+    order: Mapping[str, Any]
+    taken: int = 0
+
+
+class PlacedLoader(LoaderView):
+    """Loader of a worker's batches whose `state_dict` includes the position in the current pass.
+
+    Args:
+        loader: loader of this worker's batches, with the same attributes.
+        rank: rank of this worker.
+        world_size: number of workers.
+        sampler: sampler of all samples, which draws the order on one worker.
+
+    Attributes:
+        sampler_of_all: see `sampler`.
+    """
+
+    __slots__ = ("_current", "_loaded", "_rank", "_resumed", "_world_size", "sampler_of_all")
+
+    def __init__(self, loader: DataLoader[Any], *, rank: int, world_size: int, sampler: Any) -> None:
+        super().__init__(loader)
+        shares: Any = sampler_of(loader)
+        self._rank: int = shares.rank if _distributes(shares) else rank
+        self._world_size: int = shares.num_replicas if _distributes(shares) else world_size
+        self.sampler_of_all = sampler
+        self._current: _Pass | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._resumed = False
+
+    @property
+    def keeps_position(self) -> bool:
+        """True if the loader has a `state_dict` of its own, which includes the position."""
+        return callable(getattr(self._loader, "state_dict", None))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that determines the next batches, after those that the loop has taken.
+
+        Between passes, the state has no position: the next pass begins with the first batch. All workers have
+        equal states, unless the program itself divides the samples, or the loader has a state of its own.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded)
+        current = self._current
+        if current is None:
+            return loader_state(self._loader, self.sampler_of_all)
+        held, at = current.before, current.start.after(current.start.taken + current.taken)
+        if self.keeps_position:
+            held, at = loader_state(self._loader, self.sampler_of_all), replace(at, generators={}, kept=True)
+        return {**held, "position": vars(at), "order": dict(current.order)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Make the next pass continue at the position of a result of `state_dict`, also of another worker."""
+        held = dict(state_dict)
+        place = held.get("position", {})
+        if place.get("kept") and (place["unit"], place["world_size"]) != self._shape():
+            # The loader's own state counts the batches of the earlier workers, so the pass starts again.
+            held = {name: each for name, each in held.items() if name not in ("loader", "batch_sampler")}
+        load_loader_state(self._loader, self.sampler_of_all, held)
+        self._resumed = bool(held.get("started"))
+        self._loaded, self._current = held, None
+
+    def __iter__(self) -> Any:
+        held, self._loaded = self._loaded, None
+        position = None if held is None or "position" not in held else Position(**held["position"])
+        order = _order_of(self._loader, self._rank)
+        begun: Mapping[str, Any] = {} if held is None else held.get("order", {})
+        if position is not None and self._is_of_this_pass(begun, order) and self._can_draw(begun):
+            iterator, current = self._continued(position, begun)
+        else:
+            resumed, self._resumed = self._resumed, False
+            before = loader_state(self._loader, self.sampler_of_all)
+            # Equal on all workers, where the order does not depend on the generators.
+            drawn = {} if "seed" in order else generator_states()
+            start = Position(0, 0, *self._shape(), drawn, plain=self._plain())
+            iterator, current = started_iterator(self._loader, resumed=resumed), _Pass(before, start, order)
+        self._current = current
+        return self._counted(self._delivered(iterator), current)
+
+    def _delivered(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator over `batches` in the form in which the loop takes them."""
+        return batches
+
+    def _counted(self, batches: Iterator[Any], current: _Pass) -> Iterator[Any]:
+        for batch in batches:
+            current.taken += 1
+            yield batch
+        if self._current is current:
+            self._current = None
+
+    def _is_of_this_pass(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+        epochs = before.get("epoch"), now.get("epoch")
+        if None in epochs or epochs[0] == epochs[1]:
+            return True
+        if self._rank == 0:
+            log.warning(
+                "the loaded position of the loader belongs to epoch %d, but epoch %d begins, so this pass "
+                "starts with its first batch: call set_epoch(%d) to continue at the position",
+                *epochs,
+                epochs[0],
+            )
+        return False
+
+    def _can_draw(self, order: Mapping[str, Any]) -> bool:
+        if "seed" in order or not _distributes(self.sampler_of_all) or order.get("sampler"):
+            return True
+        if self._rank == 0:
+            log.warning(
+                "the pass of the loader began in the order of a sampler that is missing here, so it starts "
+                "again: give the whole loader to prepare_data_loader, without a DistributedSampler"
+            )
+        return False
+
+    def _continued(self, position: Position, order: Mapping[str, Any]) -> tuple[Iterator[Any], _Pass]:
+        """Return the iterator over the rest of a pass that began with `order`, and its record."""
+        loader, resumed = self._loader, self._resumed
+        self._resumed = False
+        what = "loader" if self._rank == 0 else ""
+        position = position.on(*self._shape(), plain=self._plain(), what=what)
+        before = loader_state(loader, self.sampler_of_all)
+        if keeps_processes(loader):
+            # This pass starts processes of a copy of the loader. The next pass starts the loader's own, which
+            # draw no seed in an uninterrupted run.
+            before["started"], self._resumed = resumed or before["started"], True
+        batches: Any = loader.batch_sampler
+        indexed = isinstance(batches, BatchSampler) and not self._streams()
+        if indexed and position.unit and not position.kept:
+            start, copied = position, copy.copy(batches)
+            copied.sampler = rest = self._rest(position.consumed, order)
+            with generators_at(generator_states() if "seed" in order else position.generators):
+                iterator = started_iterator(with_batches(loader, copied), resumed=resumed)
+                # The sampler draws its order here, with the generators as they were before the pass.
+                rest.draw()
+        else:
+            own = position.generators if order.get("rank", self._rank) == self._rank else generator_states()
+            start = replace(position, generators=own)
+            iterator = iterator_at(loader, start, resumed=resumed, prepared=lambda each: each)
+        return iterator, _Pass(before, start, order)
+
+    def _rest(self, skipped: int, order: Mapping[str, Any]) -> Rest:
+        """Return this worker's samples after `skipped` samples of all workers."""
+        whole: Any = self.sampler_of_all
+        if "seed" in order:
+            data: Any = self._loader.dataset
+            whole = DistributedSampler(data, 1, 0, shuffle=order["shuffle"], seed=order["seed"])
+            whole.set_epoch(order["epoch"])
+        elif _distributes(whole):
+            whole = _whole_sampler(order["sampler"], self._loader)
+        if self._world_size == 1:
+            return Rest(whole, skipped)
+        is_cut = getattr(sampler_of(self._loader), "drop_last", False)
+        return Rest(_Dealt(whole, skipped, self._rank, self._world_size, is_cut))
+
+    def _shape(self) -> tuple[int, int]:
+        """Return the number of samples of a batch, and the number of workers that share them."""
+        loader, batches = self._loader, self._loader.batch_sampler
+        if not self._streams() and type(batches) is BatchSampler and _distributes(batches.sampler):
+            return batches.batch_size * self._world_size, self._world_size
+        return unit_of(loader, self._world_size), self._world_size
+
+    def _streams(self) -> bool:
+        return isinstance(self._loader.dataset, IterableDataset)
+
+    def _plain(self) -> bool:
+        """Return True if this worker reads a stream alone, with the generators of its process."""
+        return self._streams() and not isinstance(self._loader, SharedStreamLoader)
+
+
+def _distributes(sampler: Any) -> bool:
+    # A subclass may draw a different order.
+    return type(sampler) is DistributedSampler
+
+
+def _order_of(loader: DataLoader[Any], rank: int) -> dict[str, Any]:
+    """Return how the next pass draws its order: with a seed and an epoch, or the rank that draws it."""
+    sampler: Any = sampler_of(loader)
+    if isinstance(loader, SharedStreamLoader):
+        stream: Any = loader.dataset
+        return {"seed": stream.seed, "epoch": stream.epoch}
+    if isinstance(loader.dataset, IterableDataset):
+        return {"rank": rank}
+    if not _distributes(sampler):
+        kind = type(sampler)
+        plain = kind in (SequentialSampler, RandomSampler) and not getattr(sampler, "replacement", False)
+        is_known = plain and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+        return {"rank": rank, "sampler": kind.__name__ if is_known else ""}
+    return {"seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
+
+
+def _whole_sampler(kind: str, loader: DataLoader[Any]) -> Iterable[int]:
+    data: Any = loader.dataset
+    shuffles = kind == RandomSampler.__name__
+    return RandomSampler(data, generator=loader.generator) if shuffles else SequentialSampler(data)
+
+
+@dataclass
+class _Dealt:
+    """A worker's samples of the rest of an order, as torch's `DistributedSampler` deals them.
+
+    All workers get equally many samples: samples of the order's beginning are repeated, or, if `is_cut`, the
+    last samples are left out. The order is drawn when the iteration begins.
+    """
+
+    whole: Iterable[int]
+    skipped: int
+    rank: int
+    world_size: int
+    is_cut: bool
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(self.whole)
+        rest = order[self.skipped :]
+        if self.is_cut:
+            rest = rest[: len(rest) - len(rest) % self.world_size]
+        rest += itertools.islice(itertools.cycle(order), -len(rest) % self.world_size)
+        return iter(rest[self.rank :: self.world_size])
