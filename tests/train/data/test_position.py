@@ -124,10 +124,29 @@ class Stream(IterableDataset[int]):
         return iter(range(self.samples))
 
 
+class KeptStream(Stream):
+    """Stream with a state of its own."""
+
+    at = start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.start = self.start, 0
+        while self.at < self.samples:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["at"]
+
+
 def _loader(data: Numbered, batch_size: int, kind: str, drop_last: bool) -> DataLoader[int]:
     samples = len(data)
-    if kind == "stream":
-        return DataLoader(Stream(samples), batch_size, drop_last=drop_last)
+    if kind.endswith("stream"):
+        stream = KeptStream(samples) if kind == "kept stream" else Stream(samples)
+        return DataLoader(stream, batch_size, drop_last=drop_last)
     sampler: Sampler[int] | None = None
     if kind == "weighted":
         sampler = WeightedRandomSampler([1.0] * samples, samples, replacement=False)
@@ -138,7 +157,7 @@ def _loader(data: Numbered, batch_size: int, kind: str, drop_last: bool) -> Data
     )
 
 
-KINDS = st.sampled_from(["in order", "shuffle", "generator", "weighted", "stream"])
+KINDS = st.sampled_from(["in order", "shuffle", "generator", "weighted", "stream", "kept stream"])
 SHARED = st.sampled_from([(12, 1), (6, 2), (4, 3), (3, 4), (3, 5), (2, 7)])
 """Largest batch size of a worker, and number of workers, for a global batch of 12."""
 

@@ -59,6 +59,27 @@ class Stream(IterableDataset[int]):
         return iter(range(self.samples))
 
 
+class KeptStream(Stream):
+    """Stream with a state of its own, as data sets of Hugging Face have, which counts what is read."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.read = self.at = self.start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.start = self.start, 0
+        while self.at < self.samples:
+            self.at += 1
+            self.read += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["at"]
+
+
 @contextmanager
 def seat(rank: int, workers: int) -> Iterator[None]:
     """One of several workers that run one after another, in a group of torch without the others."""
@@ -74,8 +95,9 @@ def seat(rank: int, workers: int) -> Iterator[None]:
 
 def loader_of(samples: int, workers: int, kind: str) -> Any:
     size = GLOBAL // workers
-    if kind == "stream":
-        return prepare_data_loader(DataLoader(Stream(samples), size))
+    if kind.endswith("stream"):
+        stream = KeptStream(samples) if kind == "kept stream" else Stream(samples)
+        return prepare_data_loader(DataLoader(stream, size))
     data = Numbered(samples)
     if kind == "generator":
         own = torch.Generator().manual_seed(4)
@@ -116,7 +138,7 @@ def taken_by(
     return [sorted(i for part in parts for i in part[step]) for step in range(steps)], states
 
 
-KINDS = st.sampled_from(["in order", "shuffle", "generator", "own share", "stream"])
+KINDS = st.sampled_from(["in order", "shuffle", "generator", "own share", "stream", "kept stream"])
 WORKERS = st.sampled_from([1, 2, 3, 4])
 
 
@@ -170,6 +192,35 @@ def test_nothing_is_loaded_to_be_thrown_away() -> None:
     assert len(list(loader)) == 10
     assert data.loaded == 100
     assert len(list(loader)) == 100  # the next pass is whole
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_with_a_state_is_not_read_again(workers: int) -> None:
+    with seat(workers - 1, workers):
+        loader = loader_of(100, workers, "kept stream")
+        list(itertools.islice(loader, 7))
+        again = loader_of(100, workers, "kept stream")
+        again.load_state_dict(saved(loader.state_dict()))
+        assert len(list(again)) == 2
+        assert getattr(again.dataset, "source", again.dataset).read == 100 - 7 * GLOBAL
+        if workers == 2:
+            assert len(list(again)) == 9  # the next pass is whole
+
+
+class RandomStream(KeptStream):
+    """Stream with a state of its own, whose samples are drawn from the global generators."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ((index, torch.rand(())) for index in super().__iter__())
+
+
+def test_a_shared_stream_draws_the_same_numbers_as_without_the_interruption() -> None:
+    with seat(1, 2):
+        loader, whole, again = (prepare_data_loader(DataLoader(RandomStream(40), 3)) for _ in range(3))
+        expected = [[part.tolist() for part in batch] for batch in whole]
+        first = [[part.tolist() for part in batch] for batch in itertools.islice(loader, 4)]
+        again.load_state_dict(saved(loader.state_dict()))  # type: ignore[attr-defined]
+        assert first + [[part.tolist() for part in batch] for batch in again] == expected
 
 
 class Backwards(Sampler[int]):

@@ -34,6 +34,7 @@ from trainkit.train.data.position import (
     load_loader_state,
     loader_state,
     started_iterator,
+    stream_state,
     unit_of,
 )
 from trainkit.train.data.sharding import (
@@ -227,6 +228,8 @@ class Feed:
         if self._keeps_position():  # the loader's own state includes the position within the pass
             at = replace(at, generators={}, kept=True)
             before = loader_state(self.loader, self._sampler())
+        elif self.taken == self.done and not self._ahead:
+            at = replace(at, stream=stream_state(self.loader))
         return {**before, "position": vars(at)}
 
     def load_state(self, held: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ from trainkit.train.data.position import (
     load_loader_state,
     loader_state,
     started_iterator,
+    stream_state,
     unit_of,
 )
 from trainkit.train.data.sharding import LoaderView, sampler_of, with_batches
@@ -49,7 +50,7 @@ class _Pass:
     Attributes:
         before: result of `loader_state` before the pass.
         start: position at which this process began the pass.
-        order: see `_order_of`.
+        order: how the order of the pass was drawn.
         taken: number of batches that the loop has taken.
     """
 
@@ -70,8 +71,10 @@ class PlacedLoader(LoaderView):
 
     Attributes:
         sampler_of_all: see `sampler`.
+        has_position_at_end: True if the state has a position even after the last batch of a pass.
     """
 
+    has_position_at_end = False
     __slots__ = ("_current", "_loaded", "_rank", "_resumed", "_world_size", "sampler_of_all")
 
     def __init__(self, loader: DataLoader[Any], *, rank: int, world_size: int, sampler: Any) -> None:
@@ -89,6 +92,11 @@ class PlacedLoader(LoaderView):
         """True if the loader has a `state_dict` of its own, which includes the position."""
         return callable(getattr(self._loader, "state_dict", None))
 
+    @property
+    def reads_ahead(self) -> bool:
+        """True if batches are read from the loader before the loop takes them."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state that determines the next batches, after those that the loop has taken.
 
@@ -97,12 +105,14 @@ class PlacedLoader(LoaderView):
         """
         if self._loaded is not None:
             return dict(self._loaded)
-        current = self._current
-        if current is None:
+        current, ahead = self._current, self._taken_ahead()
+        if current is None or (current.taken < ahead):
             return loader_state(self._loader, self.sampler_of_all)
-        held, at = current.before, current.start.after(current.start.taken + current.taken)
+        held, at = current.before, current.start.after(current.start.taken + current.taken - ahead)
         if self.keeps_position:
             held, at = loader_state(self._loader, self.sampler_of_all), replace(at, generators={}, kept=True)
+        elif not ahead and not self.reads_ahead:
+            at = replace(at, stream=stream_state(self._loader))
         return {**held, "position": vars(at), "order": dict(current.order)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -119,7 +129,7 @@ class PlacedLoader(LoaderView):
     def __iter__(self) -> Any:
         held, self._loaded = self._loaded, None
         position = None if held is None or "position" not in held else Position(**held["position"])
-        order = _order_of(self._loader, self._rank)
+        order = self._order()
         begun: Mapping[str, Any] = {} if held is None else held.get("order", {})
         if position is not None and self._is_of_this_pass(begun, order) and self._can_draw(begun):
             iterator, current = self._continued(position, begun)
@@ -141,8 +151,27 @@ class PlacedLoader(LoaderView):
         for batch in batches:
             current.taken += 1
             yield batch
-        if self._current is current:
+        if self._current is current and not self.has_position_at_end:
             self._current = None
+
+    def _taken_ahead(self) -> int:
+        """Return the number of batches that the loop has taken but not yet used."""
+        return 0
+
+    def _order(self) -> dict[str, Any]:
+        """Return how the next pass draws its order: with a seed and an epoch, or the rank that draws it."""
+        loader, sampler = self._loader, sampler_of(self._loader)
+        if isinstance(loader, SharedStreamLoader):
+            stream: Any = loader.dataset
+            return {"seed": stream.seed, "epoch": stream.epoch}
+        if isinstance(loader.dataset, IterableDataset):
+            return {"rank": self._rank}
+        if _distributes(sampler):
+            return {"seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
+        kind = type(sampler)
+        plain = kind in (SequentialSampler, RandomSampler) and not getattr(sampler, "replacement", False)
+        is_known = plain and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+        return {"rank": self._rank, "sampler": kind.__name__ if is_known else ""}
 
     def _is_of_this_pass(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
         epochs = before.get("epoch"), now.get("epoch")
@@ -188,8 +217,11 @@ class PlacedLoader(LoaderView):
                 # The sampler draws its order here, with the generators as they were before the pass.
                 rest.draw()
         else:
-            own = position.generators if order.get("rank", self._rank) == self._rank else generator_states()
-            start = replace(position, generators=own)
+            start = position
+            is_other = order.get("rank", self._rank) != self._rank
+            if is_other and not isinstance(loader, SharedStreamLoader):
+                # Another worker's share of the data, as its generators decide it.
+                start = replace(position, generators=generator_states(), stream={})
             iterator = iterator_at(loader, start, resumed=resumed, prepared=lambda each: each)
         return iterator, _Pass(before, start, order)
 
@@ -225,22 +257,6 @@ class PlacedLoader(LoaderView):
 def _distributes(sampler: Any) -> bool:
     # A subclass may draw a different order.
     return type(sampler) is DistributedSampler
-
-
-def _order_of(loader: DataLoader[Any], rank: int) -> dict[str, Any]:
-    """Return how the next pass draws its order: with a seed and an epoch, or the rank that draws it."""
-    sampler: Any = sampler_of(loader)
-    if isinstance(loader, SharedStreamLoader):
-        stream: Any = loader.dataset
-        return {"seed": stream.seed, "epoch": stream.epoch}
-    if isinstance(loader.dataset, IterableDataset):
-        return {"rank": rank}
-    if not _distributes(sampler):
-        kind = type(sampler)
-        plain = kind in (SequentialSampler, RandomSampler) and not getattr(sampler, "replacement", False)
-        is_known = plain and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
-        return {"rank": rank, "sampler": kind.__name__ if is_known else ""}
-    return {"seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
 
 
 def _whole_sampler(kind: str, loader: DataLoader[Any]) -> Iterable[int]:

@@ -8,6 +8,7 @@ because the position counts the samples of all workers.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 from collections import deque
@@ -43,6 +44,7 @@ class Position:
         generators: result of `generator_states` before the pass.
         kept: True if the loader's own state includes the position, so that nothing must be skipped.
         plain: True if the data is a stream that one worker reads alone, with the generators of its process.
+        stream: result of `stream_state` at the position; empty if the stream must be read again.
     """
 
     taken: int = 0
@@ -52,11 +54,12 @@ class Position:
     generators: Mapping[str, Any] = field(default_factory=dict)
     kept: bool = False
     plain: bool = False
+    stream: Mapping[str, Any] = field(default_factory=dict)
 
     def after(self, batches: int) -> Position:
         """Return the position at which `batches` batches of the epoch have been taken."""
         more = (batches - self.taken) * (self.unit or 1)
-        return replace(self, taken=batches, consumed=self.consumed + more)
+        return replace(self, taken=batches, consumed=self.consumed + more, stream={})
 
     def on(self, unit: int, world_size: int, *, plain: bool, what: str) -> Position:
         """Return this position for a loader with a different batch size or number of workers.
@@ -119,14 +122,17 @@ def generators_at(held: Mapping[str, Any]) -> Iterator[None]:
 def advanced(loader: Any, position: Position) -> tuple[Any, Rest]:
     """Return a copy of `loader`, for one pass, that starts at `position`, and the part that skips.
 
-    Samples of a data set without indices are read and discarded.
+    Samples of a data set without indices and without a state are read and discarded.
     """
     skipped = position.consumed
     if position.kept:
         rest = Rest((), 0)
         return loader, rest
     if isinstance(loader, SharedStreamLoader):
-        loader.start_at(skipped)
+        loader.start_at(skipped, position.stream)
+        return loader, Rest(())
+    if position.stream and keeps_stream(loader):
+        loader.dataset.load_state_dict(position.stream["source"])
         return loader, Rest(())
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         if skipped % (position.unit or 1):
@@ -149,6 +155,27 @@ def advanced(loader: Any, position: Position) -> tuple[Any, Rest]:
         samples = Rest(batches.sampler, skipped)
         rest = Rest(BatchSampler(samples, batches.batch_size, batches.drop_last))
     return with_batches(loader, rest), rest
+
+
+def keeps_stream(loader: Any) -> bool:
+    """Return True if this process reads a stream whose data set can continue by its own state."""
+    source = getattr(loader, "dataset", None)
+    if not isinstance(source, IterableDataset) or getattr(loader, "num_workers", 1) > 0:
+        return False
+    source = getattr(source, "source", source) if isinstance(loader, SharedStreamLoader) else source
+    return callable(getattr(source, "state_dict", None)) and callable(
+        getattr(source, "load_state_dict", None)
+    )
+
+
+def stream_state(loader: Any) -> dict[str, Any]:
+    """Return the state of a loader's stream, after the batches that were read; {} if it has no state."""
+    if not keeps_stream(loader):
+        return {}
+    if isinstance(loader, SharedStreamLoader):
+        stream: Any = loader.dataset
+        return stream.state()  # type: ignore[no-any-return]
+    return {"source": copy.deepcopy(loader.dataset.state_dict())}
 
 
 class Rest(Iterator[Any]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from trainkit.errors import ConfigError
+from trainkit.train.checkpoint.state import generator_states, load_generator_states
 from trainkit.train.data.sharding import with_attributes
 
 
@@ -78,6 +79,18 @@ class RandomSource:
                 _load(self._states)
             yield
             self._states = _states()
+
+    def state(self) -> dict[str, Any]:
+        """Return the position in the sequence, as plain values and tensors."""
+        with self.in_use():
+            return {name: each for name, each in generator_states().items() if name != "cuda"}
+
+    def load(self, held: Mapping[str, Any]) -> None:
+        """Continue at a result of `state`; an empty one begins the sequence."""
+        if held:
+            with _kept():
+                load_generator_states(held)
+                self._states = _states()
 
 
 class SharedIntegers:

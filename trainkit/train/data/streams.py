@@ -14,6 +14,7 @@ process; `collate_fn` runs once for each sample.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import zlib
 from collections import deque
@@ -145,10 +146,12 @@ class SharedStream(IterableDataset[Share]):
         self.deal = deal
         # Persistent loader processes have copies of this object, but share these numbers.
         self._next = SharedIntegers(epoch=0, skipped=0, seed=seed)
+        self._random = RandomSource(seed)
+        self._loaded: Mapping[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         # A state of the source does not count this object's samples, so it is not a state of this object.
-        if name == "source" or name.startswith("__") or name in ("state_dict", "load_state_dict"):
+        if name in ("source", "state_dict", "load_state_dict") or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.source, name)
 
@@ -174,9 +177,19 @@ class SharedStream(IterableDataset[Share]):
     def seed(self, value: int) -> None:
         self._next["seed"] = value
 
-    def start_at(self, samples: int) -> None:
-        """Make the next passes start after `samples` samples of all workers."""
-        self._next["skipped"] = samples
+    def start_at(self, samples: int, state: Mapping[str, Any]) -> None:
+        """Make the next passes start after `samples` samples of all workers.
+
+        Args:
+            samples: number of samples.
+            state: result of `state` at this position, if this process reads the stream; otherwise empty.
+        """
+        self._next["skipped"], self._loaded = (0, state) if state else (samples, {})
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the source, and of the generators that it draws from in this process."""
+        # Called between two shares, so everything that was read belongs to earlier shares.
+        return {"source": copy.deepcopy(self.source.state_dict()), "random": self._random.state()}  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Share]:
         # The numbers are read now, because they may change before the first sample is read.
@@ -187,7 +200,11 @@ class SharedStream(IterableDataset[Share]):
         if info is not None:
             self._set_epoch_of_source(epoch)
         process, processes = (0, 1) if info is None else (info.id, info.num_workers)
-        random = RandomSource(seed_of(self.seed, epoch))
+        self._random = random = RandomSource(seed_of(self.seed, epoch))
+        loaded, self._loaded = self._loaded, {}
+        if loaded:
+            random.load(loaded.get("random", {}))
+            self.source.load_state_dict(loaded["source"])  # type: ignore[attr-defined]
         with random.in_use(), _whole():
             samples = iter(self.source)
             first = next(samples, _END)
@@ -274,19 +291,24 @@ class SharedStreamLoader(LoaderView):
         super().__init__(clone)
         self.deal = deal
         self.origin = -1
-        self._first = 0
+        self._first: tuple[int, Mapping[str, Any]] = (0, {})
         self._last = _NONE
         self._compare = compare
 
     def __iter__(self) -> Any:
         stream: Any = self.dataset
-        stream.start_at(self._first)
-        self._first = 0
+        stream.start_at(*self._first)
+        self._first = (0, {})
         return self._delivered(iter(self._loader))
 
-    def start_at(self, samples: int) -> None:
-        """Make the next pass start after `samples` samples of all workers."""
-        self._first = samples
+    def start_at(self, samples: int, state: Mapping[str, Any]) -> None:
+        """Make the next pass start after `samples` samples of all workers.
+
+        Args:
+            samples: number of samples.
+            state: result of `SharedStream.state` at this position, or empty.
+        """
+        self._first = samples, state if self.num_workers == 0 else {}
 
     def size(self, index: int) -> int:
         """Return the size of global batch `index` of this pass; an incomplete one must be taken already."""

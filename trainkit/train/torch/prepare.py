@@ -356,10 +356,14 @@ class _PreparedLoader(PlacedLoader):
         self._prefetcher = None if device is None else DevicePrefetcher(device, channels_last=False)
         self._ahead = ahead
 
+    @property
+    def reads_ahead(self) -> bool:
+        return self._prefetcher is not None and self._ahead and not self.keeps_position
+
     def _delivered(self, batches: Iterator[Any]) -> Iterator[Any]:
         if self._prefetcher is None:
             return metered(batches)
         # A loader's own state would count a batch that is fetched ahead.
-        if self._ahead and not self.keeps_position:
+        if self.reads_ahead:
             return metered(iter(self._prefetcher.ahead(batches)))
         return metered(map(self._prefetcher.delivered, batches))
