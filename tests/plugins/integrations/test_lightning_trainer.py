@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
 from tests.conftest import run_python
 from tests.train.torch import library_loops
 from tests.train.torch.launched import column, trainer, under_torchrun
+from trainkit import train
 from trainkit.errors import ConfigError, WorkerGroupError
 from trainkit.train import FailureConfig
 
@@ -113,6 +118,77 @@ def test_a_trainer_that_would_not_train_together_is_refused(
     with pytest.raises(WorkerGroupError, match=message) as caught:
         trainer(unprepared, tmp_path, {"strategy": strategy}).fit()
     assert [type(error) for error in caught.value.worker_failures.values()] == [ConfigError]
+
+
+def step_by_step(config: dict[str, Any]) -> None:
+    """Report each step; worker 1 is killed in the middle of the second epoch, once."""
+    import lightning.pytorch as pl
+
+    from trainkit.train import lightning as ray_names
+
+    start = library_loops.resumed_from()
+    workers = train.get_context().get_world_size()
+
+    class Line(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1, dtype=torch.float64)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            x, y = (each.double() for each in batch)
+            self.log("samples", x.sum(), on_step=True, on_epoch=False, sync_dist=True, reduce_fx="sum")
+            loss = nn.functional.mse_loss(self.layer(x), y)
+            self.log("loss", loss, on_step=True, on_epoch=False, sync_dist=True)
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            dies = config.get("dies_after") == self.trainer.global_step and start is None
+            if dies and self.global_rank == workers - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+    pl.seed_everything(0, verbose=False)
+    trainer = pl.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+        strategy=ray_names.RayDDPStrategy(),
+        plugins=[ray_names.RayLightningEnvironment()],
+        callbacks=[ray_names.RayTrainReportCallback(every_n_train_steps=1)],
+    )
+    loader = DataLoader(library_loops.points(), 8 // workers, shuffle=True)
+    ray_names.prepare_trainer(trainer).fit(
+        Line(), loader, ckpt_path=None if start is None else os.path.join(start, "checkpoint.ckpt")
+    )
+
+
+REPORTED = ("step", "epoch", "samples", "loss")
+
+
+@pytest.mark.slow
+def test_a_fit_continues_with_the_next_batch(tmp_path: Path) -> None:
+    expected = trainer(step_by_step, tmp_path / "whole").fit().metrics_dataframe
+    again = {"failure_config": FailureConfig(max_failures=1)}
+    found = trainer(step_by_step, tmp_path / "killed", {"dies_after": 6}, run=again).fit().metrics_dataframe
+    for name in REPORTED:
+        assert list(found[name]) == list(expected[name])
+
+
+@pytest.mark.slow
+def test_a_fit_continues_on_another_number_of_workers(tmp_path: Path) -> None:
+    whole = trainer(step_by_step, tmp_path / "whole").fit()
+    expected = whole.metrics_dataframe
+    folder = sorted(Path(whole.path).glob("checkpoint_*"))[6]  # four steps, the epoch, and two steps
+    rest = trainer(
+        step_by_step, tmp_path / "rest", workers=1, resume_from_checkpoint=train.Checkpoint(str(folder))
+    ).fit()
+    for name in REPORTED:
+        assert list(rest.metrics_dataframe[name]) == pytest.approx(list(expected[name])[7:], abs=1e-9)
 
 
 def test_a_subclass_of_a_strategy_extends_the_trainers_package() -> None:

@@ -12,13 +12,16 @@ from abc import ABCMeta
 from typing import Any, cast
 
 import torch
+from torch.utils.data import DataLoader, DistributedSampler
 
 from trainkit.errors import ConfigError
 from trainkit.plugins.integrations.lightning import FIRST, PACKAGES, OfEitherPackage, class_in
+from trainkit.train.data.placed_loader import PlacedLoader
+from trainkit.train.data.sharding import sampler_of
 from trainkit.train.torch.context import report
 from trainkit.train.torch.prepare import get_device
 from trainkit.tune.core.checkpoint import Checkpoint, temporary_folder
-from trainkit.tune.core.checks import load
+from trainkit.tune.core.checks import load, require_whole
 from trainkit.tune.trial.context import get_context
 
 _environments: Any = load(f"{FIRST.__name__}.plugins.environments", "Lightning trainers", "lightning")
@@ -37,6 +40,32 @@ class _Extending(ABCMeta):
         found, theirs = super().mro(), cls.__dict__["theirs"].__mro__
         before = {*theirs, *_lightnings(found[1]).__mro__}
         return [*(each for each in found if each not in before), *theirs]
+
+
+class _ResumableLoader(PlacedLoader):
+    """Loader of a fit, which Lightning's checkpoints store with the position of the last trained batch.
+
+    Args:
+        loader: the loader with this worker's share of the samples.
+        trainer: Lightning's trainer.
+    """
+
+    # Lightning saves the checkpoint of an epoch before it begins the next pass.
+    has_position_at_end = True
+    __slots__ = ("_trainer",)
+
+    def __init__(self, loader: DataLoader[Any], trainer: Any) -> None:
+        super().__init__(
+            loader, rank=trainer.global_rank, world_size=trainer.world_size, sampler=sampler_of(loader)
+        )
+        self._trainer = trainer
+
+    def _taken_ahead(self) -> int:
+        # Lightning takes a batch ahead if the number of batches is unknown.
+        return len(getattr(self._trainer.fit_loop._data_fetcher, "batches", ()))
+
+    def _order(self) -> dict[str, Any]:
+        return {**super()._order(), "epoch": self._trainer.current_epoch}
 
 
 class _OnWorker(OfEitherPackage):
@@ -80,6 +109,16 @@ class _OnWorker(OfEitherPackage):
     @property
     def root_device(self) -> torch.device:
         return get_device()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        loader = super().process_dataloader(dataloader)  # type: ignore[misc]
+        trainer = self.lightning_module.trainer  # type: ignore[attr-defined]
+        if not trainer.training or not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
+            return loader
+        if isinstance(sampler := sampler_of(loader), DistributedSampler):
+            # Lightning sets the epoch only after it has begun the pass of a fit that resumes.
+            sampler.set_epoch(trainer.current_epoch)
+        return _ResumableLoader(loader, trainer)
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
@@ -172,24 +211,52 @@ class RayTrainReportCallback(OfEitherPackage, FIRST.callbacks.Callback):  # type
     """Callback that reports Lightning's logged metrics and a checkpoint after each training epoch.
 
     The reported metrics are `trainer.callback_metrics`, with the additional keys `epoch` and `step`. The
-    checkpoint contains the file `checkpoint.ckpt`. To resume from this file: `trainer.fit(model,
-    ckpt_path=...)`.
+    checkpoint contains the file `checkpoint.ckpt`, with the position in the epoch. To resume from this file:
+    `trainer.fit(model, ckpt_path=...)`.
 
     Args:
         checkpoint_upload_mode: see `trainkit.train.report`.
         validation: see `trainkit.train.report`.
+        every_n_train_steps: number of optimizer steps after which a report is also made within an epoch;
+            default: reports only after epochs.
+
+    Raises:
+        ConfigError: `every_n_train_steps` is below 1.
     """
 
     NAME = "callbacks.Callback"
     CHECKPOINT_NAME = "checkpoint.ckpt"
 
-    def __init__(self, checkpoint_upload_mode: Any = None, validation: Any = False) -> None:
+    def __init__(
+        self,
+        checkpoint_upload_mode: Any = None,
+        validation: Any = False,
+        every_n_train_steps: int | None = None,
+    ) -> None:
         super().__init__()
+        require_whole("every_n_train_steps", every_n_train_steps, 1, optional=True)
+        self.every_n_train_steps = every_n_train_steps
+        self._reported_step = 0
         self.checkpoint_upload_mode = checkpoint_upload_mode
         self.validation = validation
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Store the step at which the fit begins, whose checkpoint exists already."""
+        self._reported_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, *batch: Any) -> None:
+        """Report metrics and a checkpoint if enough optimizer steps have run since the last report."""
+        step, every = trainer.global_step, self.every_n_train_steps
+        # A batch whose gradients are accumulated makes no step.
+        if every is not None and step % every == 0 and step != self._reported_step:
+            self._reported_step = step
+            self._report(trainer)
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Report metrics and a checkpoint; Lightning calls this method on all workers."""
+        self._report(trainer)
+
+    def _report(self, trainer: Any) -> None:
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
         metrics |= {"epoch": trainer.current_epoch, "step": trainer.global_step}
         with temporary_folder("trainkit_checkpoint_") as folder:
