@@ -1,4 +1,4 @@
-"""Files and folders that the pages on the design name are there."""
+"""Files, folders and tests that the documentation names are there."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def missing(text: str) -> set[str]:
     return {name for name in named if not any(tail.endswith(f"/{name}") for tail in tails)}
 
 
+def missing_tests(text: str) -> set[str]:
+    """Return the tests `file.py::test` in `text` that no file of this name defines."""
+    named = set(re.findall(r"(\w+\.py)::(test_\w+)", text))
+    files = {file for file, _ in named}
+    sources = [(path.name, path.read_text()) for path in (ROOT / "tests").rglob("*.py") if path.name in files]
+    return {
+        f"{file}::{test}"
+        for file, test in named
+        if not any(name == file and f"def {test}(" in source for name, source in sources)
+    }
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_names_is_there(page: str) -> None:
     assert missing((ROOT / page).read_text()) == set()
@@ -35,3 +47,11 @@ def test_what_a_page_names_is_there(page: str) -> None:
 def test_what_is_not_there_is_found() -> None:
     text = "`node/scheduler.py`, `node/nothing.py`, `tune/nowhere`, `tune/core`, (quartermaster.py)"
     assert missing(text) == {"node/nothing.py", "tune/nowhere", "quartermaster.py"}
+
+
+def test_each_cell_of_what_survives_what_has_its_test() -> None:
+    table, tests = (ROOT / "docs/survives.md").read_text().split("## Tests")
+    shown = {number for group in re.findall(r"\(([\d, ]+)\)", table) for number in group.split(", ")}
+    assert shown == set(re.findall(r"^\| (\d+) \|", tests, re.MULTILINE))
+    assert missing_tests(tests) == set()
+    assert missing_tests("`test_kills.py::test_of_nothing`") == {"test_kills.py::test_of_nothing"}

@@ -10,6 +10,7 @@ import socket
 import sys
 from subprocess import Popen
 
+import psutil
 import pytest
 
 from tests.cli.test_cli import ended
@@ -316,6 +317,17 @@ def test_nothing_stays_of_a_launcher_that_is_killed(programs: Programs) -> None:
         program.communicate(timeout=120)
         assert ended(pids)
         assert eventually(programs.nothing_is_left)
+
+
+def test_ranks_end_with_the_process_that_supervises_them(programs: Programs) -> None:
+    program = programs.begin(RANK, "waits", flags=RANKS)
+    pids = ready(program)
+    (node,) = psutil.Process(program.pid).children()
+    node.kill()
+    _, err = program.communicate(timeout=120)
+    assert program.returncode == 1
+    assert "the process that supervises the workers ended (killed by signal 9)" in err
+    assert ended(pids)
 
 
 def test_a_script_is_a_program_of_its_own(programs: Programs) -> None:
