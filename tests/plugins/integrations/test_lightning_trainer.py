@@ -171,10 +171,13 @@ REPORTED = ("step", "epoch", "samples", "loss")
 
 
 @pytest.mark.slow
-def test_a_fit_continues_with_the_next_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [6, 8], ids=["within an epoch", "after the last batch"])
+def test_a_fit_continues_with_the_next_batch(step: int, tmp_path: Path) -> None:
     expected = trainer(step_by_step, tmp_path / "whole").fit().metrics_dataframe
     again = {"failure_config": FailureConfig(max_failures=1)}
-    found = trainer(step_by_step, tmp_path / "killed", {"dies_after": 6}, run=again).fit().metrics_dataframe
+    found = (
+        trainer(step_by_step, tmp_path / "killed", {"dies_after": step}, run=again).fit().metrics_dataframe
+    )
     for name in REPORTED:
         assert list(found[name]) == list(expected[name])
 
@@ -183,12 +186,12 @@ def test_a_fit_continues_with_the_next_batch(tmp_path: Path) -> None:
 def test_a_fit_continues_on_another_number_of_workers(tmp_path: Path) -> None:
     whole = trainer(step_by_step, tmp_path / "whole").fit()
     expected = whole.metrics_dataframe
-    folder = sorted(Path(whole.path).glob("checkpoint_*"))[6]  # four steps, the epoch, and two steps
+    folder = sorted(Path(whole.path).glob("checkpoint_*"))[5]  # three steps, the epoch, and two steps
     rest = trainer(
         step_by_step, tmp_path / "rest", workers=1, resume_from_checkpoint=train.Checkpoint(str(folder))
     ).fit()
     for name in REPORTED:
-        assert list(rest.metrics_dataframe[name]) == pytest.approx(list(expected[name])[7:], abs=1e-9)
+        assert list(rest.metrics_dataframe[name]) == pytest.approx(list(expected[name])[6:], abs=1e-9)
 
 
 def test_a_subclass_of_a_strategy_extends_the_trainers_package() -> None:
