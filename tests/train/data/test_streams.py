@@ -189,7 +189,7 @@ def test_loader_processes_see_the_epoch_and_the_start(persistent: bool) -> None:
         assert [batch.tolist() for batch in loader] == [
             [number + 1000 * epoch for number in batch] for batch in expected
         ]
-    loader.start_at(3)
+    loader.start_at(3, {})
     assert [batch.tolist() for batch in loader] == [[1004, 1006], [1008]]
     assert len(list(loader)) == 3
 
