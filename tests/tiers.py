@@ -43,11 +43,11 @@ FOLDERS = {
     "plugins/integrations": "unit",
     "plugins/launch": "external",
     "plugins/lightning": "external",
+    "plugins/pb2": "unit",
     "plugins/pipeline": "gang",
     "plugins/pools": "process",
     "plugins/profile": "process",
     "plugins/ray": "external",
-    "plugins/schedulers": "unit",
     "plugins/searchers": "model",
     "plugins/simulation": "unit",
     "plugins/testing": "external",
@@ -123,8 +123,7 @@ OTHERS = {
         sklearn/test_optional.py sklearn/test_ray_searches.py sklearn/test_search_kept.py
         sklearn/test_sklearn_suite.py
         sklearn/test_searches_benchmark.py train/test_benchmarks.py train/step/test_compiling.py
-        plugins/lightning/test_lightning_operator.py train/distributed/test_meeting.py
-        train/data/test_hooks.py plugins/lightning/test_lightning.py train/test_promises.py
+        train/distributed/test_meeting.py train/data/test_hooks.py train/test_promises.py
         train/workers/test_preemption.py train/workers/test_signals.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
         train/torch/test_function_trainer_ray.py plugins/integrations/test_lightning_trainer.py

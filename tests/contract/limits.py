@@ -51,11 +51,11 @@ PLUGINS = {
     "integrations": Limit(1_410, 1_200, slack=60),
     "launch": Limit(800, 800, slack=60),
     "lightning": Limit(910, 900, slack=60),
+    "pb2": Limit(355, 350, slack=60),
     "pipeline": Limit(785, 800, slack=60),
     "pools": Limit(890, 900, slack=60),
     "profile": Limit(660, 600, slack=60),
     "ray": Limit(1_020, 1_000, slack=60),
-    "schedulers": Limit(355, 350, slack=60),
     "searchers": Limit(1_495, 1_100, slack=60),
     "simulation": Limit(505, 500, slack=60),
     "testing": Limit(750, 750, slack=60),
@@ -66,7 +66,6 @@ PLUGINS = {
 ARROWS = {
     "compat": {"pools"},  # Ray's multiprocessing
     "dashboard": {"compat", "integrations", "profile"},  # metrics, Optuna's storage, figures of ranks
-    "profile": {"lightning"},  # learning rates in Lightning's loop
 }
 """Plugins that a plugin may import."""
 

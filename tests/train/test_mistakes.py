@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import nn
 
 from tests.train.operators import Digits, alone
 from trainkit.errors import CheckpointError, ConfigError, InfeasibleError
-from trainkit.plugins.lightning.operator import untaken
 from trainkit.plugins.pipeline.pipeline import Pipeline
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.distributed.failure_cause import advice
@@ -205,32 +203,3 @@ def test_unused_parameters_are_told_where_to_be_named() -> None:
         trainer.train(num_steps=3)
     assert any("register(..., ddp_args=" in note for note in caught.value.__notes__)
     assert advice(RuntimeError("something else")) is None
-
-
-class AnyKeyword:
-    def __init__(self, **hyperparameters: Any) -> None: ...
-
-
-@pytest.mark.external
-def test_keys_that_no_module_takes_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    from tests.plugins.lightning.lightning_modules import Points, WithRate  # what no worker here waits for
-
-    operator = TrainingOperator.from_ptl(WithRate)
-    config = {"lr": 0.1, "learning_rate": 0.2}
-    with caplog.at_level(logging.WARNING):
-        TorchTrainer(training_operator_cls=operator, config=config, use_gpu=False, use_local=True).shutdown()
-    assert (
-        "ignoring 'learning_rate' in config, because WithRate has no parameter with that name" in caplog.text
-    )
-    assert untaken(config, [Points]) == []  # it takes the whole of it, as `config`
-    assert untaken(config, [WithRate, AnyKeyword]) == []
-
-
-@pytest.mark.external
-def test_a_module_in_place_of_its_class() -> None:
-    from tests.plugins.lightning.lightning_modules import WithRate
-
-    with pytest.raises(
-        ConfigError, match=r"from_ptl\(\) needs a LightningModule class, not an object of WithRate"
-    ):
-        TrainingOperator.from_ptl(WithRate())

@@ -3,87 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from tests.tune.schedulers.test_bad_input import ALL as SCHEDULERS
+from tests.tune.schedulers.test_bad_input import RULES
 from trainkit import tune
 from trainkit.plugins.testing.scheduler import SchedulerSuite, simulated
-from trainkit.tune.schedulers import (
-    PB2,
-    ASHAScheduler,
-    FIFOScheduler,
-    HyperBandForBOHB,
-    HyperBandScheduler,
-    MedianStoppingRule,
-    ParetoScheduler,
-    PopulationBasedTraining,
-    ResourceChangingScheduler,
-    TrialScheduler,
-)
-
-
-def more_later(controller: Any, trial: Any, result: Mapping[str, Any], scheduler: Any) -> dict[str, float]:
-    """Two workers from the second report on, if there are two."""
-    return {"cpu": 1 if result["training_iteration"] == 1 else min(2, controller.get_num_cpus())}
-
-
-SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
-    "fifo": FIFOScheduler,
-    "stopping": lambda: ASHAScheduler(max_t=9, reduction_factor=3),
-    "stopping in brackets": lambda: ASHAScheduler(max_t=9, reduction_factor=3, brackets=2),
-    "promotion": lambda: ASHAScheduler(max_t=9, reduction_factor=3, type="promotion"),
-    "promotion with an end": lambda: ASHAScheduler(
-        max_t=9, reduction_factor=99, type="promotion", finish=True
-    ),
-    "promotion in brackets": lambda: ASHAScheduler(max_t=9, reduction_factor=3, type="promotion", brackets=3),
-    "hyperband": lambda: HyperBandScheduler(max_t=9, reduction_factor=3),
-    "hyperband for BOHB": lambda: HyperBandForBOHB(max_t=9, reduction_factor=3),
-    "PBT": lambda: PopulationBasedTraining(
-        "training_iteration", perturbation_interval=2, hyperparam_mutations={"x": tune.uniform(0, 1)}
-    ),
-    "synchronous PBT": lambda: PopulationBasedTraining(
-        "training_iteration",
-        perturbation_interval=3,
-        hyperparam_mutations={"x": tune.uniform(0, 1)},
-        synch=True,
-    ),
-    "PB2": lambda: PB2("training_iteration", perturbation_interval=6, hyperparam_bounds={"x": [0, 1]}),
-    "median": lambda: MedianStoppingRule("training_iteration", grace_period=2),
-    "median in turns": lambda: MedianStoppingRule(
-        "training_iteration", grace_period=2, min_time_slice=2, hard_stop=False
-    ),
-    "resources": lambda: ResourceChangingScheduler(ASHAScheduler(max_t=9, reduction_factor=3), more_later),
-    "resources and promotion": lambda: ResourceChangingScheduler(
-        ASHAScheduler(max_t=9, reduction_factor=3, type="promotion"), more_later
-    ),
-    "several objectives": lambda: ParetoScheduler(
-        metric=["loss", "time_this_iter_s"], mode=["min", "min"], max_t=9
-    ),
-}
+from trainkit.tune.schedulers import FIFOScheduler, TrialScheduler
 
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name == "PB2"), id=name) for name in SCHEDULERS]
 """All of them; PB2 learns a Gaussian process at each decision, which takes its time."""
-
-RULES: dict[str, set[str]] = {
-    "fifo": set(),
-    "stopping": {"rung", "max_t"},
-    "stopping in brackets": {"rung", "max_t"},
-    "promotion": {"rung", "max_t", "not chosen"},
-    "promotion with an end": {"rung", "finish", "max_t", "not chosen"},
-    "promotion in brackets": {"rung", "max_t", "not chosen"},
-    "hyperband": {"milestone", "rung", "max_t"},
-    "hyperband for BOHB": {"milestone", "rung", "max_t"},
-    "PBT": {"population", "exploit", "turn"},
-    "synchronous PBT": {"barrier", "exploit", "turn"},
-    "PB2": {"population", "exploit", "turn"},
-    "median": {"median"},
-    "median in turns": {"median", "time slice", "losers last"},
-    "resources": {"resources", "rung", "max_t"},
-    "resources and promotion": {"resources", "rung", "max_t", "not chosen"},
-    "several objectives": {"rung", "max_t"},
-}
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

@@ -3,16 +3,78 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
-from tests.plugins.simulation.test_simulator_properties import RULES
-from tests.plugins.simulation.test_simulator_properties import SCHEDULERS as ALL
 from trainkit import tune
 from trainkit.errors import ConfigError, MetricError
 from trainkit.tune import schedulers as sch
 from trainkit.tune.search import TuneBOHB
+
+
+def more_later(controller: Any, trial: Any, result: Mapping[str, Any], scheduler: Any) -> dict[str, float]:
+    """Two workers from the second report on, if there are two."""
+    return {"cpu": 1 if result["training_iteration"] == 1 else min(2, controller.get_num_cpus())}
+
+
+ALL: dict[str, Callable[[], sch.TrialScheduler]] = {
+    "fifo": sch.FIFOScheduler,
+    "stopping": lambda: sch.ASHAScheduler(max_t=9, reduction_factor=3),
+    "stopping in brackets": lambda: sch.ASHAScheduler(max_t=9, reduction_factor=3, brackets=2),
+    "promotion": lambda: sch.ASHAScheduler(max_t=9, reduction_factor=3, type="promotion"),
+    "promotion with an end": lambda: sch.ASHAScheduler(
+        max_t=9, reduction_factor=99, type="promotion", finish=True
+    ),
+    "promotion in brackets": lambda: sch.ASHAScheduler(
+        max_t=9, reduction_factor=3, type="promotion", brackets=3
+    ),
+    "hyperband": lambda: sch.HyperBandScheduler(max_t=9, reduction_factor=3),
+    "hyperband for BOHB": lambda: sch.HyperBandForBOHB(max_t=9, reduction_factor=3),
+    "PBT": lambda: sch.PopulationBasedTraining(
+        "training_iteration", perturbation_interval=2, hyperparam_mutations={"x": tune.uniform(0, 1)}
+    ),
+    "synchronous PBT": lambda: sch.PopulationBasedTraining(
+        "training_iteration",
+        perturbation_interval=3,
+        hyperparam_mutations={"x": tune.uniform(0, 1)},
+        synch=True,
+    ),
+    "PB2": lambda: sch.PB2("training_iteration", perturbation_interval=6, hyperparam_bounds={"x": [0, 1]}),
+    "median": lambda: sch.MedianStoppingRule("training_iteration", grace_period=2),
+    "median in turns": lambda: sch.MedianStoppingRule(
+        "training_iteration", grace_period=2, min_time_slice=2, hard_stop=False
+    ),
+    "resources": lambda: sch.ResourceChangingScheduler(
+        sch.ASHAScheduler(max_t=9, reduction_factor=3), more_later
+    ),
+    "resources and promotion": lambda: sch.ResourceChangingScheduler(
+        sch.ASHAScheduler(max_t=9, reduction_factor=3, type="promotion"), more_later
+    ),
+    "several objectives": lambda: sch.ParetoScheduler(
+        metric=["loss", "time_this_iter_s"], mode=["min", "min"], max_t=9
+    ),
+}
+
+RULES: dict[str, set[str]] = {
+    "fifo": set(),
+    "stopping": {"rung", "max_t"},
+    "stopping in brackets": {"rung", "max_t"},
+    "promotion": {"rung", "max_t", "not chosen"},
+    "promotion with an end": {"rung", "finish", "max_t", "not chosen"},
+    "promotion in brackets": {"rung", "max_t", "not chosen"},
+    "hyperband": {"milestone", "rung", "max_t"},
+    "hyperband for BOHB": {"milestone", "rung", "max_t"},
+    "PBT": {"population", "exploit", "turn"},
+    "synchronous PBT": {"barrier", "exploit", "turn"},
+    "PB2": {"population", "exploit", "turn"},
+    "median": {"median"},
+    "median in turns": {"median", "time slice", "losers last"},
+    "resources": {"resources", "rung", "max_t"},
+    "resources and promotion": {"resources", "rung", "max_t", "not chosen"},
+    "several objectives": {"rung", "max_t"},
+}
 
 SPACE = {"x": tune.uniform(0, 1), "n": tune.randint(1, 9)}
 SCHEDULERS = {name: make for name, make in ALL.items() if name != "several objectives"}

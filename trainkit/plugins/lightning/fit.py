@@ -23,7 +23,7 @@ import torch
 from greenlet import greenlet  # type: ignore[import-untyped]
 
 from trainkit.errors import ConfigError, TrainingError
-from trainkit.plugins.lightning.plugins import Interrupted, WorkerInfo, quiet_lightning, resize
+from trainkit.plugins.lightning.trainer_parts import Interrupted, WorkerInfo, quiet_lightning, resize
 from trainkit.train.checkpoint.state import (
     Hyperparameters,
     generator_states,

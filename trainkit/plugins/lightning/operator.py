@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 from trainkit.errors import CheckpointError, ConfigError, MissingDependencyError
 from trainkit.plugins.lightning.fit import LightningFit, StepTest
-from trainkit.plugins.lightning.plugins import WorkerInfo, make_callback, make_strategy, quiet_lightning
+from trainkit.plugins.lightning.trainer_parts import WorkerInfo, make_callback, make_strategy, quiet_lightning
 from trainkit.train.checkpoint.state import Hyperparameters
 from trainkit.train.data.feed import Batch, Feed
 from trainkit.train.data.sharding import FULL_WEIGHT

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 
 from trainkit.errors import ConfigError, MissingDependencyError, TrainingError
-from trainkit.plugins.lightning.operator import LightningMethods
 from trainkit.train.checkpoint.state import assign
 from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
 from trainkit.train.distributed.process_group import ProcessGroup
@@ -205,10 +204,11 @@ def range_test(worker: Worker, rates: Sequence[float], metric: str, threshold: f
     """Run a `RangeTest` that trains one step at each of `rates`; return the smoothed losses."""
     operator = worker.operator
     test = RangeTest(rates, metric, threshold, worker._strategy.group)
-    if isinstance(operator, LightningMethods):
-        operator.begin_range_test(test)
-    else:
+    begin = getattr(operator, "begin_range_test", None)  # an operator with a training loop of its own
+    if begin is None:
         _begin_range_test(operator, test)
+    else:
+        begin(test)
     with suppress(RangeTestOverError):
         while (before := len(test.losses)) < len(rates):
             # This limit is high enough, although the last step of a pass may have fewer batches.

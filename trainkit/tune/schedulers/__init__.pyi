@@ -1,7 +1,7 @@
 from trainkit.plugins.compat.resource_changing import (
     ResourceChangingScheduler as ResourceChangingScheduler,
 )
-from trainkit.plugins.schedulers.pb2 import PB2 as PB2
+from trainkit.plugins.pb2.scheduler import PB2 as PB2
 from trainkit.tune.schedulers.async_hyperband import ASHAScheduler as ASHAScheduler
 from trainkit.tune.schedulers.async_hyperband import AsyncHyperBandScheduler as AsyncHyperBandScheduler
 from trainkit.tune.schedulers.base import Decision as Decision

@@ -1,1 +1,1 @@
-from trainkit.plugins.schedulers.pb2 import PB2 as PB2
+from trainkit.plugins.pb2.scheduler import *

@@ -1,1 +1,2 @@
-from trainkit.plugins.searchers.bohb import TuneBOHB as TuneBOHB
+from trainkit.plugins.searchers.bohb import *
+from trainkit.plugins.searchers.bohb_model import *

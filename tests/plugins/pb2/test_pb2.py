@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainkit import tune
 from trainkit.errors import ConfigError
-from trainkit.plugins.schedulers.pb2 import (
+from trainkit.plugins.pb2.scheduler import (
     HIGHEST,
     LOWEST,
     Acquisition,

@@ -1,0 +1,1 @@
+"""The scheduler PB2, with its Gaussian process."""

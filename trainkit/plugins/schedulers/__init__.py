@@ -1,1 +1,0 @@
-"""Schedulers with a model of their own."""
