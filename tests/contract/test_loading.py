@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,24 @@ from tests.contract import limits
 from trainkit.lazy import IMPORT
 
 ROOT = Path(__file__).parents[2]
+
+WITHOUT_PLUGINS = """
+import trainkit
+from trainkit import tune
+
+def objective(config):
+    tune.report({"loss": config["x"]})
+
+if __name__ == "__main__":
+    trainkit.init(num_cpus=2)
+    results = tune.Tuner(
+        objective,
+        param_space={"x": tune.grid_search([1, 2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", scheduler="asha", search_alg="random"),
+        run_config=tune.RunConfig(name="e", storage_path="."),
+    ).fit()
+    print(trainkit.__file__, results.get_best_result().config, tune.config.DEFAULT_LOGGERS)
+"""
 
 
 def run_python(code: str) -> str:
@@ -46,6 +66,30 @@ def test_a_worker_loads_what_spreads_models_only_when_it_is_asked_for() -> None:
         run_python(f"import sys, trainkit.train.worker, trainkit.train.strategies.ddp; print({loaded})")
         == "[]"
     )
+
+
+def test_the_core_works_without_plugins(tmp_path: Path) -> None:
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        is_plugins = Path(folder) == ROOT / "trainkit" / "plugins"
+        return {name for name in names if name == "__pycache__" or (is_plugins and name != "__init__.py")}
+
+    shutil.copytree(ROOT / "trainkit", tmp_path / "trainkit", ignore=ignored)
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_PLUGINS)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "trainkit" / "__init__.py"
+    assert done.stdout.splitlines()[-1] == f"{path} {{'x': 1}} ('json', 'csv')"
+    assert len(list(tmp_path.glob("e/*/progress.csv"))) == 2
 
 
 def test_the_collector_rests_while_a_name_is_loaded() -> None:

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
-from trainkit.tune.callbacks.base import Callback, ProgressReporter, check_callback, create_callback
+from trainkit.tune.callbacks.base import (
+    CALLBACKS,
+    Callback,
+    ProgressReporter,
+    check_callback,
+    create_callback,
+)
 from trainkit.tune.core.checks import (
     is_finite,
     is_name,
@@ -39,7 +45,8 @@ from trainkit.tune.search.base import Searcher
 from trainkit.tune.trial.environment import log_files
 
 Mode = Literal["min", "max"]
-DEFAULT_LOGGERS = ("json", "csv", "tensorboard")
+DEFAULT_LOGGERS = tuple(name for name in ("json", "csv", "tensorboard") if name in CALLBACKS.own_names())
+"""Names of an experiment's loggers by default. "tensorboard" is among them if a plugin adds this logger."""
 
 
 @named_settings
@@ -174,7 +181,8 @@ class RunConfig(Settings):
             file name for both streams, or two names.
         chdir_to_trial_dir: True: run each trial in its own folder; False: in the program's current folder;
             None: in its own folder, unless $TRAINKIT_CHDIR_TO_TRIAL_DIR is 0.
-        default_loggers: loggers to add automatically, from "json", "csv" and "tensorboard"; (): no loggers.
+        default_loggers: loggers to add automatically, from "json", "csv" and, if trainkit has the plugin
+            `integrations`, "tensorboard"; (): no loggers.
 
     Raises:
         ConfigError: a value is out of range.
