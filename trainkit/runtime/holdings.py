@@ -86,8 +86,8 @@ def make_room(bundles: Sequence[Bundle], existing: Bundle, what: str) -> None:
     Raises:
         InfeasibleError: the thread would wait for resources that only this thread could free.
     """
-    # Ray's cluster may grow, so the thread may wait without an error.
-    if engine().name == "ray" or not _in_the_way(bundles, existing):
+    # A cluster may grow, so the thread may wait without an error.
+    if "near" not in engine().promises or not _in_the_way(bundles, existing):
         return
     # A request that can never be met gets its error elsewhere, so nothing is freed for it.
     if Ledger.of_machine(existing).take_all(bundles) is None:
