@@ -272,7 +272,7 @@ class OperatorTrainer:
         Raises:
             CheckpointError: the state does not fit the registered models, optimizers or schedulers.
         """
-        self._workers.run(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
+        self._load(Call("load_state_dict", (state_dict,), Effect.UNKNOWN, alike=True))
 
     @without_frames
     def save(self, path: str | Path, *, wait: bool = True) -> Path:
@@ -324,7 +324,12 @@ class OperatorTrainer:
         """
         folder = Path(path).expanduser().absolute()
         self._saves.wait()
-        self._workers.run(Call("load", (folder,), Effect.UNKNOWN, alike=True))
+        self._load(Call("load", (folder,), Effect.UNKNOWN, alike=True))
+
+    def _load(self, call: Call) -> None:
+        self._workers.run(call)
+        if self._checkpoints is not None:
+            self._checkpoints.moved(self._workers.progress())
 
     def shutdown(self, force: bool = False) -> None:
         """End the workers; `force=True` ends them even in the middle of a call.

@@ -75,7 +75,7 @@ def test_without_settings_each_epoch_is_saved_and_continued(tmp_path: Path) -> N
         assert identical(second.state_dict(), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"use_local": True, "num_workers": 1}, {"wrap_ddp": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"use_local": True, "num_workers": 1}, {"use_local": True}], ids=str)
 @pytest.mark.usefixtures("runtime")
 def test_every_steps_saves_after_these_steps_and_keeps_so_many(
     tmp_path: Path, options: dict[str, Any]
@@ -103,11 +103,9 @@ def test_steps_count_batches_though_gradients_are_accumulated(tmp_path: Path) ->
 
 
 class Waiting(Noted):
-    """Waits in step 7 until a checkpoint is written, after more than `every_s` has passed in step 3."""
+    """Waits in step 7 until a checkpoint is written."""
 
     def train_batch(self, batch: Any, batch_info: dict[str, Any]) -> Any:
-        if batch_info["global_step"] == 3:
-            time.sleep(0.2)
         found = Path(self.config["folder"], "checkpoints")
         if batch_info["global_step"] == 7:
             assert eventually(lambda: bool([*found.glob("checkpoint_*")]), 60)
@@ -116,7 +114,7 @@ class Waiting(Noted):
 
 @pytest.mark.usefixtures("runtime")
 def test_every_s_saves_within_the_epoch(tmp_path: Path) -> None:
-    with trainer(tmp_path, Waiting, keep={"every_s": 0.1}) as gang:
+    with trainer(tmp_path, Waiting, keep={"every_s": 0.001}) as gang:
         gang.train(max_retries=0)
     steps = [step for _, step in saved(tmp_path).values()]
     assert 0 < steps[0] < 8
@@ -269,6 +267,8 @@ PROGRAM = """
                 Path("runs").touch()
             while place == (1, 4) and not Path("signalled").exists():
                 time.sleep(0.01)
+            if place[0] == 1 and place > (1, 4) and not Path("again").exists():
+                time.sleep(2)  # the rest of the epoch lasts longer than the program needs for the signal
             return super().train_batch(batch, batch_info)
 
     with trainer(
@@ -282,6 +282,13 @@ PROGRAM = """
 
 def final(programs: Programs) -> Any:
     return torch.load(programs.folder / "final")[0]
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Return True if a process has not yet received a signal that was sent to it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = next(line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.slow
@@ -299,15 +306,17 @@ def test_the_same_command_continues_after_a_signal(
     first = programs.begin(PROGRAM, "2")
     assert eventually((programs.folder / "runs").exists, 300)
     first.send_signal(number)
-    time.sleep(1)  # the program has received the signal, and waits for the step
+    assert eventually(lambda: not is_pending(first.pid, number), 60)
     (programs.folder / "signalled").touch()
     _, err = first.communicate(timeout=300)
     assert first.returncode == (143 if number == signal.SIGTERM else -number), err
-    assert "the state after the last step is saved as" in err
+    assert " is saved as " in err
     (_, before), (epoch, last) = saved(programs.folder).values()
-    assert (before, epoch) == (10, 1)
-    assert 12 <= last <= 15
+    assert epoch == 1
+    assert before in (10, 15)
+    assert 12 <= last < 18
     assert len({*saved(programs.folder)}) == 2
+    (programs.folder / "again").touch()
     workers = "2" if number == signal.SIGTERM else "3"
     _, err = programs.begin(PROGRAM, workers).communicate(timeout=300)
     assert f"epoch 1, step {last}" in err

@@ -169,7 +169,7 @@ def no_space(*args: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def elsewhere(path: Path, writer: int) -> Path:
+def elsewhere(path: Path, writer: int, host: int) -> Path:
     return path.with_name("on-another-machine")
 
 

@@ -22,14 +22,16 @@ import errno
 import glob
 import importlib
 import json
+import logging
 import os
 import pickle
 import secrets
 import shutil
+import socket
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,8 @@ from trainkit.errors import CheckpointError
 from trainkit.train.distributed.failure_cause import file_error
 from trainkit.train.distributed.process_group import ProcessGroup, agreed
 from trainkit.train.distributed.tensors import Spread, is_spread, joined, map_state
+
+log = logging.getLogger(__name__)
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -62,16 +66,16 @@ def written_aside(path: Path) -> Iterator[Path]:
     remove_left_over(path.parent, glob.escape(path.name))
     if path.exists():
         shutil.rmtree(_previous(path), ignore_errors=True)
-    aside = aside_of(path, os.getpid())
+    aside = aside_of(path, os.getpid(), _own_host())
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
         yield aside
         for file in sorted(aside.rglob("*")):
-            _sync(file)
-        _sync(aside)
+            sync(file)
+        sync(aside)
         _take_place(aside, path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         # If the two folders were exchanged, `aside` now contains the old checkpoint, which is no longer
         # needed.
@@ -81,15 +85,24 @@ def written_aside(path: Path) -> Iterator[Path]:
 def remove_all(outdated: Iterable[Path]) -> None:
     """Delete checkpoints; each disappears in one step."""
     for path in outdated:
-        aside = aside_of(path, os.getpid())
-        with suppress(FileNotFoundError):
+        aside = aside_of(path, os.getpid(), _own_host())
+        try:
             os.rename(path, aside)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning("the outdated checkpoint %s can't be deleted: %s", path, error)
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def aside_of(path: Path, writer: int) -> Path:
-    """Return the folder that the process with id `writer` fills before it replaces `path`."""
-    return path.with_name(f".{path.name}.writing-{writer}")
+def aside_of(path: Path, writer: int, host: int) -> Path:
+    """Return the folder that the process `writer` of a machine fills before it replaces `path`."""
+    return path.with_name(f".{path.name}.writing-{host:08x}-{writer}")
+
+
+def _own_host() -> int:
+    """Return a number of this machine, for the names of temporary folders on a shared file system."""
+    return zlib.crc32(socket.gethostname().encode())
 
 
 def resolve(path: Path) -> Path:
@@ -133,15 +146,23 @@ def _previous(path: Path) -> Path:
     return path.with_name(f".{path.name}.previous")
 
 
-def remove_left_over(folder: Path, pattern: str) -> None:
-    """Remove the temporary folders of killed writers of checkpoints in `folder` whose names fit `pattern`."""
+def remove_left_over(folder: Path, pattern: str, *, everywhere: bool = False) -> None:
+    """Remove the temporary folders of killed writers of checkpoints in `folder` whose names fit `pattern`.
+
+    Args:
+        folder: folder of the checkpoints.
+        pattern: pattern of their names.
+        everywhere: True if no process of another machine writes these checkpoints any more.
+    """
     for left in folder.glob(f".{pattern}.writing-*"):
-        pid = left.name.rpartition("-")[2]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        host, pid = left.name.split("-")[-2:]
+        own = host == f"{_own_host():08x}"
+        if not Path(f"/proc/{pid}").exists() if own else everywhere:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -422,8 +443,8 @@ def write_sharded(
                 refuse_foreign_folder(path)
                 aside = place.enter_context(written_aside(path))
                 _sign(aside, token).touch()
-        writer, token = group.broadcast_integers([os.getpid(), token])
-        aside = aside_of(path, writer)
+        writer, host, token = group.broadcast_integers([os.getpid(), _own_host(), token])
+        aside = aside_of(path, writer, host)
         with agreed(group, partial(_not_written, path)):
             if not _sign(aside, token).exists():
                 raise CheckpointError(

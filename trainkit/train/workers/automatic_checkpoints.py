@@ -2,6 +2,7 @@
 
     <checkpoint_dir>/checkpoint_000007    a complete checkpoint (files.py); a later one has a higher number
     <checkpoint_dir>/metrics.json         the epoch's metrics of each checkpoint that was written at its end
+    <checkpoint_dir>/.lock                locked by the trainer that uses the folder
 
 A number and not the training step names a folder, because training may also continue from an earlier
 checkpoint. So the newest checkpoint is always the one that was written last.
@@ -9,19 +10,23 @@ checkpoint. So the newest checkpoint is always the one that was written last.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import math
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainkit.clock import SYSTEM
 from trainkit.errors import CheckpointError, ObjectStoreFullError
-from trainkit.train.checkpoint.files import damage, is_checkpoint, remove_all, remove_left_over
+from trainkit.train.checkpoint.files import damage, is_checkpoint, remove_all, remove_left_over, sync
 from trainkit.train.options import CheckpointRules
 from trainkit.train.workers.background_saves import BackgroundSaves, write_states
 from trainkit.train.workers.recovery import Snapshot, waiting_save_text
@@ -57,6 +62,39 @@ class CheckpointFolder:
         self.path = path
         self._config = config
         self._next = 0
+        self._unlock: weakref.finalize[Any, Any] | None = None
+        self._metrics: dict[str, dict[str, Any]] = {}
+
+    def open(self) -> None:
+        """Lock the folder, remove what killed writers left, and read the metrics of the checkpoints.
+
+        Raises:
+            CheckpointError: another trainer uses the folder, or the folder can't be written.
+        """
+        if self.path in _locked:
+            raise CheckpointError(_in_use_text(self.path))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint_dir={str(self.path)!r} can't be written: {error}") from error
+        _locked.add(self.path)
+        self._unlock = weakref.finalize(self, _unlock, self.path, lock)
+        try:
+            # Unlike a lock of `flock`, this lock is not inherited by processes that outlive a killed program.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise CheckpointError(_in_use_text(self.path)) from error
+            log.warning("%s can't be locked (%s): use it for a single trainer only", self.path, error)
+        remove_left_over(self.path, "checkpoint_*", everywhere=True)
+        existing = {each.name for each in self.complete()}
+        self._metrics = {name: each for name, each in self._read_metrics().items() if name in existing}
+
+    def close(self) -> None:
+        """Unlock the folder for other trainers."""
+        if self._unlock is not None:
+            self._unlock()
 
     def complete(self) -> list[Path]:
         """Return the folders of all complete checkpoints, oldest first."""
@@ -71,36 +109,55 @@ class CheckpointFolder:
 
     def outdated(self, new: Path) -> list[Path]:
         """Return the checkpoints to delete once the checkpoint `new` is complete."""
-        metrics, saved = self._metrics(), [*self.complete(), new]
-        scores = [score(self._config, metrics.get(each.name, {})) for each in saved]
-        kept = places_to_keep(scores, self._config.num_to_keep)
+        saved = sorted({*self.complete(), new}, key=number_of)
+        kept = places_to_keep([self.score(each) for each in saved], self._config.num_to_keep)
         return [each for place, each in enumerate(saved) if place not in kept]
+
+    def score(self, checkpoint: Path) -> float:
+        """Return the score that ranks `checkpoint`; -inf for a checkpoint without a score."""
+        return score(self._config, self._metrics.get(checkpoint.name, {}))
+
+    def has_metrics(self, checkpoint: Path) -> bool:
+        """Return True if `checkpoint` was written at the end of an epoch."""
+        return checkpoint.name in self._metrics
 
     def note(self, checkpoint: Path, metrics: Mapping[str, Any]) -> None:
         """Add metrics of the epoch after which `checkpoint` was written; forget deleted checkpoints."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         known = {checkpoint.name, *(each.name for each in self.complete())}
-        held = {name: each for name, each in self._metrics().items() if name in known}
-        held[checkpoint.name] = {**held.get(checkpoint.name, {}), **numbers}
-        self.path.mkdir(parents=True, exist_ok=True)
+        held = {name: each for name, each in self._metrics.items() if name in known}
+        self._metrics = {**held, checkpoint.name: {**held.get(checkpoint.name, {}), **numbers}}
         aside = self.path / f".{_METRICS}.partial"
-        aside.write_text(json.dumps(held, indent=2) + "\n")
+        aside.write_text(json.dumps(self._metrics, indent=2) + "\n")
+        sync(aside)
         aside.replace(self.path / _METRICS)
 
-    def clean(self) -> None:
-        """Remove what writers and deletions left that were killed."""
-        remove_left_over(self.path, "checkpoint_*")
-
-    def _metrics(self) -> dict[str, dict[str, Any]]:
+    def _read_metrics(self) -> dict[str, dict[str, Any]]:
+        file = self.path / _METRICS
         try:
-            held: dict[str, dict[str, Any]] = json.loads((self.path / _METRICS).read_text())
+            return {name: dict(each) for name, each in json.loads(file.read_text()).items()}
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise CheckpointError(
-                f"{self.path / _METRICS} can't be read: delete this file ({error})"
-            ) from error
-        return held
+        except (ValueError, TypeError, AttributeError) as error:
+            text = "%s can't be read (%s), and is kept as %s: the scores of earlier checkpoints are unknown"
+            log.warning(text, file, error, set_aside(file))
+            return {}
+
+
+_locked: set[Path] = set()
+"""Folders that trainers of this process use, because the lock of a file holds only between processes."""
+
+
+def _unlock(folder: Path, lock: int) -> None:
+    _locked.discard(folder)
+    os.close(lock)
+
+
+def _in_use_text(folder: Path) -> str:
+    return (
+        f"checkpoint_dir={str(folder)!r} is used by another trainer: call its shutdown(), or pass another "
+        "folder"
+    )
 
 
 def score(config: CheckpointRules, metrics: Mapping[str, Any]) -> float:
@@ -121,7 +178,7 @@ def places_to_keep(scores: Sequence[float], num_to_keep: int | None) -> set[int]
         num_to_keep: number of checkpoints to keep; None to keep all.
     """
     places = range(len(scores))
-    if num_to_keep is None or max(scores) == -math.inf:  # the attribute's name may be misspelt
+    if num_to_keep is None:
         return {*places}
     return {*sorted(places, key=lambda place: (scores[place], place))[-num_to_keep:], places[-1]}
 
@@ -129,6 +186,21 @@ def places_to_keep(scores: Sequence[float], num_to_keep: int | None) -> set[int]
 def number_of(checkpoint: Path) -> int:
     """Return the number of a checkpoint's folder."""
     return int(checkpoint.name.rpartition("_")[2])
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Last state that is saved or loaded.
+
+    Attributes:
+        progress: progress of the workers in this state.
+        path: checkpoint with this state; None if `load` has loaded the state from elsewhere.
+        within_epoch: True if the checkpoint was not written at the end of an epoch.
+    """
+
+    progress: Progress = (0, 0)
+    path: Path | None = None
+    within_epoch: bool = False
 
 
 class AutomaticCheckpoints:
@@ -147,10 +219,9 @@ class AutomaticCheckpoints:
         self._saves = saves
         self._folder = CheckpointFolder(folder, config)
         self._config = config
-        self._last: Path | None = None
-        self._progress: Progress = (0, 0)
-        self._begun_at = SYSTEM.monotonic()
-        self._warned = False
+        self._last = _Place()
+        self._begun_at = self._epoch_begun_at = SYSTEM.monotonic()
+        self._warned: set[str] = set()
 
     @property
     def every_steps(self) -> int | None:
@@ -164,7 +235,7 @@ class AutomaticCheckpoints:
 
     def is_due(self, global_step: int) -> bool:
         """Return True if a checkpoint is due after `global_step` training steps."""
-        return self.due_in_s() == 0 or self._multiples(global_step) != 0
+        return self.due_in_s() == 0 or self._multiples(global_step) > 0
 
     def save(
         self,
@@ -188,78 +259,124 @@ class AutomaticCheckpoints:
         """
         with self._saves.logged():
             self._saves.wait()
+        if metrics is not None:
+            self._warn_without_score()
         with self._saves.logged():
-            path, outdated = self._begin(progress)
-            if metrics is not None:
-                self._folder.note(path, metrics)
+            path, before = self._begin(progress, metrics)
             try:
                 if copy is not None:
-                    copy(path, outdated)
+                    copy(path, self._outdated(path, before))
                     return
             except ObjectStoreFullError as error:
                 log.warning("%s", waiting_save_text(path, str(error)))
             write(path)
-            remove_all(outdated)
+            self._complete(path, before)
 
     def save_last(self, snapshot: Snapshot, *, sharded: bool) -> None:
-        """Write a snapshot in this process, unless the last checkpoint has its state.
+        """Write a snapshot in this process, unless the last checkpoint has its state or a later state.
 
         Args:
             snapshot: the last snapshot of the workers, which have ended.
             sharded: True to write the tensors in the files of sharded checkpoints.
         """
-        progress = snapshot.progress()
-        if progress is None or not snapshot.is_whole:
+        if (progress := snapshot.progress()) is None:
             return
         with self._saves.logged():
             self._saves.wait()
         with self._saves.logged():
-            if self._last is not None and self._progress == progress and self._last.exists():
+            last = self._last
+            if snapshot.repeated:
+                log.warning("update_scheduler() after epoch %d, step %d is not saved", *progress)
+            if progress < last.progress or not snapshot.is_whole:
+                log.warning("no later state than epoch %d, step %d is saved", *last.progress)
                 return
-            path, outdated = self._begin(progress)
+            if progress == last.progress and last.path is not None and last.path.exists():
+                return
+            path, before = self._begin(progress, None)
             write_states(path, snapshot.states or [], sharded=sharded)
-            remove_all(outdated)
-            log.warning("the state after the last step is saved as %s", path)
+            self._complete(path, before)
+            log.warning("epoch %d, step %d is saved as %s", *progress, path)
 
-    def _begin(self, progress: Progress) -> tuple[Path, list[Path]]:
-        """Return the folder for a checkpoint, and the checkpoints to delete once it is complete."""
-        before = self._last if self._progress[1] == progress[1] else None
-        self._last, self._progress, self._begun_at = self._folder.new(), progress, SYSTEM.monotonic()
-        outdated = self._folder.outdated(self._last)
-        if before is not None and before not in outdated:
-            # The epoch has ended without a further step: its end replaces the last place within the epoch.
-            outdated.append(before)
-        return self._last, outdated
+    def _begin(self, progress: Progress, metrics: Mapping[str, Any] | None) -> tuple[Path, Path | None]:
+        """Return the folder for a checkpoint, and the checkpoint that it replaces."""
+        last, path = self._last, self._folder.new()
+        self._last, self._begun_at = _Place(progress, path, metrics is None), SYSTEM.monotonic()
+        if metrics is not None:
+            with self._saves.logged():
+                self._folder.note(path, metrics)
+        # If the epoch has ended without a further step, its end replaces the last place within the epoch.
+        ends = last.within_epoch and progress == (last.progress[0] + 1, last.progress[1])
+        return path, last.path if ends else None
+
+    def _outdated(self, path: Path, before: Path | None) -> list[Path]:
+        """Return the checkpoints to delete once `path`, which replaces `before`, is complete."""
+        outdated = self._folder.outdated(path)
+        return outdated if before is None or before in outdated else [*outdated, before]
+
+    def _complete(self, path: Path, before: Path | None) -> None:
+        self._saves.forget_failure()
+        remove_all(self._outdated(path, before))
+
+    def moved(self, progress: Progress) -> None:
+        """Note that the workers have loaded a state with this progress, which may be earlier."""
+        self._last = _Place(progress)
 
     def note(self, progress: Progress, metrics: Mapping[str, Any]) -> None:
-        """Add metrics of training or validation to the last checkpoint, if it has this progress."""
-        if self._last is not None and self._progress == progress:
-            self._folder.note(self._last, metrics)
+        """Add metrics of validation to the last checkpoint, if it has this progress."""
+        if self._last.path is not None and self._last.progress == progress:
+            with self._saves.logged():
+                self._folder.note(self._last.path, metrics)
+            self._warn_without_score()
 
-    def end_epoch(self, global_step: int) -> None:
-        """Warn at the end of an epoch in which the workers could not pause for a checkpoint."""
-        every_s = self._config.every_s
-        late = every_s is not None and SYSTEM.monotonic() > self._begun_at + 2 * every_s
-        if not self._warned and (late or self._multiples(global_step - 1) > 0):
-            self._warned = True
-            log.warning(
-                "%s: no checkpoint was written within the epoch, because the workers can't save this loop or "
-                "data there; checkpoints are written at the end of each epoch",
-                "every_s" if late else "every_steps",
+    def _warn_without_score(self) -> None:
+        """Warn if the last checkpoint of an epoch's end has no score."""
+        path, name = self._last.path, self._config.checkpoint_score_attribute
+        if path is not None and self._folder.has_metrics(path) and self._folder.score(path) == -math.inf:
+            self._warn(
+                f"checkpoint_score_attribute={name!r} is missing or nan in the metrics of train() and "
+                "validate(): checkpoints without it are kept only while they are the newest"
             )
 
+    def begin_epoch(self) -> None:
+        """Note that an epoch begins."""
+        self._epoch_begun_at = SYSTEM.monotonic()
+
+    def end_epoch(self, global_step: int) -> None:
+        """Warn at the end of an epoch in which the workers could not pause for a due checkpoint."""
+        every_s, since = self._config.every_s, max(self._begun_at, self._epoch_begun_at)
+        late = every_s is not None and SYSTEM.monotonic() > since + 2 * every_s
+        if late or self._multiples(global_step - 1) > 0:
+            self._warn(
+                f"{'every_s' if late else 'every_steps'}: no checkpoint was written within the epoch, "
+                "because the workers can't save this loop or data there; checkpoints are written at the end "
+                "of each epoch"
+            )
+
+    def _warn(self, text: str) -> None:
+        if (subject := text.partition(":")[0]) not in self._warned:
+            self._warned.add(subject)
+            log.warning("%s", text)
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, and let other trainers use the folder."""
+        try:
+            with self._saves.logged():
+                self._saves.end()
+        finally:
+            self._folder.close()
+
     def resume(self, load: Callable[[Path], None], progress: Callable[[], Progress]) -> None:
-        """Load the newest checkpoint; if it is damaged, load the newest undamaged one and warn.
+        """Lock the folder and load the newest checkpoint; if it is damaged, load the one before and warn.
 
         Args:
             load: function that loads a checkpoint into the workers.
             progress: function that returns the workers' progress.
 
         Raises:
-            CheckpointError: a checkpoint does not fit the registered objects or is foreign, or all
-                checkpoints are damaged.
+            CheckpointError: another trainer uses the folder, a checkpoint does not fit the registered
+                objects or is foreign, or all checkpoints are damaged.
         """
-        self._folder.clean()
+        self._folder.open()
         damaged: dict[Path, CheckpointError] = {}
         for path in reversed(self._folder.complete()):
             try:
@@ -269,12 +386,12 @@ class AutomaticCheckpoints:
                     raise
                 damaged[path] = found
                 continue
-            self._last, self._progress = path, progress()
+            self._last = _Place(progress(), path, within_epoch=not self._folder.has_metrics(path))
             for bad, reason in damaged.items():
                 log.warning(
                     "%s; %s is loaded instead, and %s is kept as %s", reason, path, bad, set_aside(bad)
                 )
-            log.warning("TorchTrainer resumes from %s: epoch %d, step %d", path, *self._progress)
+            log.warning("TorchTrainer resumes from %s: epoch %d, step %d", path, *self._last.progress)
             return
         if damaged:
             reasons = "; ".join(map(str, damaged.values()))
@@ -284,16 +401,13 @@ class AutomaticCheckpoints:
             )
 
     def _multiples(self, global_step: int) -> int:
-        """Return how many multiples of `every_steps` training has passed since the last checkpoint.
-
-        The number is negative after a state from an earlier step was loaded.
-        """
+        """Return how many multiples of `every_steps` training has passed since the last checkpoint."""
         every = self._config.every_steps
-        return 0 if every is None else global_step // every - self._progress[1] // every
+        return 0 if every is None else global_step // every - self._last.progress[1] // every
 
 
 def set_aside(damaged: Path) -> Path:
-    """Rename a damaged checkpoint, so that it no longer counts as a checkpoint; return its new path."""
+    """Rename a damaged checkpoint or file, so that it no longer counts; return its new path."""
     aside = damaged.with_name(f"damaged_{damaged.name}")
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(damaged, aside)

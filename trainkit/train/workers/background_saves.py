@@ -96,11 +96,13 @@ class BackgroundSaves:
 
     def check(self) -> None:
         """Raise CheckpointError if the last write has failed; do nothing while it runs."""
+        if self._running is not None:
+            if not runtime.wait([self._running.written], timeout=0)[0]:
+                return
+            self.wait()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        if self._running is not None and runtime.wait([self._running.written], timeout=0)[0]:
-            self.wait()
 
     def wait(self) -> None:
         """Wait until the last write has ended.
@@ -110,6 +112,7 @@ class BackgroundSaves:
         """
         if (save := self._running) is None:
             return
+        self._failure = None  # Only the outcome of the last write counts.
         try:
             write_s, size_bytes = runtime.get(save.written)
         except TrainkitError as error:
@@ -119,7 +122,6 @@ class BackgroundSaves:
                 "The workers are unaffected: repeat this call to continue"
             ) from error
         self._forget()
-        self._failure = None
         self.last = FinishedSave(save.path, save.copy_s, write_s, size_bytes)
         log.info(
             "saved %s: copied in %.2f s, wrote %.1f MB in %.2f s while training continued",
@@ -131,9 +133,15 @@ class BackgroundSaves:
         """Log a failure to write in the block; `check` raises it, unless a later write succeeds first."""
         try:
             yield
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
+            if isinstance(error, OSError):
+                error = CheckpointError(f"an automatic checkpoint could not be written: {error}")
             log.error("%s", error)
             self._failure = error
+
+    def forget_failure(self) -> None:
+        """Forget a failure, because a later checkpoint is complete."""
+        self._failure = None
 
     def end(self) -> None:
         """Wait as `wait` does. After Ctrl-C, the session does not wait for the writer again, but ends it."""
@@ -141,7 +149,7 @@ class BackgroundSaves:
             self.wait()
             self.check()
         finally:
-            _unfinished.discard(self)
+            self._forget()
 
     def _forget(self) -> None:
         self._running = None

@@ -151,6 +151,8 @@ class ElasticWorkerGroup:
         """
         training = call.effect is Effect.UNKNOWN
         if training:
+            if self._checkpoints is not None:
+                self._checkpoints.begin_epoch()
             try:
                 self._through_losses(self._grow, "train")
             except Exception:
@@ -312,6 +314,8 @@ class ElasticWorkerGroup:
         finally:
             self._snapshot = None
             self._placement.give_back()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
 
     @property
     def reporters(self) -> range:
@@ -517,7 +521,8 @@ class ElasticWorkerGroup:
         """Return references to copies of the current state, by rank; take a snapshot if the last is older."""
         held = self._snapshot
         # Between calls, code of this process may have changed the model of a worker in this process.
-        if held is None or not held.is_whole or (self.local_worker is not None and not paused):
+        outdated = self._keeps_nothing() or (self.local_worker is not None and not paused)
+        if held is None or not held.is_whole or outdated:
             held = self._new_snapshot()
             if not self._keeps_nothing():
                 self._snapshot = held
@@ -541,7 +546,10 @@ class ElasticWorkerGroup:
     def _note(self, call: Call) -> None:
         """Update the snapshot after `call`, or drop it if it is no longer valid."""
         held = self._snapshot
-        if held is None or self._keeps_nothing():
+        if held is None or call.effect is Effect.NOTHING:
+            return
+        if self._keeps_nothing():
+            self._snapshot = None
             return
         match call.effect:
             case Effect.SMALL:
