@@ -126,10 +126,10 @@ OTHERS = {
         train/distributed/test_meeting.py train/data/test_hooks.py train/test_promises.py
         train/workers/test_preemption.py train/workers/test_signals.py
         train/test_parity.py train/test_ray_trainer.py train/torch/test_accelerate.py
-        train/torch/test_function_trainer_ray.py plugins/integrations/test_lightning_trainer.py
+        train/torch/test_function_trainer_ray.py
         train/torch/test_ray_scripts.py
         tune/experiment/test_kills.py
-        plugins/integrations/test_lightning_callbacks.py plugins/integrations/test_mlflow.py
+        plugins/integrations/test_mlflow.py
         tune/test_old_scripts.py tune/test_ray_tuner.py plugins/searchers/test_external_searchers.py
         tune/search/test_search_benchmarks.py tune/test_speed.py plugins/integrations/test_wandb.py
         plugins/integrations/test_keras.py

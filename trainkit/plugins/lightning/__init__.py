@@ -1,1 +1,1 @@
-"""Operators made from Lightning modules."""
+"""Operators made from Lightning modules, and Lightning's trainer in a training function."""

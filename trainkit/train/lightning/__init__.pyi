@@ -1,6 +1,6 @@
-from trainkit.plugins.integrations.lightning_trainer import RayDDPStrategy as RayDDPStrategy
-from trainkit.plugins.integrations.lightning_trainer import RayDeepSpeedStrategy as RayDeepSpeedStrategy
-from trainkit.plugins.integrations.lightning_trainer import RayFSDPStrategy as RayFSDPStrategy
-from trainkit.plugins.integrations.lightning_trainer import RayLightningEnvironment as RayLightningEnvironment
-from trainkit.plugins.integrations.lightning_trainer import RayTrainReportCallback as RayTrainReportCallback
-from trainkit.plugins.integrations.lightning_trainer import prepare_trainer as prepare_trainer
+from trainkit.plugins.lightning.function_trainer import RayDDPStrategy as RayDDPStrategy
+from trainkit.plugins.lightning.function_trainer import RayDeepSpeedStrategy as RayDeepSpeedStrategy
+from trainkit.plugins.lightning.function_trainer import RayFSDPStrategy as RayFSDPStrategy
+from trainkit.plugins.lightning.function_trainer import RayLightningEnvironment as RayLightningEnvironment
+from trainkit.plugins.lightning.function_trainer import RayTrainReportCallback as RayTrainReportCallback
+from trainkit.plugins.lightning.function_trainer import prepare_trainer as prepare_trainer

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trainkit.errors import ConfigError
-from trainkit.plugins.integrations.lightning import FIRST, PACKAGES, OfEitherPackage, class_in
+from trainkit.plugins.lightning.callbacks import FIRST, PACKAGES, OfEitherPackage, class_in
 from trainkit.train.data.placed_loader import PlacedLoader
 from trainkit.train.data.sharding import sampler_of
 from trainkit.train.torch.context import report

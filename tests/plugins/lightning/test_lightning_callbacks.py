@@ -19,7 +19,7 @@ PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 INSTALLED = [name for name in PACKAGES if find_spec(name.partition(".")[0]) is not None]
 pl = importlib.import_module(INSTALLED[0])
 
-from trainkit.plugins.integrations.lightning import (  # noqa: E402 - extends what is imported by now
+from trainkit.plugins.lightning.callbacks import (  # noqa: E402 - extends what is imported by now
     HOOKS,
     TuneReportCallback,
     TuneReportCheckpointCallback,
@@ -162,7 +162,7 @@ import copy, importlib, pickle, sys
 first = importlib.import_module(sys.argv[1])
 import trainkit
 from trainkit import tune
-from trainkit.plugins.integrations.lightning import TuneReportCallback
+from trainkit.plugins.lightning.callbacks import TuneReportCallback
 assert issubclass(TuneReportCallback, first.Callback)
 pl = importlib.import_module(sys.argv[2])
 class Mine(TuneReportCallback):
