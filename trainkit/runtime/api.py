@@ -24,6 +24,7 @@ from trainkit.runtime.observability.listings import (
     list_tasks,
     nodes,
 )
+from trainkit.runtime.preempt_settings import PreemptSettings
 from trainkit.runtime.refs import ObjectRef, ObjectRefGenerator
 from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.runtime.serialize import pack
@@ -176,7 +177,7 @@ def init(
             raise AlreadyInitializedError(
                 "trainkit is already running; call shutdown() first, or pass ignore_reinit_error=True"
             )
-        preempt = signals.PreemptSettings.of(preempt_signals, stop_before_s)
+        preempt = PreemptSettings.of(preempt_signals, stop_before_s)
         chosen = engine_name(engine, address, local_mode)
         spilling = private.pop("_object_spilling_directory", None)
         if object_spilling_directory is not None:

@@ -9,6 +9,7 @@ their parent.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import importlib
@@ -19,61 +20,19 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainkit.clock import SYSTEM
-from trainkit.errors import ConfigError
-from trainkit.settings import SESSION_MARK, job_end_time, preempt_signals, stop_before_s
-
-NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which schedulers announce the end of a job."""
+from trainkit.runtime.preempt_settings import NUMBERS, PreemptSettings
+from trainkit.settings import SESSION_MARK
 
 EXIT_CODE = 128 + signal.SIGTERM
 
 Handler = Callable[[int, FrameType | None], Any]
-
-
-@dataclass(frozen=True)
-class PreemptSettings:
-    """Settings for the announced end of a job.
-
-    Attributes:
-        numbers: signals that end the program cleanly.
-        stop_at: Unix time at which the program ends as by SIGTERM; None for no such time.
-    """
-
-    numbers: tuple[int, ...] = (signal.SIGTERM,)
-    stop_at: float | None = None
-
-    @classmethod
-    def of(cls, names: Sequence[str] | None = None, before_s: float | None = None) -> PreemptSettings:
-        """Return settings for arguments of `init`; environment variables replace a missing argument.
-
-        Raises:
-            ConfigError: a signal is not supported, or the end of the job is unknown.
-        """
-        full = [f"SIG{name.upper().removeprefix('SIG')}" for name in names or preempt_signals()]
-        if isinstance(names, str) or (unknown := sorted(set(full) - {number.name for number in NUMBERS})):
-            wrong = repr(names) if isinstance(names, str) else ", ".join(unknown)
-            raise ConfigError(
-                f"preempt_signals={wrong} is not supported: give a list of SIGTERM, SIGUSR1 and SIGUSR2"
-            )
-        numbers = tuple(number for number in NUMBERS if number.name in ("SIGTERM", *full))
-        before_s = stop_before_s() if before_s is None else before_s
-        if before_s is None:
-            return cls(numbers)
-        if not 0 <= before_s < math.inf:
-            raise ConfigError(f"stop_before_s must be a number of 0 or more, not {before_s!r}")
-        if (end := job_end_time()) is None:
-            raise ConfigError(
-                "stop_before_s needs the end of the job, but SLURM_JOB_END_TIME is missing: set "
-                "TRAINKIT_JOB_END_TIME to the Unix time at which the job ends"
-            )
-        return cls(numbers, end - before_s)
 
 
 class _State:
@@ -85,6 +44,10 @@ class _State:
     """Path of the file that tells this session's processes of a signal; "" without a session."""
     is_polled = False
     """True if the program asks for signals, so that the first signal does not raise."""
+    leads = False
+    """True in a program with a session and in workers: processes of pools and loaders ignore signals."""
+    has_stopped = False
+    """True once this process was told to stop before the end of its job, which happens once."""
 
 
 _masks = threading.local()
@@ -98,7 +61,14 @@ def configure(settings: PreemptSettings) -> None:
 
 def is_default() -> bool:
     """Return True if SIGTERM has its default effect in this program and this thread may install a handler."""
-    return _may_set_handlers() and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _on_signal)
+    if not _may_set_handlers():
+        return False
+    return signal.getsignal(signal.SIGTERM) is _on_signal or _is_free(signal.SIGTERM)
+
+
+def _is_free(number: int) -> bool:
+    # `getsignal` does not know of handlers in C, such as the handler of `faulthandler.register`.
+    return signal.getsignal(number) is signal.SIG_DFL and not _has_signal("self", b"SigCgt:", number)
 
 
 def _may_set_handlers() -> bool:
@@ -119,34 +89,44 @@ def take_over(sigterm: bool = True) -> None:
     _give_back_at_end()
     _watch_forks()
     _lead_children()
-    _State.asked = 0
+    _State.leads = True
+    if not _State.is_polled:
+        _State.asked = 0
     for number in settings.numbers:
-        if sigterm if number == signal.SIGTERM else signal.getsignal(number) is signal.SIG_DFL:
+        if sigterm if number == signal.SIGTERM else _is_free(number):
             signal.signal(number, _on_signal)
-    if settings.stop_at is not None and _State.timer is None:
+    if settings.stop_at is not None and _State.timer is None and not _State.has_stopped:
         left_s = min(max(0.0, settings.stop_at - SYSTEM.now()), threading.TIMEOUT_MAX)
-        _State.timer = timer = threading.Timer(left_s, os.kill, (os.getpid(), signal.SIGTERM))
+        _State.timer = timer = threading.Timer(left_s, _stop)
         timer.daemon = True
         timer.start()
 
 
+def _stop() -> None:
+    _State.has_stopped = True
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 _NOTICE = "preempted"
 """File in the session's folder that exists once a signal has announced the end of the job."""
+_NO_NOTICE = "not_preempted"
+"""Name of the file before the signal. To rename a file takes no descriptor and no space."""
 
 
 def tell_session(folder: Path) -> None:
     """Let `is_preempted` be True in the processes of the session with this folder, once a signal arrives."""
     _State.notice = str(folder / _NOTICE)
-    with contextlib.suppress(FileNotFoundError):  # a parked session may have an earlier notice
-        os.unlink(_State.notice)
+    (folder / _NO_NOTICE).touch(0o600)
+    (folder / _NOTICE).unlink(missing_ok=True)  # a parked session may have an earlier notice
 
 
 def announce() -> None:
     """Tell the session's processes of a signal."""
-    # The session's folder is missing once the session has ended.
-    with contextlib.suppress(FileNotFoundError):
+    # The file is missing after a first signal, and once the session has ended. In a handler, no error
+    # of the file system may replace the end of the program.
+    with contextlib.suppress(OSError):
         if _State.notice:
-            os.close(os.open(_State.notice, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.rename(os.path.join(os.path.dirname(_State.notice), _NO_NOTICE), _State.notice)
 
 
 def is_preempted() -> bool:
@@ -160,13 +140,22 @@ def is_preempted() -> bool:
         if session is None:
             take_over(is_default())
         for number in NUMBERS if session is not None else ():
-            if signal.getsignal(number) is signal.SIG_DFL:
+            if _is_free(number):
                 signal.signal(number, _ignore)
     return bool(_State.asked) or (session is not None and os.path.exists(os.path.join(session, _NOTICE)))
 
 
 def give_back() -> None:
-    """Restore the default effect of signals, unless another handler has been installed since."""
+    """Restore the default effect of signals, unless another handler has been installed since.
+
+    A program that asks for signals keeps its handlers.
+    """
+    if not _State.is_polled:
+        _give_back()
+
+
+def _give_back() -> None:
+    _State.leads = False
     timer, _State.timer = _State.timer, None
     if timer is not None:
         timer.cancel()
@@ -200,9 +189,9 @@ def held() -> Iterator[None]:
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 
-def take_pending() -> None:
+def take_pending(numbers: Collection[int]) -> None:
     """Clear pending signals, so that a later SIGTERM to a worker is known to be for that worker only."""
-    while _signal.sigtimedwait(NUMBERS, 0):
+    while _signal.sigtimedwait(numbers, 0):
         pass
 
 
@@ -216,7 +205,7 @@ def is_of_job(number: int) -> bool:
     if number not in NUMBERS or not node:
         return False
     latest = SYSTEM.monotonic() + _JOB_S
-    while not (is_pending := _node_has_it(number)) and SYSTEM.monotonic() < latest:
+    while not (is_pending := _has_signal(node, b"ShdPnd:", number)) and SYSTEM.monotonic() < latest:
         SYSTEM.sleep(_LOOK_S)
     return is_pending
 
@@ -227,10 +216,10 @@ def hand_on(send: Callable[[int], None]) -> None:
         signal.signal(number, lambda number, _: None if is_of_job(number) else send(number))
 
 
-def _node_has_it(number: int) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{node}/status", "rb") as file:
-        pending = file.read().partition(b"ShdPnd:")[2].split(maxsplit=1)
-        return bool(pending) and bool(int(pending[0], 16) >> (number - 1) & 1)
+def _has_signal(pid: int | str, key: bytes, number: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        found = file.read().partition(key)[2].split(maxsplit=1)
+        return bool(found) and bool(int(found[0], 16) >> (number - 1) & 1)
     return False
 
 
@@ -241,6 +230,7 @@ def serve_program() -> None:
     """
     _watch_forks()
     _lead_children()
+    _State.leads = True
     signal.signal(signal.SIGTERM, _on_signal_of_worker)
     for number in NUMBERS[1:]:
         signal.signal(number, _ignore)
@@ -283,7 +273,7 @@ def _watch_forks() -> None:
 def _give_back_at_end() -> None:
     # `give_back` must run before Python waits for threads, as a signal at the start of
     # the wait would be lost.
-    threading._register_atexit(give_back)  # type: ignore[attr-defined]
+    threading._register_atexit(_give_back)  # type: ignore[attr-defined]
 
 
 def _before_fork() -> None:
@@ -297,10 +287,14 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     # A child that user code forks has no session. Signals must end the child at once, because a Python
     # handler may never run in the child. Signals are blocked until the default handlers are set.
-    for number in NUMBERS:
-        if _signal.getsignal(number) in (_on_signal, _on_signal_of_worker, _ignore):
-            _signal.signal(number, _signal.SIG_DFL)
+    for number in filter(_is_ours, NUMBERS):
+        _signal.signal(number, _signal.SIG_DFL)
+    _State.asked, _State.timer, _State.is_polled = 0, None, False
     _after_fork_in_parent()
+
+
+def _is_ours(number: int) -> bool:
+    return _signal.getsignal(number) in (_on_signal, _on_signal_of_worker, _ignore)
 
 
 _LED = frozenset(
@@ -314,6 +308,12 @@ _LED = frozenset(
 """Modules whose processes have no end of their own: their parent ends them, and they notice its death."""
 
 
+_END_LED = signal.SIGRTMAX - 2
+"""Signal that follows the SIGTERM of `Process.terminate`, so that it differs from a SIGTERM to the job."""
+_PARENT_S = 1.0
+"""Seconds between two looks of a process whether its parent is alive."""
+
+
 class _LedTarget:
     """Function that a process of `multiprocessing` runs, with the signals of a job ignored.
 
@@ -325,6 +325,9 @@ class _LedTarget:
         self._target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, (_END_LED,))
+        # A thread, as processes that are forked hold open each other's pipes to the parent.
+        threading.Thread(target=_watch_parent, name="trainkit-parent", daemon=True).start()
         # torch sets a handler of its own for SIGTERM, by a function that its processes call first.
         torch: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
         if torch is None or "torch" not in self._target.__module__:
@@ -334,6 +337,20 @@ class _LedTarget:
                 _ignore_all, torch._set_worker_signal_handlers
             )
         return self._target(*args, **kwargs)
+
+
+def _watch_parent() -> None:
+    """End this process with its parent, and at `terminate` if the user has set no handler for SIGTERM."""
+    parent: Any = multiprocessing.process.parent_process()
+    try:
+        fd = os.pidfd_open(parent.pid)
+    except ProcessLookupError:
+        os._exit(1)
+    while not select.select([fd], [], [], 0)[0]:
+        is_told = _signal.sigtimedwait((_END_LED,), _PARENT_S)
+        if is_told and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _ignore):
+            break
+    os._exit(1)
 
 
 def _ignore_all(set_others: Callable[[], None] = lambda: None) -> None:
@@ -349,23 +366,30 @@ def _ignore_all(set_others: Callable[[], None] = lambda: None) -> None:
 def _lead_children() -> None:
     """Let processes that modules of `_LED` start ignore the signals of a job.
 
-    `multiprocessing` has no hook for this, so `Process.start` is replaced.
+    `multiprocessing` has no hook for this, so `Process.start` and `Process.terminate` are replaced.
     """
-    start = multiprocessing.process.BaseProcess.start
+    process: Any = multiprocessing.process.BaseProcess
+    start, terminate = process.start, process.terminate
 
     def start_led(self: Any) -> None:
-        if getattr(self._target, "__module__", None) not in _LED:
+        # After a session, a signal to the job ends this process, and so must end its children.
+        if getattr(self._target, "__module__", None) not in _LED or not _State.leads:
             start(self)
             return
         self._target = _LedTarget(self._target)
         # The child inherits the mask, so that no signal ends it before its handlers are set. A fork server
         # would keep the mask for all later children.
-        forks = "forkserver" not in type(self).__name__.lower()
-        with held() if forks else contextlib.nullcontext():
+        how = type(self)._start_method or multiprocessing.get_start_method()
+        with held() if how != "forkserver" else contextlib.nullcontext():
             start(self)
-        self._popen.terminate = self._popen.kill
+        self._is_led = True
 
-    multiprocessing.process.BaseProcess.start = start_led  # type: ignore[method-assign]
+    def terminate_led(self: Any) -> None:
+        terminate(self)
+        if getattr(self, "_is_led", False) and self._popen.returncode is None:
+            os.kill(self.pid, _END_LED)
+
+    process.start, process.terminate = start_led, terminate_led
 
 
 def is_asked() -> bool:
@@ -396,7 +420,29 @@ def _is_over() -> bool:
     return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
 
 
+_AGAIN_S = 0.01
+_WEAKREF = weakref.finalize.__call__.__code__.co_filename
+
+
+def _is_in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename == _WEAKREF:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_again(number: int) -> None:
+    SYSTEM.sleep(_AGAIN_S)
+    os.kill(os.getpid(), number)
+
+
 def _on_signal(number: int, frame: FrameType | None) -> None:
+    # Python ignores exceptions in finalizers, so the signal must act after them. `threading` takes locks,
+    # which the finalizer may have interrupted.
+    if _is_in_finalizer(frame):
+        _thread.start_new_thread(_send_again, (number,))
+        return
     # In an ending program, an exception would not be caught, and Python would print it. The node ends the
     # session after the program.
     if _is_over():

@@ -10,7 +10,6 @@ import pytest
 
 from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
-from trainkit.clock import SYSTEM
 from trainkit.runtime.local.system import process
 
 OPERATOR = """
@@ -52,6 +51,46 @@ OPERATOR = """
             trainer.save("saved")
 """
 
+SNAPSHOT = """
+    import json, os, signal, sys, time, torch, trainkit
+    from pathlib import Path
+    from torch import nn
+    from torch.utils.data import DataLoader
+    from trainkit.train import TorchTrainer, TrainingOperator
+
+    class Line(TrainingOperator):
+        def setup(self, config):
+            model = nn.Linear(1, 1)
+            self.register(
+                models=model, optimizers=torch.optim.SGD(model.parameters(), lr=1e-9), criterion=nn.MSELoss()
+            )
+            data = [(torch.tensor([float(x)]), torch.tensor([0.0])) for x in range(800)]
+            self.register_data(train_loader=DataLoader(data, 2))
+            self.driver, self.dies = config["driver"], config["dies"]
+
+        def train_batch(self, batch, info):
+            time.sleep(0.02)
+            return super().train_batch(batch, info)
+
+        def state_dict(self):
+            if self.world_rank == 0 and self.global_step and not Path("sent").exists():
+                Path("sent").write_text(str(self.global_step))
+                os.kill(self.driver, signal.SIGTERM)
+                time.sleep(0.3)
+                if self.dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return {}
+
+    if __name__ == "__main__":
+        config = {"driver": os.getpid(), "dies": sys.argv[1] == "dies"}
+        trainer = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False, config=config)
+        try:
+            trainer.train()
+            print("trained", flush=True)
+        finally:
+            trainer.save("saved")
+            print(json.loads(Path("saved/checkpoint.json").read_text())["global_step"], flush=True)
+"""
 
 STEPS = """
     import os, sys, time, torch
@@ -169,6 +208,17 @@ def test_loader_processes_do_not_answer_a_signal_to_all(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("worker", ["lives", "dies"])
+def test_a_signal_during_a_snapshot_is_heeded(programs: Programs, worker: str) -> None:
+    program = programs.begin(SNAPSHOT, worker)
+    out, err = program.communicate(timeout=300)
+    assert program.returncode == 128 + signal.SIGTERM, err
+    saved = (programs.folder / "sent").read_text() if worker == "lives" else "0"
+    assert out == f"{saved}\n", err
+    assert programs.nothing_is_left(120)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("everyone", [True, False])
 @pytest.mark.parametrize(
     ("script", "flags"),
@@ -227,11 +277,12 @@ def test_a_loop_of_the_program_itself_ends_as_it_likes(programs: Programs) -> No
 def test_the_program_ends_before_the_end_of_its_job(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(SYSTEM.now() + 3600))
     monkeypatch.setenv("TRAINKIT_STOP_BEFORE_S", "3595")
     program = programs.begin(
         """
-        import time, trainkit
+        import os, time, trainkit
+        os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 3600)
+        os.environ.pop("TRAINKIT_JOB_END_TIME", None)
         trainkit.init(num_cpus=1)
         try:
             time.sleep(300)

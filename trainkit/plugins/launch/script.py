@@ -1,8 +1,7 @@
 """Run of a script on a group of workers, like torchrun: each worker is one rank and runs the whole script.
 
 The launcher's own process does not import torch. The launcher passes its own standard streams to the ranks,
-so that their output appears unchanged. It also passes the socket that listens on the rendezvous port, which
-is open from the beginning.
+so that their output appears unchanged. It also passes the socket that listens on the rendezvous port.
 """
 
 from __future__ import annotations
@@ -31,11 +30,13 @@ from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import signals
 from trainkit.runtime.local.system import devices, process
+from trainkit.runtime.preempt_settings import PreemptSettings
 from trainkit.runtime.restart_policy import signal_name
 from trainkit.settings import PAUSES
 from trainkit.train.distributed.failure_cause import LostOthersError, is_exit, lost_peer
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.workers.member import GroupMember, WorkerSpec
+from trainkit.train.workers.pausing import own_vote
 from trainkit.train.workers.placement import WorkerPlacement
 from trainkit.train.workers.worker_group import WorkerGroup
 
@@ -61,8 +62,7 @@ class ScriptOptions:
         address, port: address and port at which the ranks meet; port 0: any free port.
         max_restarts: maximum number of restarts of all ranks after failures.
         restarts: number of restarts that have happened.
-        shutdown_s: seconds that the ranks have to end after SIGINT or SIGTERM; after this time, they are
-            killed.
+        shutdown_s: seconds from SIGINT or SIGTERM until ranks that still run are killed.
         search_path: `sys.path` of the launcher, without the folder of the launcher's own script.
     """
 
@@ -156,6 +156,7 @@ class ScriptWorker(GroupMember):
 
     def start(self, spec: WorkerSpec[ScriptOptions]) -> frozenset[str]:
         """Take over the launcher's standard streams, and set this rank's environment variables."""
+        signals.restore_defaults()
         options = self._options = spec.options
         rank = self._rank = spec.rank
         for standard, fd in enumerate(descriptors(str(runtime.scratch_dir()), str(rank))):
@@ -219,7 +220,7 @@ class ScriptWorker(GroupMember):
         raise SystemExit(code)
 
     def _run_here(self) -> None:
-        signals.restore_defaults()
+        own_vote()
         sys.argv[:] = command = self._options.command
         sys.path[:] = self._options.search_path
         if (multiprocessing := sys.modules.get("multiprocessing.process")) is not None:
@@ -233,23 +234,25 @@ class ScriptWorker(GroupMember):
         else:
             path = os.path.abspath(command[0])
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-            # `runpy.run_path` would remove the module `__main__` while threads and exit functions may still
-            # need it.
+            # `runpy.run_path` would remove `__main__` while threads and exit functions may still need it.
             loader = SourceFileLoader("__main__", path)
             main = types.ModuleType("__main__")
             main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
             sys.modules["__main__"] = main
-            # Without dont_inherit, this file's `from __future__ import annotations` would also apply to the
-            # script.
+            # Without dont_inherit, this file's `from __future__` would also apply to the script.
             code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
             exec(code, main.__dict__)  # noqa: S102 - it is asked for
 
     def _run_program(self) -> int:
         options = self._options
         python = [] if options.kind == "program" else [sys.executable, "-u"]
-        module = ["-m"] if options.kind == "module" else []
-        with subprocess.Popen([*python, *module, *options.command]) as program:
+        python += ["-m"] * (options.kind == "module")
+        early: list[int] = []
+        signals.hand_on(early.append)
+        with subprocess.Popen([*python, *options.command]) as program:
             signals.hand_on(program.send_signal)
+            for number in early:
+                program.send_signal(number)
             return program.wait()
 
     def _failure(self, error: BaseException) -> Exception | SystemExit:
@@ -502,12 +505,11 @@ class Launcher:
         options = self._options
         with listening_at(options.address, options.port) as listening:
             self._options = options = replace(options, port=listening.getsockname()[1])
-            for number in (signal.SIGINT, *signals.PreemptSettings.of().numbers):
+            for number in (signal.SIGINT, *PreemptSettings.of().numbers):
                 # A shell makes its background jobs ignore Ctrl-C, and an ignored signal must remain ignored.
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, self._signalled)
-            # OMP_NUM_THREADS is set here, because torch is imported before `ScriptWorker.start` sets
-            # variables.
+            # torch is imported, and reads OMP_NUM_THREADS, before `ScriptWorker.start` sets variables.
             threads = options.variables.get("OMP_NUM_THREADS")
             runtime.init(
                 engine="local",

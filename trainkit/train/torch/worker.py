@@ -19,6 +19,7 @@ from trainkit.train.distributed.rendezvous import LocalRank, own_node, set_torch
 from trainkit.train.torch.context import TrainContext, keep_returned
 from trainkit.train.torch.options import TrialLoop
 from trainkit.train.workers.member import GroupMember, WorkerSpec
+from trainkit.train.workers.pausing import own_vote
 from trainkit.tune.core.checkpoint import Checkpoint
 from trainkit.tune.trial.actor import FunctionRunner, seed_generators
 from trainkit.tune.trial.environment import divert
@@ -102,6 +103,7 @@ class LoopWorker(GroupMember):
             set_library_variables(trial.trial_id, locality, devices[0])
             if spec.page is not None:
                 os.environ[PAUSES] = str(spec.page)
+                own_vote()
             if trial.seed is not None:
                 # Seeds differ between workers, as random states of unseeded processes do, but are
                 # reproducible.

@@ -173,16 +173,18 @@ class ElasticWorkerGroup:
     def _train(self, call: Call, *, keeps: bool) -> list[Any]:
         """Run a training epoch; with `keeps`, take snapshots in its pauses and at its end."""
         call = replace(call, args=(*call.args, self._pause_plan(keeps=keeps)), pausable=True)
-        at_rest = False
+        at_rest, known = False, -1
         try:
             results = self._call(call)
             while any(isinstance(result, Paused) for result in results):
-                at_rest = True
+                at_rest, known = True, self._taken
                 self._rest()
                 at_rest, plan = False, self._pause_plan(keeps=keeps)
                 results = self._call(replace(call, method="go_on", args=(plan,), name=call.name))
         except (SystemExit, KeyboardInterrupt):
-            if at_rest or self._group.paused:
+            if at_rest and self._taken > known:  # the snapshot of this pause is complete
+                self._interrupt(call.name)
+            elif at_rest or self._group.paused:
                 self._end_paused(call.name)
             raise
         if keeps:
@@ -212,12 +214,15 @@ class ElasticWorkerGroup:
         """Take a snapshot in a pause, and write it as a checkpoint if a checkpoint is due."""
         before = self._taken
         # A signal ends the epoch after the snapshot, as the steps since the last one would be lost.
-        with signals.InterruptHandler() as handler:
-            began = SYSTEM.monotonic()
-            if not self._keeps_nothing():
-                self._take_snapshot(in_pause=True)
-            self._interval_s = interval_s(SYSTEM.monotonic() - began)
-        handler.act()
+        handler = signals.InterruptHandler()
+        try:
+            with handler:
+                began = SYSTEM.monotonic()
+                if not self._keeps_nothing():
+                    self._take_snapshot(in_pause=True)
+                self._interval_s = interval_s(SYSTEM.monotonic() - began)
+        finally:
+            handler.act()  # also if a worker has died during the snapshot
         if (checkpoints := self._checkpoints) is not None:
             progress = self._call(_PROGRESS)[0]
             if checkpoints.is_due(progress[1]):

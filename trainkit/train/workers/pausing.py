@@ -13,6 +13,7 @@ no worker needs to ask the others.
 from __future__ import annotations
 
 import contextvars
+import fcntl
 import functools
 import mmap
 import os
@@ -119,21 +120,33 @@ class PausePage:
     def stop(self, value: int) -> None:
         self._cells[3] = value
 
+    @property
+    def calls(self) -> int:
+        """Largest number of questions that a worker has asked."""
+        return self._cells[4]
+
+    @calls.setter
+    def calls(self, value: int) -> None:
+        self._cells[4] = value
+
 
 class StopVote:
     """Answers of one worker to the question whether a signal has arrived, equal on all workers.
 
+    The first worker that knows of a signal chooses a question that no worker has asked yet. So workers need
+    not ask at the same time: the host of a GPU may run ahead of the others by some steps.
+
     Args:
-        page: page of the worker's group.
-        rank: rank of the worker.
+        path: file of the page of the worker's group.
         world_size: number of workers.
     """
 
-    def __init__(self, page: PausePage, rank: int, world_size: int) -> None:
-        self._page = page
-        self._rank = rank
+    def __init__(self, path: Path, world_size: int) -> None:
+        self._page = PausePage(path)
+        self._lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._alone = world_size == 1
         self._calls = 0
+        self._pid = os.getpid()
 
     def answer(self, preempted: bool) -> bool:
         """Return the workers' common answer; called equally often on all workers.
@@ -141,18 +154,27 @@ class StopVote:
         Args:
             preempted: True if this worker knows of a signal.
         """
+        if os.getpid() != self._pid:  # a forked process of the worker, such as a loader's, has no vote
+            return preempted
+        page = self._page
         self._calls += 1
-        if preempted and self._rank == 0 and not self._page.stop:
-            self._page.stop = self._calls + (not self._alone)
-        return 0 < self._page.stop <= self._calls
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            page.calls = max(page.calls, self._calls)
+            if preempted and not page.stop:
+                page.stop = page.calls + (not self._alone)
+            return 0 < page.stop <= self._calls
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
 
 @functools.cache
 def own_vote() -> StopVote | None:
     """Return the vote of this process, a worker of a training function or of a script; else None."""
-    if (path := os.environ.get(PAUSES)) is None:
+    # Programs that this process starts must not inherit its vote.
+    if (path := os.environ.pop(PAUSES, None)) is None:
         return None
-    return StopVote(PausePage(Path(path)), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return StopVote(Path(path), int(os.environ["WORLD_SIZE"]))
 
 
 class PauseRule:

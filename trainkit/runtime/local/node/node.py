@@ -39,6 +39,7 @@ from trainkit.runtime.local.system.child_watch import ChildWatch, ended_children
 from trainkit.runtime.local.wire import messages, sessions
 from trainkit.runtime.local.wire.channel import NOTICE, REQUEST, Descriptor, Frame
 from trainkit.runtime.placement import Ledger
+from trainkit.runtime.preempt_settings import NUMBERS
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import LostHandle
 
@@ -153,7 +154,7 @@ class Node:
         loop.watch(children.fileno(), lambda: self._processes.collect(children.ended()))
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         self._is_told_to_end = False
-        self._pending_fd = process.pending_fd(*signals.NUMBERS)
+        self._pending_fd = process.pending_fd(*NUMBERS)
         loop.watch(self._pending_fd, self._told_to_end)
 
     def warm(self, imports: frozenset[str]) -> None:
@@ -259,16 +260,19 @@ class Node:
         """Handle a signal, which stays pending so that workers see that the
         whole session received the signal.
         """
-        self._is_told_to_end |= signal.SIGTERM in signal.sigpending()
+        seen = signal.sigpending()
         self._loop.unwatch(self._pending_fd)
-        self._loop.after(signals.KEPT_S, self._take_pending)
+        self._loop.after(signals.KEPT_S, lambda: self._take_pending(seen))
 
-    def _take_pending(self) -> None:
-        signals.take_pending()
+    def _take_pending(self, seen: set[signal.Signals]) -> None:
+        # A signal that came later is kept as long as the first signal.
+        self._is_told_to_end |= signal.SIGTERM in seen
+        signals.take_pending(seen)
         self._loop.watch(self._pending_fd, self._told_to_end)
 
     def _driver_left(self, then: Callable[[], None] = lambda: None) -> None:
         """End the program's workers, then call `then`. Stop the node if no detached actor or group exists."""
+        self._is_told_to_end |= signal.SIGTERM in signal.sigpending()
         if self._is_told_to_end or not self._outlives_its_program():
             self._stop()
         if self._loop.stopping or self._session.driver_gone:
