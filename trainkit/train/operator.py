@@ -13,6 +13,7 @@ from torch import nn
 from trainkit.errors import ConfigError
 from trainkit.registry import loaded
 from trainkit.train.data.feed import Batch, Feed, Uneven
+from trainkit.train.data.position import check_stateful
 from trainkit.train.data.prefetch import DevicePrefetcher, pinned
 from trainkit.train.data.randomness import seeded_samples
 from trainkit.train.data.sharding import FULL_WEIGHT, BatchWeight
@@ -189,6 +190,7 @@ class TrainingOperator:
         uneven_inputs: Uneven = "drop",
         sharded: bool = False,
         sample_seed: int | None = None,
+        use_stateful_dataset: bool = False,
     ) -> None:
         """Register the data. If there are several workers, each gets a share of the data.
 
@@ -206,10 +208,14 @@ class TrainingOperator:
             sample_seed: seed of the random numbers that each sample of a map-style data set draws: they
                 depend only on (`sample_seed`, epoch, index), not on the number of workers and loader
                 processes. Default: samples draw from the generators of their process.
+            use_stateful_dataset: True saves the `state_dict` of the `train_loader`'s iterable data set as the
+                position within an epoch; see `prepare_data_loader`. Default: samples before the position are
+                read again.
 
         Raises:
             ConfigError: a loader can't be iterated over or shared among workers, `uneven_inputs` has an
-                unknown value, or `sample_seed` is given with a loader of no map-style data set.
+                unknown value, `sample_seed` is given with a loader of no map-style data set, or
+                `use_stateful_dataset` with a loader of no iterable data set that has a state.
         """
         if uneven_inputs not in get_args(Uneven):
             raise ConfigError(
@@ -221,6 +227,9 @@ class TrainingOperator:
                 loader, training=True, uneven=uneven_inputs, sharded=sharded
             )
             self._stepper.joins = self._train_feed.may_repeat
+            if use_stateful_dataset:
+                check_stateful(self._train_feed.loader, "train_loader")
+                self._train_feed.stateful = True
         if validation_loader is not None:
             loader = pinned(seeded_samples(validation_loader, sample_seed, "validation_loader"), self.device)
             self._validation_feed = self._strategy.split_data(loader, training=False, sharded=sharded)

@@ -84,6 +84,8 @@ class Workers:
             )
             for rank in range(workers)
         ]
+        for feed in self.feeds:
+            feed.stateful = kind == "kept stream"
         self.random = [torch.Generator().manual_seed(3 + rank).get_state() for rank in range(workers)]
 
     def train(self, most: int | None, num_steps: int | None = None) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import random
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -25,11 +26,13 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
 
 from trainkit import train
+from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer
 from trainkit.train.torch import prepare_data_loader, prepare_model
 
@@ -60,18 +63,18 @@ class Stream(IterableDataset[int]):
 
 
 class KeptStream(Stream):
-    """Stream with a state of its own, as data sets of Hugging Face have, which counts what is read."""
+    """Stream with a state of its own, which counts what is read."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(samples)
         self.read = self.at = self.start = 0
 
     def __iter__(self) -> Iterator[int]:
-        self.at, self.start = self.start, 0
-        while self.at < self.samples:
-            self.at += 1
+        first, self.start = self.start, 0
+        for sample in range(first, self.samples):
+            self.at = sample + 1
             self.read += 1
-            yield self.at - 1
+            yield sample
 
     def state_dict(self) -> dict[str, int]:
         return {"at": self.at}
@@ -97,7 +100,7 @@ def loader_of(samples: int, workers: int, kind: str) -> Any:
     size = GLOBAL // workers
     if kind.endswith("stream"):
         stream = KeptStream(samples) if kind == "kept stream" else Stream(samples)
-        return prepare_data_loader(DataLoader(stream, size))
+        return prepare_data_loader(DataLoader(stream, size), use_stateful_dataset=kind == "kept stream")
     data = Numbered(samples)
     if kind == "generator":
         own = torch.Generator().manual_seed(4)
@@ -177,7 +180,7 @@ def test_a_pass_on_the_same_workers_continues_exactly(
 ) -> None:
     whole, _ = taken_by(samples, workers, kind, None, None, 0)
     first, states = taken_by(samples, workers, kind, None, taken, 0)
-    if len(first) == taken:
+    if len(first) == taken < len(whole):
         state = states[origin % workers]
         assert first + taken_by(samples, workers, kind, state, None, 50)[0] == whole
 
@@ -216,11 +219,44 @@ class RandomStream(KeptStream):
 
 def test_a_shared_stream_draws_the_same_numbers_as_without_the_interruption() -> None:
     with seat(1, 2):
-        loader, whole, again = (prepare_data_loader(DataLoader(RandomStream(40), 3)) for _ in range(3))
+        loader, whole, again = (
+            prepare_data_loader(DataLoader(RandomStream(40), 3), use_stateful_dataset=True) for _ in range(3)
+        )
         expected = [[part.tolist() for part in batch] for batch in whole]
         first = [[part.tolist() for part in batch] for batch in itertools.islice(loader, 4)]
         again.load_state_dict(saved(loader.state_dict()))  # type: ignore[attr-defined]
         assert first + [[part.tolist() for part in batch] for batch in again] == expected
+
+
+class BufferedStream(KeptStream):
+    """Stream whose shuffle buffer is no part of its state, as in data sets of Hugging Face."""
+
+    def __iter__(self) -> Iterator[int]:
+        draws, buffer = random.Random(1), []
+        for sample in super().__iter__():
+            buffer.append(sample)
+            if len(buffer) > 4:
+                yield buffer.pop(draws.randrange(4))
+        yield from buffer
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_that_reads_ahead_continues_exactly_by_default(workers: int) -> None:
+    with seat(workers - 1, workers):
+        loader, whole, again = (prepare_data_loader(DataLoader(BufferedStream(40), 3)) for _ in range(3))
+        first = [batch.tolist() for batch in itertools.islice(loader, 4)]
+        again.load_state_dict(saved(loader.state_dict()))  # type: ignore[attr-defined]
+        assert first + [batch.tolist() for batch in again] == [batch.tolist() for batch in whole]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [DataLoader(Numbered(4)), DataLoader(Stream(4)), DataLoader(KeptStream(4), num_workers=1)],
+    ids=["map-style", "without a state", "processes"],
+)
+def test_use_stateful_dataset_needs_a_stream_that_this_process_reads(loader: DataLoader[Any]) -> None:
+    with pytest.raises(ConfigError, match="use_stateful_dataset=True is not supported"):
+        prepare_data_loader(loader, use_stateful_dataset=True)
 
 
 class Backwards(Sampler[int]):
@@ -306,6 +342,123 @@ def test_the_position_of_a_finished_epoch_is_not_taken_for_the_next(caplog: Any)
         again.load_state_dict(state)
         again.sampler.set_epoch(3)
         assert len(list(again)) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), WORKERS, st.booleans(), st.booleans(), st.integers(0, 3))
+def test_a_loop_that_takes_all_batches_ends_the_pass(
+    samples: int, workers: int, cuts: bool, drop_last: bool, taken: int
+) -> None:
+    with seat(0, workers):
+        data = Numbered(samples)
+        shares = DistributedSampler(data, drop_last=cuts) if workers > 1 else None
+        loader: Any = prepare_data_loader(DataLoader(data, 3, sampler=shares, drop_last=drop_last))
+        steps = len(loader)
+        if taken < steps:
+            list(itertools.islice(loader, taken))
+            if taken:
+                loader.load_state_dict(loader.state_dict())
+            for step, _ in zip(range(steps - taken), loader, strict=False):
+                at_end = step == steps - taken - 1
+                assert "position" in loader.state_dict()  # The loop may still use the batch.
+            assert at_end
+            assert "position" not in loader.state_dict()
+            assert len(list(loader)) == steps
+
+
+@pytest.mark.parametrize("batches", [[[0, 1], [2], [3]], [[0, 1, 2, 3]]])
+def test_a_loop_that_takes_all_batches_of_ones_own_sampler_ends_the_pass(batches: list[list[int]]) -> None:
+    loader: Any = prepare_data_loader(DataLoader(Numbered(4), batch_sampler=batches))
+    list(itertools.islice(loader, len(batches)))
+    assert "position" not in loader.state_dict()
+
+
+def test_the_state_after_a_break_continues_the_pass() -> None:
+    loader: Any = prepare_data_loader(DataLoader(Numbered(9), 2))
+    for batch in loader:
+        if 3 in batch:
+            break
+    again: Any = prepare_data_loader(DataLoader(Numbered(9), 2))
+    again.load_state_dict(saved(loader.state_dict()))
+    assert [batch.tolist() for batch in again] == [[4, 5], [6, 7], [8]]
+    assert len(list(loader)) == 5
+
+
+def test_a_look_at_a_batch_does_not_move_the_position_of_the_loop(caplog: Any) -> None:
+    loader: Any = prepare_data_loader(DataLoader(KeptStream(9), 2), use_stateful_dataset=True)
+    for step, _ in enumerate(loader):
+        next(iter(loader))
+        again: Any = prepare_data_loader(DataLoader(Stream(9), 2))
+        again.load_state_dict(saved(loader.state_dict()))
+        assert sum(map(len, again)) == max(9 - 2 * (step + 1), 0)
+    assert "position" not in loader.state_dict()
+    assert not caplog.records
+
+
+def test_a_second_open_pass_is_reported(caplog: Any) -> None:
+    loader: Any = prepare_data_loader(DataLoader(Numbered(10), 2))
+    held = iter(loader)
+    next(held)
+    for step, _ in enumerate(loader):
+        assert loader.state_dict()["position"]["consumed"] == 2 * (step + 1)
+    assert caplog.text.count("two passes over the loader are open") == 1
+    assert "position" not in loader.state_dict()
+
+
+def test_a_loaded_position_is_used_up_by_the_first_batch(caplog: Any) -> None:
+    def made() -> Any:
+        own = torch.Generator().manual_seed(4)
+        return prepare_data_loader(DataLoader(Numbered(12), 2, shuffle=True, generator=own))
+
+    loader, again = made(), made()
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    again.load_state_dict(saved(loader.state_dict()))
+    iter(again)
+    assert again.state_dict()["position"]["consumed"] == 4
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
+    loader = made()
+    list(itertools.islice(loader, 2))
+    again.load_state_dict(saved(loader.state_dict()))
+    next(iter(again))
+    assert not caplog.records
+    assert len(list(again)) == 6
+    assert "its loop took only one batch" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_another_number_of_samples_starts_the_pass_again(workers: int, caplog: Any) -> None:
+    with seat(0, workers):
+        loader: Any = prepare_data_loader(DataLoader(Numbered(20), 2, shuffle=True))
+        next(iter(loader))
+        more: Any = prepare_data_loader(DataLoader(Numbered(24), 2, shuffle=True))
+        more.load_state_dict(saved(loader.state_dict()))
+        assert len(list(more)) == 12 // workers
+    assert "belongs to a pass over 20 samples, but the loader has 24 samples now" in caplog.text
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_share_made_by_the_program_continues_with_a_warning_by_the_state_of_worker_0(
+    shuffle: bool, caplog: Any
+) -> None:
+    def taken(rank: int, seed: int, state: Any = None, most: int | None = None) -> tuple[list[int], Any]:
+        with seat(rank, 2):
+            torch.manual_seed(seed)
+            own: Any = Subset(Numbered(25), range(rank, 25, 2))
+            plain = DataLoader(own, 3, shuffle=shuffle)
+            loader: Any = prepare_data_loader(plain, add_dist_sampler=False)
+            if state is not None:
+                loader.load_state_dict(saved(state))
+            samples = [i for batch in itertools.islice(loader, most) for i in batch.tolist()]
+            return samples, loader.state_dict()
+
+    _, state = taken(0, 5, most=2)
+    first, own = taken(1, 5, most=2)
+    for each in (own, state):
+        assert not caplog.records
+        assert sorted(first + taken(1, 9, each)[0]) == list(range(1, 25, 2))
+    assert ("worker 1 continues its own share" in caplog.text) is shuffle
 
 
 class KeepsPosition(DataLoader[Any]):

@@ -147,6 +147,7 @@ class Feed:
         done: number of batches that the training loop has finished since the epoch began, for `state`.
         current: weight of the last taken batch.
         advice: advice to the user, for messages about workers that have unequal numbers of batches.
+        stateful: True if a stream's own state is part of `state`; see `TrainingOperator.register_data`.
     """
 
     advice = "give workers equally many batches, or train on all with register_data(uneven_inputs='join')"
@@ -167,6 +168,7 @@ class Feed:
         self.sharded = sharded
         self.taken = self.done = 0
         self.current = FULL_WEIGHT
+        self.stateful = False
         self._group = group
         self._training = training
         self._in_step = training if in_step is None else in_step
@@ -228,7 +230,7 @@ class Feed:
         if self._keeps_position():  # the loader's own state includes the position within the pass
             at = replace(at, generators={}, kept=True)
             before = loader_state(self.loader, self._sampler())
-        elif self.taken == self.done and not self._ahead:
+        elif self.stateful and self.taken == self.done and not self._ahead:
             at = replace(at, stream=stream_state(self.loader))
         return {**before, "position": vars(at)}
 

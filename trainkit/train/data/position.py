@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, ConfigError
 from trainkit.train.checkpoint.state import generator_states, load_generator_states
 from trainkit.train.data.sharding import ShardedBatchSampler, with_attributes, with_batches
 from trainkit.train.data.streams import SharedStreamLoader
@@ -168,10 +168,17 @@ def keeps_stream(loader: Any) -> bool:
     )
 
 
-def stream_state(loader: Any) -> dict[str, Any]:
-    """Return the state of a loader's stream, after the batches that were read; {} if it has no state."""
+def check_stateful(loader: Any, what: str) -> None:
+    """Raise a ConfigError if `use_stateful_dataset` is not possible for the loader that is called `what`."""
     if not keeps_stream(loader):
-        return {}
+        raise ConfigError(
+            f"use_stateful_dataset=True is not supported for this {what}: it needs a DataLoader without "
+            "processes (num_workers=0) over an IterableDataset that has state_dict() and load_state_dict()"
+        )
+
+
+def stream_state(loader: Any) -> dict[str, Any]:
+    """Return the state of a loader's stream, after the batches that were read."""
     if isinstance(loader, SharedStreamLoader):
         stream: Any = loader.dataset
         return stream.state()  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from trainkit.errors import ConfigError
 from trainkit.train.checkpoint.state import seed_generators
 from trainkit.train.data.placed_loader import PlacedLoader
+from trainkit.train.data.position import check_stateful
 from trainkit.train.data.prefetch import DevicePrefetcher
 from trainkit.train.data.randomness import seeded_samples
 from trainkit.train.data.sharding import sampler_of, with_batches
@@ -106,6 +107,7 @@ def prepare_data_loader(
     move_to_device: bool = True,
     auto_transfer: bool = True,
     sample_seed: int | None = None,
+    use_stateful_dataset: bool = False,
 ) -> DataLoader[Any]:
     """Return a loader of this worker's share of the samples, with batches on its device.
 
@@ -126,10 +128,15 @@ def prepare_data_loader(
             only on (`sample_seed`, epoch, index), not on the number of workers and loader processes. The
             epoch is set by `loader.dataset.set_epoch(epoch)`. Default: samples draw from the generators of
             their process.
+        use_stateful_dataset: True saves the `state_dict` of an iterable data set as the position, so that the
+            data set is not read again up to it. The state must include all that the data set has read ahead:
+            a data set of Hugging Face loses its shuffle buffer. Default: samples before the position are read
+            again. On a GPU, it also needs `auto_transfer=False`.
 
     Raises:
         ConfigError: `data_loader` is not a `DataLoader`, its samples should be shared although it has the
-            user's own sampler or batch_sampler, or `sample_seed` is given with an iterable data set.
+            user's own sampler or batch_sampler, `sample_seed` is given with an iterable data set, or
+            `use_stateful_dataset` without an iterable data set that has a state, or with loader processes.
     """
     if not isinstance(data_loader, DataLoader):
         raise ConfigError(
@@ -140,11 +147,15 @@ def prepare_data_loader(
     if isinstance(data_loader, _PreparedLoader):  # Wrapped twice, it would count batches twice.
         sampler, data_loader = data_loader.sampler_of_all, data_loader._loader
     data_loader = seeded_samples(data_loader, sample_seed, "data_loader")
+    if use_stateful_dataset:
+        check_stateful(data_loader, "data_loader")
     if add_dist_sampler:
         data_loader = _share_of(data_loader)
     device = get_device()
     moves = move_to_device and device.type != "cpu"
-    return _PreparedLoader(data_loader, sampler, device if moves else None, auto_transfer)
+    return _PreparedLoader(
+        data_loader, sampler, device if moves else None, auto_transfer, use_stateful_dataset
+    )
 
 
 class _AutocastForward:
@@ -344,15 +355,16 @@ class _PreparedLoader(PlacedLoader):
         sampler: the user's sampler of all samples.
         device: GPU to move batches to; None does not move batches.
         ahead: True copies the next batch while the current batch is used.
+        stateful: see `use_stateful_dataset` of `prepare_data_loader`.
     """
 
     __slots__ = ("_ahead", "_prefetcher")
 
     def __init__(
-        self, loader: DataLoader[Any], sampler: Any, device: torch.device | None, ahead: bool
+        self, loader: DataLoader[Any], sampler: Any, device: torch.device | None, ahead: bool, stateful: bool
     ) -> None:
-        rank = dist.get_rank() if _world_size() > 1 else 0
-        super().__init__(loader, rank=rank, world_size=_world_size(), sampler=sampler)
+        rank, size = dist.get_rank() if _world_size() > 1 else 0, _world_size()
+        super().__init__(loader, rank=rank, world_size=size, sampler=sampler, use_stateful_dataset=stateful)
         self._prefetcher = None if device is None else DevicePrefetcher(device, channels_last=False)
         self._ahead = ahead
 
