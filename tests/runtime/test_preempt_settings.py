@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError
-from trainkit.runtime.preempt_settings import PreemptSettings
+from trainkit.settings import PreemptSettings
 
 
 @pytest.fixture(autouse=True)

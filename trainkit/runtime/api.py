@@ -24,11 +24,11 @@ from trainkit.runtime.observability.listings import (
     list_tasks,
     nodes,
 )
-from trainkit.runtime.preempt_settings import PreemptSettings
 from trainkit.runtime.refs import ObjectRef, ObjectRefGenerator
 from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.runtime.serialize import pack
 from trainkit.runtime.session import RAY_PRIVATE, engine_name, linked, renew, session_spec, shutdown
+from trainkit.settings import PreemptSettings
 
 __all__ = [
     "available_resources",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
+import gc
 import importlib
 import math
 import multiprocessing.process
@@ -27,8 +28,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from trainkit.clock import SYSTEM
-from trainkit.runtime.preempt_settings import NUMBERS, PreemptSettings
-from trainkit.settings import SESSION_MARK
+from trainkit.settings import NUMBERS, SESSION_MARK, PreemptSettings
 
 EXIT_CODE = 128 + signal.SIGTERM
 
@@ -47,7 +47,7 @@ class _State:
     leads = False
     """True in a program with a session and in workers: processes of pools and loaders ignore signals."""
     has_stopped = False
-    """True once this process was told to stop before the end of its job, which happens once."""
+    """True once the time to stop before the end of the job has come, which happens once."""
 
 
 _masks = threading.local()
@@ -285,6 +285,9 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
+    # Garbage of the parent may need threads that a fork does not copy, such as a process group's. To collect
+    # it in the child would crash, as in a loader's process after a failed step.
+    gc.freeze()
     # A child that user code forks has no session. Signals must end the child at once, because a Python
     # handler may never run in the child. Signals are blocked until the default handlers are set.
     for number in filter(_is_ours, NUMBERS):

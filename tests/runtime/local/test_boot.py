@@ -85,11 +85,16 @@ def test_a_fork_leaves_the_process_to_the_program_that_began_it(programs: Progra
 
 def test_a_process_that_outlives_its_program_before_the_session_leaves_nothing(programs: Programs) -> None:
     script = """
+    from pathlib import Path
+    from trainkit.runtime import signals
     from trainkit.runtime.local.client import launch
     from trainkit.runtime.specs import SessionSpec
 
     os.kill(begun.child.pid, signal.SIGSTOP)
-    launch.start_node(SessionSpec(totals={"CPU": 1.0}, namespace="default"))
+    node = launch.start_node(SessionSpec(totals={"CPU": 1.0}, namespace="default"))
+    folder = Path(node.mark)
+    folder.mkdir()
+    signals.tell_session(folder)
     print(begun.child.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     """

@@ -30,9 +30,8 @@ from trainkit.resources import Bundle
 from trainkit.runtime import api as runtime
 from trainkit.runtime import signals
 from trainkit.runtime.local.system import devices, process
-from trainkit.runtime.preempt_settings import PreemptSettings
 from trainkit.runtime.restart_policy import signal_name
-from trainkit.settings import PAUSES
+from trainkit.settings import PAUSES, PreemptSettings
 from trainkit.train.distributed.failure_cause import LostOthersError, is_exit, lost_peer
 from trainkit.train.distributed.rendezvous import set_torchrun_variables
 from trainkit.train.workers.member import GroupMember, WorkerSpec

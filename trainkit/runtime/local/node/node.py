@@ -39,9 +39,9 @@ from trainkit.runtime.local.system.child_watch import ChildWatch, ended_children
 from trainkit.runtime.local.wire import messages, sessions
 from trainkit.runtime.local.wire.channel import NOTICE, REQUEST, Descriptor, Frame
 from trainkit.runtime.placement import Ledger
-from trainkit.runtime.preempt_settings import NUMBERS
 from trainkit.runtime.restart_policy import ExitRecord
 from trainkit.runtime.serialize import LostHandle
+from trainkit.settings import NUMBERS
 
 LOG = "node.log"
 """File in the session's folder for the node's output after the driver has ended."""
@@ -129,7 +129,7 @@ class Node:
         self._session = session
         # The pidfd reports the driver's end even if a child of the driver keeps the driver's socket open. It
         # precedes the session's folder, which would stay behind if the driver had ended already.
-        self._driver_pidfd = _pidfd(session.driver_pid)
+        self._driver_pidfd = _pidfd(session)
         self._loop = loop = Loop()
         self._clients = clients = Clients(loop, self._dispatch)
         logs = SessionLogs(session.node_id)
@@ -366,8 +366,9 @@ class Node:
             process.remove_folder(self._session.folder)
 
 
-def _pidfd(pid: int) -> int:
+def _pidfd(session: records.SessionRecord) -> int:
     try:
-        return os.pidfd_open(pid)
+        return os.pidfd_open(session.driver_pid)
     except ProcessLookupError:  # the driver has ended already, so no session is needed
+        process.remove_folder(session.folder)  # the driver may have made it
         os._exit(0)
