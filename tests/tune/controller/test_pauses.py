@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from tests.tune.controller.harness import Play
+from tests.tune.controller.harness import Play, population
+from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.schedulers.base import NO_CONFIG, Decision, Donor, TrialScheduler, Verdict
 from trainkit.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from trainkit.tune.store.writer import ExperimentStore
 
 PAUSE = Decision(Verdict.PAUSE, {"rule": "half"})
 
@@ -283,3 +286,87 @@ def test_without_a_donors_checkpoint_or_its_copy_the_trial_goes_on_as_it_is(ther
     assert noted == ["the disk is full" if there else "no donor has a checkpoint: test_00000, test_00001"]
     assert game.calls[game.trial(2).trial_id] == "setup"
     assert not game.trial(2).tried
+
+
+@pytest.mark.parametrize("num_to_keep", [None, 1])
+@pytest.mark.parametrize("first", ["receiver", "donor"])
+def test_the_state_that_was_judged_is_taken_over_though_its_donor_has_ended(first, num_to_keep):
+    """The receiver's process ends only after the donor has come to its last report."""
+    scheduler = population(perturbation_interval=2, quantile_fraction=0.5, synch=True)
+    game = Play(
+        scheduler=scheduler,
+        num_samples=2,
+        metric="m",
+        saves=True,
+        stop={"training_iteration": 4},
+        checkpoints=tune.CheckpointConfig(num_to_keep=num_to_keep, checkpoint_at_end=True),
+        started=2,
+    )
+    receiver, donor = 0, 1
+    for index in (receiver, donor):
+        game.reported(index, {"m": 1.0 - index})
+    if first == "receiver":
+        game.reported(receiver, {"m": 1.0})
+        assert game.reported(donor, {"m": 0.0}) == [ev.Save(game.trial(donor).trial_id)]
+        game.saved(donor, "checkpoint_000000")
+    else:
+        game.reported(donor, {"m": 0.0})
+        game.reported(receiver, {"m": 1.0})
+        game.finished(donor, "checkpoint_000000")
+        game.started(donor)
+    game.reported(donor, {"m": 0.0})
+    game.reported(donor, {"m": 0.0})
+    game.finished(donor, "checkpoint_000001")
+    assert game.statuses() == ["RUNNING", "TERMINATED"]
+    game.finished(receiver, "checkpoint_000000")
+    (adoption,) = game.adoptions
+    assert (adoption.donor, adoption.checkpoint.iteration) == (game.trial(donor), 2)
+    game.adopted()
+    (change,) = game.recorded(ev.Rearranged)
+    assert change.donor_iteration == 2
+    kept = [each.iteration for each in game.trial(donor).checkpoints]
+    assert kept == ([2, 4] if num_to_keep is None else [4])
+
+
+def test_a_receiver_that_fails_leaves_its_donor_no_checkpoint_to_keep():
+    game = Play(
+        scheduler=Exchange(),
+        num_samples=3,
+        cpus=3,
+        metric="m",
+        mode="max",
+        saves=True,
+        checkpoints=tune.CheckpointConfig(num_to_keep=1),
+        started=3,
+    )
+    for index in (0, 2):
+        game.reported(index, {"m": 1.0})
+        game.saved(index, "checkpoint_000000")
+    game.reported(2, {"m": 0.0})
+    assert game.trial(0).offered == {"test_00002": 1}
+    game.failed(2, retry=False)
+    assert not game.trial(0).offered
+
+
+def test_after_a_restore_the_state_that_was_judged_is_taken_over(tmp_path):
+    """The run is cut off while the receiver's process ends, and its donor has come further."""
+
+    def begun(**arguments: Any) -> Play:
+        scheduler = population(perturbation_interval=2, quantile_fraction=0.5, synch=True)
+        return Play(scheduler=scheduler, num_samples=2, metric="m", saves=True, store=store, **arguments)
+
+    receiver, donor = 0, 1
+    facts = {"created": 0.0, "tune_config": {"num_samples": 2}}
+    with contextlib.closing(ExperimentStore.create(tmp_path / "e", facts)) as store:
+        game = begun(started=2)
+        for value in (1.0, 0.0):
+            game.reported(receiver, {"m": 1.0})
+            game.reported(donor, {"m": value})
+        game.saved(donor, "checkpoint_000000")
+        game.reported(donor, {"m": 0.0}, "checkpoint_000001")
+        again = begun()
+        assert again.statuses() == ["PAUSED", "PENDING"]
+        (adoption,) = again.adoptions
+        assert (adoption.donor, adoption.checkpoint.iteration) == (again.trial(donor), 2)
+        again.adopted()
+        assert not again.trial(donor).offered

@@ -96,13 +96,16 @@ def drop_checkpoints(step: ev.Step, policy: CheckpointConfig, trial: Trial, *, r
     """Drop the checkpoints that the policy does not keep; their folders are deleted after the commit.
 
     No checkpoint is dropped until a report has the value that ranks checkpoints, because the setting with the
-    value's name may be misspelt.
+    value's name may be misspelt. A checkpoint that is offered to another trial is dropped after its copy.
     """
     name = policy.checkpoint_score_attribute
     unknown = name is not None and lookup(trial.last_result, name) is None
     if unknown and all(each.score == -math.inf for each in trial.checkpoints):
         return
+    offered = [trial.checkpoint_for(receiver) for receiver in trial.offered]
     for checkpoint in to_drop(policy, trial.checkpoints, running=running):
+        if checkpoint in offered:
+            continue
         trial.checkpoints.remove(checkpoint)
         step.records.append(ev.CheckpointDropped(trial, checkpoint))
         step.actions.append(ev.DeleteCheckpoint(trial, checkpoint))

@@ -135,7 +135,7 @@ def _take_decision(state: ControllerState, active: ActiveAttempt, decision: Deci
         active.outcome = TERMINATED, words_for(decision, state.scheduler.label)
     elif decision.verdict is Verdict.PAUSE and active.may_pause:
         active.outcome = PAUSED, words_for(decision, state.scheduler.label)
-        active.pause = decision
+        paused.plan_pause(state, active, decision)
     heed_scheduler(state, time)
     held = state.ending is None and bool(state.steering.who_holds(trial.trial_id))
     if active.is_pausing and state.ending is None and not held and _runs_on(state, active, time):
@@ -160,6 +160,7 @@ def _runs_on(state: ControllerState, active: ActiveAttempt, time: float) -> bool
         if to_come or paused.may_pause(state, trial, decision):
             return False
         # The trial continues, because no donor has a checkpoint and a restart would gain nothing.
+        paused.withdraw(state, trial, decision)
         paused.note_no_exchange(state, trial, decision, time)
         paused.resumed(state, trial)
         return True
@@ -175,10 +176,11 @@ def _pull(state: ControllerState, active: ActiveAttempt) -> None:
     if trial.checkpoint is None and not state.plan.saves:
         return
     reason = f"paused by {state.steering.who_holds(trial.trial_id)}"
-    active.pause = Decision(Verdict.PAUSE, {BY_COMMAND: reason})
+    decision = Decision(Verdict.PAUSE, {BY_COMMAND: reason})
+    paused.plan_pause(state, active, decision)
     active.outcome = PAUSED, reason
     state.steering.pulled.add(trial.trial_id)
-    state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, active.pause))
+    state.step.records.append(ev.DecisionMade(trial, trial.attempt, trial.iteration, decision))
 
 
 # --- on trials that wait ----------------------------------------------------------------------
@@ -212,7 +214,7 @@ def _applied(
         if active is not None and stopped:
             active.outcome = TERMINATED, reason
         elif active is not None:
-            active.pause = decision
+            paused.plan_pause(state, active, decision)
         elif stopped and paused.leave_lines(state, trial):
             ended.append((trial, reason))
         elif trial.status is PAUSED and paused.leave_line(state, trial):

@@ -127,7 +127,7 @@ def _finish(state: ControllerState, active: ActiveAttempt, time: float, problem:
     if failure is None and status is TERMINATED and not active.excused:
         failure = judge_end(state, trial)
     if failure is None:
-        _let_go(state, trial, time)
+        _let_go(state, trial, time, pauses=status is PAUSED)
         if status is PAUSED:
             decision = active.pause or Decision(Verdict.PAUSE)
             failure = guarded(state, time, paused.begin_pause, state, trial, decision, time, reason, problem)
@@ -250,9 +250,11 @@ def _retry(state: ControllerState, trial: Trial, failure: Failure, retry: Retry,
         paused.line_up(state, trial, time)
 
 
-def _let_go(state: ControllerState, trial: Trial, time: float) -> None:
+def _let_go(state: ControllerState, trial: Trial, time: float, *, pauses: bool = False) -> None:
     state.watched.pop(trial.trial_id, None)
-    if state.active.pop(trial.trial_id, None) is not None:
+    if (active := state.active.pop(trial.trial_id, None)) is not None:
+        if not pauses:
+            paused.withdraw(state, trial, active.pause)
         state.estimate.stopped(trial.trial_id, time)
         state.ledger.release(trial.trial_id)
         state.step.actions.append(ev.Release(trial.trial_id))

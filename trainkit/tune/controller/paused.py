@@ -11,7 +11,13 @@ from __future__ import annotations
 import logging
 
 from trainkit.tune.controller import events as ev
-from trainkit.tune.controller.attempt import add_checkpoint, set_status, wait_again
+from trainkit.tune.controller.attempt import (
+    ActiveAttempt,
+    add_checkpoint,
+    drop_checkpoints,
+    set_status,
+    wait_again,
+)
 from trainkit.tune.controller.ending import guarded
 from trainkit.tune.controller.state import ControllerState
 from trainkit.tune.core.checkpoint import checkpoint_dirname
@@ -58,6 +64,7 @@ def begin_pause(
 ) -> Failure | None:
     """Pause a trial whose process has ended; return the failure if pausing is impossible."""
     if not may_pause(state, trial, decision):
+        withdraw(state, trial, decision)
         # A user paused this trial, so it waits for a restart instead of failing.
         if trial.trial_id in state.steering.pulled:
             words = f"{reason}, and left no checkpoint to resume from: {problem}"
@@ -98,19 +105,43 @@ def carry_out(state: ControllerState, trial: Trial, decision: Decision, time: fl
     exchange(state, trial, decision, time)
 
 
+def plan_pause(state: ControllerState, active: ActiveAttempt, decision: Decision) -> None:
+    """Set the decision that takes effect once the trial's process has ended.
+
+    The process may end late, and by then a donor may have trained further. Because the scheduler judged the
+    donor's present state, the trial takes over this state, whenever its process ends.
+    """
+    withdraw(state, active.trial, active.pause)
+    active.pause = decision
+    for each in decision.donors:
+        donor = state.by_id[each.trial_id]
+        donor.offered[active.trial.trial_id] = donor.iteration
+
+
+def withdraw(state: ControllerState, trial: Trial, decision: Decision | None) -> None:
+    """Withdraw the offers of a decision, and drop the checkpoints that were kept for the trial."""
+    for each in () if decision is None else decision.donors:
+        donor = state.by_id[each.trial_id]
+        if donor.offered.pop(trial.trial_id, None) is not None:
+            running = not donor.status.is_finished
+            drop_checkpoints(state.step, state.plan.checkpoints, donor, running=running)
+
+
 def exchange(state: ControllerState, trial: Trial, decision: Decision, time: float) -> None:
     """Let a paused trial resume from a donor's checkpoint, if the decision names donors."""
     for each in decision.donors:
         donor, active = state.by_id[each.trial_id], state.active.get(each.trial_id)
-        if active is not None and active.is_saving:
+        offered = donor.offered.get(trial.trial_id, donor.iteration)
+        if active is not None and active.is_saving and donor.iteration <= offered:
             state.awaiting_donor[trial.trial_id] = decision
             return
-        if donor.checkpoint is not None:
-            state.adopting[trial.trial_id] = each, donor.checkpoint.iteration
+        if (checkpoint := donor.checkpoint_for(trial.trial_id)) is not None:
+            state.adopting[trial.trial_id] = decision, each, checkpoint.iteration
             dirname = checkpoint_dirname(trial.next_checkpoint)
-            state.step.actions.append(ev.Adopt(trial, donor, donor.checkpoint, dirname))
+            state.step.actions.append(ev.Adopt(trial, donor, checkpoint, dirname))
             return
     if decision.donors:
+        withdraw(state, trial, decision)
         note_no_exchange(state, trial, decision, time)
     line_up(state, trial, time)
 
@@ -134,10 +165,11 @@ def retry_exchanges(state: ControllerState, time: float) -> None:
 
 def end_adoption(state: ControllerState, event: ev.Adopted) -> Trial | None:
     """Finish the copy of a donor's checkpoint; return the trial if its configuration changed."""
-    donor, iteration = state.adopting.pop(event.trial_id, (None, 0))
-    if donor is None:  # the trial was stopped in the meantime
+    if event.trial_id not in state.adopting:  # the trial was stopped in the meantime
         return None
+    decision, donor, iteration = state.adopting.pop(event.trial_id)
     trial = state.by_id[event.trial_id]
+    withdraw(state, trial, decision)
     if event.checkpoint is None:
         line_up(state, trial, event.time)
         state.step.records.append(ev.Noted(event.time, "no exchange", event.problem, trial.trial_id))
@@ -181,9 +213,10 @@ def why_not_chosen(state: ControllerState, trial: Trial) -> str:
 
 def forget_pause(state: ControllerState, trial: Trial) -> bool:
     """Remove a paused trial that must end from its queue and from takeovers; return False if not paused."""
-    hoped = state.awaiting_donor.pop(trial.trial_id, None) is not None
-    adopted = state.adopting.pop(trial.trial_id, None) is not None
-    return leave_line(state, trial) or hoped or adopted
+    hoped = state.awaiting_donor.pop(trial.trial_id, None)
+    adopted, *_ = state.adopting.pop(trial.trial_id, (None,))
+    withdraw(state, trial, hoped or adopted)
+    return leave_line(state, trial) or hoped is not None or adopted is not None
 
 
 def leave_line(state: ControllerState, trial: Trial) -> bool:

@@ -190,7 +190,8 @@ class ControllerState:
         watched: active attempts with a time limit, by trial id; when the experiment ends, all active attempts
             have a time limit.
         awaiting_donor: decisions on paused trials whose donor is still saving a checkpoint, by trial id.
-        adopting: donor and iteration of the checkpoint that is being copied to a trial, by trial id.
+        adopting: decision on a paused trial, donor, and iteration of the checkpoint that is being copied, by
+            trial id.
         step: records and actions collected for the caller.
         ending: reason of an early end; None while the experiment continues.
         error: first error of searcher, scheduler or stopper, or the error that ended the experiment.
@@ -223,7 +224,7 @@ class ControllerState:
     steering: Steering = field(default_factory=Steering)
     held: dict[str, Trial] = field(default_factory=dict)
     awaiting_donor: dict[str, Decision] = field(default_factory=dict)
-    adopting: dict[str, tuple[Donor, int]] = field(default_factory=dict)
+    adopting: dict[str, tuple[Decision, Donor, int]] = field(default_factory=dict)
     step: ev.Step = field(default_factory=ev.Step)
     ending: Ending | None = None
     error: Exception | None = None

@@ -182,6 +182,7 @@ class Trial:
         tried: earlier configurations, beginning with the suggested configuration; each was replaced after
             running out of memory or by an exploit of another trial.
         alone: True if the trial runs only while no other trial runs.
+        offered: iteration of the trial's state that each receiver is to take over, by the receiver's id.
         trainable_name: name of the function or class, for users' code that builds trial names.
         evaluated_params: hyperparameters that differ between trials, by flattened name; {} for trials read
             from a file.
@@ -214,6 +215,7 @@ class Trial:
     next_checkpoint: int = 0
     tried: list[dict[str, Any]] = field(default_factory=list)
     alone: bool = False
+    offered: dict[str, int] = field(default_factory=dict)
     trainable_name: str = ""
     evaluated_params: dict[str, Any] = field(default_factory=dict)
     experiment_path: str = ""
@@ -270,6 +272,12 @@ class Trial:
     def checkpoint(self) -> SavedCheckpoint | None:
         """The latest checkpoint, from which the trial resumes; None if the trial has no checkpoint."""
         return self.checkpoints[-1] if self.checkpoints else None
+
+    def checkpoint_for(self, receiver: str) -> SavedCheckpoint | None:
+        """The latest checkpoint of the state offered to a trial; without such a checkpoint, the latest."""
+        offered = self.offered.get(receiver, self.iteration)
+        by_then = (each for each in reversed(self.checkpoints) if each.iteration <= offered)
+        return next(by_then, self.checkpoint)
 
 
 MAX_TAG = 120

@@ -158,7 +158,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Donor:
-    """Trial whose latest checkpoint a paused trial may take over, and the configuration to resume with."""
+    """Trial whose state a paused trial may take over, and the configuration to resume with.
+
+    The paused trial takes over the donor's latest checkpoint at the decision, even if the donor trains on.
+    """
 
     trial_id: str
     config: Mapping[str, Any]

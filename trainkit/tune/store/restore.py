@@ -297,6 +297,9 @@ def restore_trials(
             del steering.first[trial.trial_id]
         if trial.status is TrialStatus.PAUSED and trial.trial_id in replayed.owed and not pulled:
             _owe(restored, trial, replayed.owed[trial.trial_id], scheduler, time)
+            offers = replayed.offers[trial.trial_id] if trial.trial_id in restored.owed else {}
+            for donor in (each for each in trials if each.trial_id in offers):
+                donor.offered[trial.trial_id] = offers[donor.trial_id]
         if trial.status is TrialStatus.PENDING and trial.trial_id in replayed.paused:
             source.on_unpause(trial.trial_id)
         trial.last_result["config"] = trial.config
@@ -321,6 +324,7 @@ class Replayed:
         with_metric: ids of trials with a report of all metrics.
         paused: ids of trials that the searcher regards as paused.
         owed: last decision on each trial, if the log shows no consequence of the decision.
+        offers: for each receiver, the iteration that each donor had reached at the receiver's last decision.
         steering: users' commands that still apply.
         left_out: configurations that users added and that no longer fit the space: number and reason of each.
         commands: ids of all commands that users gave.
@@ -329,6 +333,7 @@ class Replayed:
     with_metric: set[str] = field(default_factory=set)
     paused: set[str] = field(default_factory=set)
     owed: dict[str, Decision] = field(default_factory=dict)
+    offers: dict[str, dict[str, int]] = field(default_factory=dict)
     steering: Steering = field(default_factory=Steering)
     left_out: list[tuple[int, str]] = field(default_factory=list)
     commands: set[str] = field(default_factory=set)
@@ -372,7 +377,8 @@ def replay(
     objects = with_objects(source.space)
     last: dict[str, dict[str, Any]] = {}
     replayed = Replayed()
-    with_metric, paused, owed = replayed.with_metric, replayed.paused, replayed.owed
+    with_metric, paused = replayed.with_metric, replayed.paused
+    owed, offers = replayed.owed, replayed.offers
     steering = replayed.steering
     for kind, trial_id, data in log:
         if kind not in _NO_NEWS:
@@ -395,7 +401,7 @@ def replay(
                     with_metric.add(trial_id)
                 source.on_trial_result(trial_id, data)
                 decision = consulted.on_result(trial_id, data)
-                owed[trial_id] = decision
+                owed[trial_id], offers[trial_id] = decision, _offers_of(decision, last)
                 if decision.reason:
                     source.on_trial_decision(trial_id, data, decision)
                 if stop is not None:
@@ -455,7 +461,8 @@ def replay(
                     consulted.on_trial_again(trial_id)
         # An earlier run carried out these decisions, unless the run was cut off or had a different scheduler.
         # If a later entry of the log shows the effect of a decision, the decision is removed from `owed`.
-        owed.update(consulted.verdicts())
+        for receiver, decision in consulted.verdicts():
+            owed[receiver], offers[receiver] = decision, _offers_of(decision, last)
     replayed.left_out = _complete_added(source)
     return replayed
 
@@ -497,6 +504,12 @@ def _remember(
     trial.tried = [complete(objects(each), config) for each in trial.tried]
     trial.config = complete(objects(trial.config), config)
     return suggested
+
+
+def _offers_of(decision: Decision, last: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Return the iteration that each donor of a decision has reached, by the donor's id."""
+    donors = [donor.trial_id for donor in decision.donors]
+    return {donor: last[donor]["training_iteration"] for donor in donors if donor in last}
 
 
 def _unknown_object(trial: Trial) -> ConfigError:
