@@ -311,7 +311,7 @@ _LED = frozenset(
 """Modules whose processes have no end of their own: their parent ends them, and they notice its death."""
 
 
-_END_LED = signal.SIGRTMAX - 2
+_END_LED = getattr(signal, "SIGRTMAX", signal.SIGTERM) - 2
 """Signal that follows the SIGTERM of `Process.terminate`, so that it differs from a SIGTERM to the job."""
 _PARENT_S = 1.0
 """Seconds between two looks of a process whether its parent is alive."""
@@ -369,8 +369,11 @@ def _ignore_all(set_others: Callable[[], None] = lambda: None) -> None:
 def _lead_children() -> None:
     """Let processes that modules of `_LED` start ignore the signals of a job.
 
-    `multiprocessing` has no hook for this, so `Process.start` and `Process.terminate` are replaced.
+    `multiprocessing` has no hook for this, so `Process.start` and `Process.terminate` are replaced. Only
+    Linux has what this needs.
     """
+    if sys.platform != "linux":
+        return
     process: Any = multiprocessing.process.BaseProcess
     start, terminate = process.start, process.terminate
 

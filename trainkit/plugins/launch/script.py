@@ -235,9 +235,8 @@ class ScriptWorker(GroupMember):
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
             # `runpy.run_path` would remove `__main__` while threads and exit functions may still need it.
             loader = SourceFileLoader("__main__", path)
-            main = types.ModuleType("__main__")
+            sys.modules["__main__"] = main = types.ModuleType("__main__")
             main.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
-            sys.modules["__main__"] = main
             # Without dont_inherit, this file's `from __future__` would also apply to the script.
             code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
             exec(code, main.__dict__)  # noqa: S102 - it is asked for

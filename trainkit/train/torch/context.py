@@ -178,8 +178,8 @@ def preempted() -> bool:
 
     Signals are SIGTERM, and those that `trainkit.init(preempt_signals=...)` names. In a training function and
     in a script of `trainkit run`, all ranks get the same answer if each rank calls this function once in each
-    step, and if all ranks exchange something in each step, as DDP does. In a program without workers, the
-    first signal no longer ends the program once this function has been called.
+    step. In a program without workers, the first signal no longer ends the program once this function has
+    been called.
 
     Raises:
         ConfigError: the workers run on the Ray engine, where they do not learn of the signal.
