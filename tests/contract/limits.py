@@ -34,7 +34,7 @@ COUNTS = {
     "circles of files": Limit(0, 0),
     "chains through a part": Limit(0, 0),
     "crowded folders": Limit(0, 0),
-    "lines of the core": Limit(45_750, 46_000, slack=300),
+    "lines of the core": Limit(46_520, 46_000, slack=300),
     "long files": Limit(0, 0),
     "small files": Limit(0, 0),
     "files with two unconnected parts": Limit(0, 0),
@@ -49,7 +49,7 @@ PLUGINS = {
     "compat": Limit(2_800, 2_500, slack=60),
     "dashboard": Limit(4_525, 3_200, slack=60),
     "integrations": Limit(1_220, 1_200, slack=60),
-    "launch": Limit(800, 800, slack=60),
+    "launch": Limit(805, 800, slack=60),
     "lightning": Limit(1_130, 1_100, slack=60),
     "pb2": Limit(355, 350, slack=60),
     "pipeline": Limit(785, 800, slack=60),
@@ -151,6 +151,7 @@ SMALL_FILES: dict[str, str] = {
     "trainkit/runtime/observability/listings.py": "rows of listings, where api.py has the calls of users",
     "trainkit/plugins/launch/libraries.py": "checks of libraries, which the worker is not about",
     "trainkit/train/torch/worker.py": "runs in a worker, where trial.py runs in the trial's process",
+    "trainkit/train/workers/formation.py": "needs torch, which the launcher of scripts does without",
     "trainkit/cli/main.py": "the entry point of the installed command, which no other file may import",
 }
 """Small files with one importer that stand by themselves for a reason: file -> reason."""
