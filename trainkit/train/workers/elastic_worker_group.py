@@ -48,11 +48,12 @@ from trainkit.train.strategies.modules import filled
 from trainkit.train.workers import recovery
 from trainkit.train.workers.automatic_checkpoints import AutomaticCheckpoints, Progress
 from trainkit.train.workers.background_saves import BackgroundSaves, write_states
+from trainkit.train.workers.formation import GroupFormation
 from trainkit.train.workers.pausing import LEAST_S, Paused, PausePlan, interval_s
 from trainkit.train.workers.placement import WorkerPlacement, larger_size
 from trainkit.train.workers.recovery import Call, Effect, Snapshot
 from trainkit.train.workers.worker import Worker
-from trainkit.train.workers.worker_group import GroupFormation, WorkerGroup, remote_ranks
+from trainkit.train.workers.worker_group import WorkerGroup, remote_ranks
 
 log = logging.getLogger(__name__)
 
