@@ -17,8 +17,7 @@ from typing import Any
 from benchmarks import ray_schedulers
 from benchmarks.decision_streams import stream
 from trainkit.tune.core.seeds import scheduler_generator
-from trainkit.tune.schedulers import Decision, TrialScheduler, Verdict
-from trainkit.tune.schedulers.median_stopping_rule import MedianStoppingRule
+from trainkit.tune.schedulers import Decision, MedianStoppingRule, TrialScheduler, Verdict
 
 LAST_T = 12
 """Length of the trials; it is short, so that some trials reach their end."""

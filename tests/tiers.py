@@ -43,6 +43,7 @@ FOLDERS = {
     "plugins/integrations": "unit",
     "plugins/launch": "external",
     "plugins/lightning": "external",
+    "plugins/median": "unit",
     "plugins/pb2": "unit",
     "plugins/pipeline": "gang",
     "plugins/pools": "process",

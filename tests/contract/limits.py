@@ -51,6 +51,7 @@ PLUGINS = {
     "integrations": Limit(1_220, 1_200, slack=60),
     "launch": Limit(805, 800, slack=60),
     "lightning": Limit(1_130, 1_100, slack=60),
+    "median": Limit(265, 260, slack=60),
     "pb2": Limit(355, 350, slack=60),
     "pipeline": Limit(785, 800, slack=60),
     "pools": Limit(890, 900, slack=60),

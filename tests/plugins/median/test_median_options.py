@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.plugins.median.test_median import CONTINUE, PAUSE, STOP, report, rule, with_others
 from tests.tune.controller.harness import Play
-from tests.tune.schedulers.test_median import CONTINUE, PAUSE, STOP, report, rule, with_others
 from trainkit import tune
 from trainkit.tune.controller import events as ev
 from trainkit.tune.core.seeds import scheduler_generator

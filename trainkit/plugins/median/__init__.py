@@ -1,0 +1,1 @@
+"""The scheduler `MedianStoppingRule`, with the standings of trials at any time."""
