@@ -49,6 +49,7 @@ FOLDERS = {
     "plugins/pools": "process",
     "plugins/profile": "process",
     "plugins/ray": "external",
+    "plugins/repeater": "unit",
     "plugins/searchers": "model",
     "plugins/simulation": "unit",
     "plugins/testing": "external",

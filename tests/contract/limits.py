@@ -57,6 +57,7 @@ PLUGINS = {
     "pools": Limit(890, 900, slack=60),
     "profile": Limit(660, 600, slack=60),
     "ray": Limit(1_020, 1_000, slack=60),
+    "repeater": Limit(225, 220, slack=60),
     "searchers": Limit(1_495, 1_100, slack=60),
     "simulation": Limit(505, 500, slack=60),
     "testing": Limit(750, 750, slack=60),

@@ -1,3 +1,4 @@
+from trainkit.plugins.repeater.repeater import Repeater as Repeater
 from trainkit.plugins.searchers.ax import AxSearch as AxSearch
 from trainkit.plugins.searchers.bayesopt import BayesOptSearch as BayesOptSearch
 from trainkit.plugins.searchers.bohb import TuneBOHB as TuneBOHB
@@ -14,5 +15,4 @@ from trainkit.tune.search.registry import SEARCHERS as SEARCHERS
 from trainkit.tune.search.registry import create_searcher as create_searcher
 from trainkit.tune.search.registry import describe_searcher as describe_searcher
 from trainkit.tune.search.registry import described_searcher as described_searcher
-from trainkit.tune.search.repeater import Repeater as Repeater
 from trainkit.tune.space import grid_search as grid_search

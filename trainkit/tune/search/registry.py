@@ -17,7 +17,6 @@ SEARCHERS = Registry(
         "concurrency_limiter": "trainkit.tune.search.concurrency_limiter:ConcurrencyLimiter",
         "optuna": "trainkit.tune.search.optuna:OptunaSearch",
         "random": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
-        "repeater": "trainkit.tune.search.repeater:Repeater",
         "variant_generator": "trainkit.tune.search.basic_variant:BasicVariantGenerator",
     },
 )

@@ -1,0 +1,1 @@
+"""The searcher `Repeater`, which runs each configuration several times."""

@@ -1,0 +1,1 @@
+from trainkit.plugins.repeater.repeater import *
