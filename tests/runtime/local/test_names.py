@@ -9,54 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule
 
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.local.victims import Victim
 from trainkit.errors import ActorDiedError, ConfigError, TrainkitError, did_you_mean
 from trainkit.runtime.local.client.engine import LocalEngine
-from trainkit.runtime.local.node.named_actors import NameTable
 from trainkit.runtime.session import engine
-
-WORDS = st.sampled_from(["a", "b", "c"])
-
-
-class NamesMachine(RuleBasedStateMachine):
-    """The registry against the plainest model: a list of who has what name."""
-
-    bearers = Bundle("bearers")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names = NameTable()
-        self.model: dict[int, tuple[str, str]] = {}
-
-    @rule(target=bearers, bearer=st.integers(0, 5), namespace=WORDS, name=WORDS)
-    def give(self, bearer: int, namespace: str, name: str) -> int:
-        if bearer in self.model or (namespace, name) in self.model.values():
-            with pytest.raises(ValueError, match="taken"):
-                self.names.give(namespace, name, bearer)
-        else:
-            self.names.give(namespace, name, bearer)
-            self.model[bearer] = (namespace, name)
-        return bearer
-
-    @rule(bearer=bearers)
-    def release(self, bearer: int) -> None:
-        self.names.release(bearer)
-        self.model.pop(bearer, None)
-
-    @rule(namespace=WORDS, name=WORDS)
-    def ask(self, namespace: str, name: str) -> None:
-        expected = next((who for who, key in self.model.items() if key == (namespace, name)), None)
-        assert self.names.bearer(namespace, name) == expected
-        assert self.names.known(namespace) == sorted(
-            word for space, word in self.model.values() if space == namespace
-        )
-
-
-TestNames = NamesMachine.TestCase
 
 
 @given(st.text(min_size=3, max_size=20), st.lists(st.text(min_size=1)))
@@ -122,6 +81,16 @@ def test_a_name_that_waits_is_free_when_it_is_killed() -> None:
     trainkit.kill(waits)
     assert not known("never")
     trainkit.kill(holder)
+
+
+def test_the_name_of_a_killed_actor_is_its_successors_also_once_the_first_has_ended() -> None:
+    first = named("heir").remote()
+    pid = trainkit.get(first.pid.remote())
+    trainkit.kill(first)
+    second = named("heir").remote()
+    assert trainkit.get(second.pid.remote()) != pid
+    assert eventually(lambda: (pid, "DEAD") in [(row["pid"], row["state"]) for row in trainkit.list_actors()])
+    assert known("heir")
 
 
 class Big:

@@ -19,40 +19,6 @@ from trainkit.runtime.local.wire.messages import FindActor, Found, NotFound, Sta
 from trainkit.runtime.specs import taken_message
 
 
-class NameTable:
-    """Table of actor names and the actors that bear them. Each actor has at most one name."""
-
-    def __init__(self) -> None:
-        self._bearers: dict[tuple[str, str], int] = {}
-        self._names: dict[int, tuple[str, str]] = {}
-
-    def give(self, namespace: str, name: str, bearer: int) -> None:
-        """Give the actor `bearer` the name `name`.
-
-        Raises:
-            ValueError: the name is taken, or `bearer` has a name already.
-        """
-        key = (namespace, name)
-        if key in self._bearers or bearer in self._names:
-            raise ValueError(f"{name!r} in {namespace!r} is taken, or {bearer} has a name already")
-        self._bearers[key] = bearer
-        self._names[bearer] = key
-
-    def bearer(self, namespace: str, name: str) -> int | None:
-        """Return the id of the actor named `name`; None if no actor has this name."""
-        return self._bearers.get((namespace, name))
-
-    def release(self, bearer: int) -> None:
-        """Release the name of `bearer`, if it has a name."""
-        key = self._names.pop(bearer, None)
-        if key is not None:
-            del self._bearers[key]
-
-    def known(self, namespace: str) -> list[str]:
-        """Return all names given in a namespace, sorted."""
-        return sorted(name for space, name in self._bearers if space == namespace)
-
-
 class NamedActor:
     """Named or detached actor.
 
@@ -87,8 +53,9 @@ class NamedActors:
         self._restarts = restarts
         self._namespace = namespace
         self._publish = publish
-        self._names = NameTable()
         self._actors: dict[int, NamedActor] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+        """Ids of the actors that have a name, by namespace and name."""
 
     def register(self, message: StartActor, answer: records.Answer) -> bool:
         """Register an actor and return True.
@@ -108,7 +75,7 @@ class NamedActors:
         retries, in_order = conduct.max_task_retries, conduct.in_order
         found = Found(message.worker_id, message.name, message.interface, None, retries, in_order)
         self._actors[message.worker_id] = NamedActor(found, namespace, wanted.name, wanted.detached)
-        self._names.give(namespace, wanted.name, message.worker_id)
+        self._ids[namespace, wanted.name] = message.worker_id
         answer(None)
         return True
 
@@ -120,7 +87,7 @@ class NamedActors:
         namespace = message.namespace or self._namespace
         actor = self._called(namespace, message.name)
         if actor is None or (message.detached and not actor.detached):
-            answer(NotFound(namespace, self._names.known(namespace)))
+            answer(NotFound(namespace, sorted(name for space, name in self._ids if space == namespace)))
             return
         for conn in conns:
             self._connect(actor, conn)
@@ -145,7 +112,8 @@ class NamedActors:
         actor = self._actors.pop(event.worker_id, None)
         if actor is None:
             return
-        self._names.release(event.worker_id)
+        if self._ids.get((actor.namespace, actor.name)) == event.worker_id:
+            del self._ids[actor.namespace, actor.name]
         if actor.hold is not None:
             actor.hold.close()
         if actor.detached and not self.has_detached():
@@ -156,12 +124,12 @@ class NamedActors:
         return any(actor.detached for actor in self._actors.values())
 
     def _called(self, namespace: str, name: str) -> NamedActor | None:
-        worker_id = self._names.bearer(namespace, name)
+        worker_id = self._ids.get((namespace, name))
         if worker_id is None:
             return None
         worker = self._table.get(worker_id)
         if worker is not None and worker.ending and not worker.may_restart:
-            self._names.release(worker_id)  # the actor is being killed, so lookups must not find it
+            del self._ids[namespace, name]  # the actor is being killed, so lookups must not find it
             return None
         return self._actors[worker_id]
 
