@@ -1,7 +1,5 @@
 """Small programs, drawn at random: a language for them, a sequential model, and what runs them on an engine.
 
-    python -m tests.runtime.drawn 20000 --seed 1 --engine local
-
 A program makes objects, tasks and actors, hands references down and up, pending ones too, waits, kills
 and cancels. The model says which results each value may have. Programs in which a waiting actor would
 need itself are not drawn; so one that doesn't end, or ends otherwise, shows a defect.
@@ -10,10 +8,6 @@ need itself are not drawn; so one that doesn't end, or ends otherwise, shows a d
 from __future__ import annotations
 
 import gc
-import os
-import random
-import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +23,6 @@ from trainkit.errors import (
     OwnerDiedError,
     TaskCancelledError,
 )
-from trainkit.settings import IGNORE_UNHANDLED_ERRORS
 
 PATIENCE_S = 60
 SESSION: dict[str, Any] = {
@@ -37,7 +30,6 @@ SESSION: dict[str, Any] = {
     "log_to_driver": False,
     "preload": ["tests.runtime.small_programs"],
 }
-_ALL_FREE_EVERY = 10
 
 
 class Hang(AssertionError):
@@ -351,9 +343,6 @@ def drawn(choose: Choose) -> lang.Program:
     return Drawer(choose).draw()
 
 
-# As a command.
-
-
 def check(program: lang.Program) -> None:
     """Run it on the engine in use; it must come to what the model says, and leave nothing.
 
@@ -390,95 +379,3 @@ def _living() -> list[Any]:
 
 def _nothing_left() -> bool:
     return not _living() and not _objects()
-
-
-def _child(engine: str, seed: int, count: int) -> None:
-    trainkit.init(engine=engine, **SESSION)
-    for at in range(seed, seed + count):
-        print(f"begin {at}", flush=True)
-        try:
-            check(drawn(random.Random(at).randrange))
-            if at % _ALL_FREE_EVERY == 0:
-                check_all_free()
-        except Exception as error:
-            print(f"wrong {at} {type(error).__name__}: {error}".replace("\n", " "), flush=True)
-            trainkit.shutdown()
-            trainkit.init(engine=engine, **SESSION)
-    trainkit.shutdown()
-
-
-def _chunk(engine: str, seed: int, count: int, patience_s: float) -> tuple[int, int]:
-    """Run programs in a process of their own; returns how many, and how many of them went wrong."""
-    import select
-    import subprocess
-
-    command = [
-        sys.executable,
-        "-m",
-        "tests.runtime.drawn",
-        "--child",
-        engine,
-        str(seed),
-        str(count),
-    ]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    assert child.stdout is not None
-    at, wrong, ended, rest = seed, 0, False, b""
-    try:
-        while not ended:
-            if not select.select([child.stdout], [], [], patience_s)[0]:
-                _report(at, f"hangs for {patience_s:g} s")
-                return at - seed + 1, wrong + 1
-            data = os.read(child.stdout.fileno(), 1 << 16)
-            ended = not data
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                word, number, *text = line.decode().split(" ", 2)
-                at = int(number)
-                if word == "wrong":
-                    wrong += 1
-                    _report(at, text[0])
-        if child.wait() != 0:
-            wrong += 1
-            _report(at, f"the program ended with {child.returncode}")
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    return at - seed + 1, wrong
-
-
-def _report(seed: int, what: str) -> None:
-    import pprint
-
-    program = pprint.pformat(drawn(random.Random(seed).randrange), width=110)
-    print(f"seed {seed}: {what}\nprogram = {program}\n", flush=True)
-
-
-def main() -> None:
-    import argparse
-
-    parser = argparse.ArgumentParser(
-        description="Run programs drawn at random, and report those that go wrong."
-    )
-    parser.add_argument("programs", type=int)
-    parser.add_argument("--seed", type=int, default=0, help="of the first; each further one has the next")
-    parser.add_argument("--engine", default="local", choices=["local", "inline", "ray"])
-    parser.add_argument("--patience", type=float, default=3 * PATIENCE_S, help="seconds for one program")
-    asked = parser.parse_args()
-    os.environ[IGNORE_UNHANDLED_ERRORS] = "1"  # many programs fail by design
-    ran = found = 0
-    while ran < asked.programs:
-        count, wrong = _chunk(asked.engine, asked.seed + ran, min(100, asked.programs - ran), asked.patience)
-        ran, found = ran + count, found + wrong
-        print(f"{ran} programs, {found} wrong", flush=True)
-    sys.exit(bool(found))
-
-
-if __name__ == "__main__":
-    from tests.runtime import drawn as module  # so that workers know its classes by this name
-
-    if sys.argv[1] == "--child":
-        module._child(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    else:
-        module.main()

@@ -9,32 +9,13 @@ import pytest
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.local.victims import Victim
-from trainkit.errors import ConfigError, InfeasibleError
+from trainkit.errors import InfeasibleError
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def listed() -> list[str]:
     return [group["name"] for group in trainkit.list_placement_groups()]
-
-
-def test_a_named_group_is_found_by_others_and_its_name_is_free_again_afterwards() -> None:
-    group = trainkit.placement_group([{"CPU": 1}], name="gang")
-    assert (group.name, group.strategy) == ("gang", "PACK")
-    with pytest.raises(ConfigError, match="placement group 'gang' exists"):
-        trainkit.placement_group([{"CPU": 1}], name="gang")
-
-    def join() -> tuple[int, list[dict[str, float]], str]:
-        found = trainkit.get_placement_group("gang")
-        return found.id, found.bundle_specs, found.name
-
-    assert trainkit.get(trainkit.remote(join).remote(), timeout=60) == (group.id, [{"CPU": 1}], "gang")
-    trainkit.remove_placement_group(group)
-    with pytest.raises(ConfigError, match="placement group 'gang' does not exist; others: none"):
-        trainkit.get_placement_group("gang")
-    again = trainkit.placement_group([{"CPU": 1}], name="gang")
-    assert again.wait(60)
-    trainkit.remove_placement_group(again)
 
 
 def test_a_group_ends_with_who_made_it_unless_it_is_detached() -> None:

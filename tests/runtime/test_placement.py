@@ -6,33 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.runtime.local.node.workers import choose
-from trainkit.runtime.placement import Demand, Ledger, blocked_by, order
+from trainkit.runtime.placement import Ledger
 
 amounts = st.sampled_from([0.1, 0.25, 0.5, 1.0, 2.0, 3.0])
 requests = st.fixed_dictionaries(
     {}, optional={"CPU": amounts, "GPU": st.sampled_from([0.1, 0.5, 1, 2]), "disk": amounts}
 )
 TOTALS = {"CPU": 4, "GPU": 3, "disk": 2}
-
-
-@given(st.lists(st.tuples(requests, st.booleans()), max_size=40))
-def test_what_is_free_and_what_is_held_add_up(steps: list[tuple[dict[str, float], bool]]) -> None:
-    ledger = Ledger.of_machine(TOTALS)
-    full = ledger.amounts()
-    held = []
-    for request, give_back in steps:
-        if give_back and held:
-            ledger.give_back(held.pop(0))
-        lacking = ledger.lacking(request)
-        allocation = ledger.take(request)
-        assert (allocation is None) == bool(lacking)
-        if allocation is not None:
-            held.append(allocation)
-        assert all(amount >= 0 for amount in ledger.free.values())
-        assert all(0 <= share <= 10_000 for share in ledger.free_gpus.values())
-    for allocation in held:
-        ledger.give_back(allocation)
-    assert ledger.amounts() == full
 
 
 @given(st.lists(requests, min_size=1, max_size=8))
@@ -87,13 +67,3 @@ def test_a_worker_is_forked_from_what_spares_it_most_without_a_wait() -> None:
     assert choose(heavy, [plain, torch, heavy], [plain, torch]) == heavy, "its own import would take as long"
     assert choose(imports("numpy"), [plain, torch], [plain, torch]) == imports("numpy")
     assert choose(torch, [plain, both], [plain, both]) == torch, "what was not wanted is not imposed"
-
-
-def test_what_workers_ask_for_comes_first_and_else_the_order_is_kept() -> None:
-    queue = [Demand(1, [{}]), Demand(2, [{}], nested=True), Demand(3, [{}]), Demand(4, [{}], nested=True)]
-    assert [waiting.key for waiting in order(queue)] == [2, 4, 1, 3]
-
-
-def test_a_later_request_passes_only_if_it_takes_nothing_that_is_short() -> None:
-    assert blocked_by(["CPU"], [{"CPU": 1}])
-    assert not blocked_by(["GPU"], [{"CPU": 1}, {"disk": 1}])

@@ -51,17 +51,6 @@ def test_a_function_written_in_c_is_interrupted() -> None:
     assert_cancelled(ref)
 
 
-def test_a_task_that_waits_in_get_is_interrupted_with_what_it_started(tmp_path: Path) -> None:
-    @trainkit.remote
-    def parent() -> Any:
-        return trainkit.get(sleeps.remote(tmp_path / "begun", tmp_path / "ended"))
-
-    ref = parent.remote()
-    cancel_begun(ref, tmp_path)
-    assert_cancelled(ref)
-    assert eventually((tmp_path / "ended").exists)
-
-
 def test_without_recursion_what_it_started_goes_on(tmp_path: Path) -> None:
     @trainkit.remote
     def child() -> None:

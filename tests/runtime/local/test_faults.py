@@ -107,28 +107,6 @@ def test_descendants_die_when_their_worker_ends_by_itself() -> None:
     assert eventually(lambda: gone(family))
 
 
-def test_a_nested_actor_dies_with_its_owner() -> None:
-    class Owner:
-        def start(self) -> int:
-            self.nested = trainkit.remote(Victim).remote()
-            self.busy = self.nested.sleep.remote(600)
-            return int(trainkit.get(trainkit.remote(Victim).remote().pid.remote())) and os.getpid()
-
-        def nested_pid(self) -> int:
-            other = trainkit.remote(Victim).remote()
-            pid = int(trainkit.get(other.pid.remote()))
-            self.kept = other
-            self.blocked = other.sleep.remote(600)
-            return pid
-
-    owner = trainkit.remote(Owner).remote()
-    trainkit.get(owner.start.remote())
-    pid = trainkit.get(owner.nested_pid.remote())
-    trainkit.kill(owner)
-    assert eventually(lambda: gone([pid]))
-    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
-
-
 def test_a_killed_node_is_an_error_and_a_new_start() -> None:
     actor = victim()
     family = trainkit.get(actor.spawn_family.remote())

@@ -171,20 +171,6 @@ def test_a_segment_is_used_again_only_when_nobody_reads_it() -> None:
     assert trainkit.get(actor.kept_sum.remote()) == 1e6
 
 
-def test_an_actor_ends_with_its_last_handle() -> None:
-    counter = trainkit.remote(Counter).remote()
-    keeper = probe()
-    pid = trainkit.get(trainkit.remote(Probe).remote().pid.remote())
-    assert eventually(lambda: not psutil.pid_exists(pid))
-    trainkit.get(keeper.keep.remote(counter))
-    del counter
-    assert trainkit.get(keeper.look.remote(lambda: 1)) == 1
-    call = keeper.look.remote(lambda: 2)
-    assert trainkit.get(call) == 2
-    trainkit.get(keeper.keep.remote(None))
-    assert eventually(lambda: trainkit.available_resources() == trainkit.cluster_resources())
-
-
 def test_a_promise_of_a_dead_owner_says_so() -> None:
     def promise() -> list[Any]:
         return [trainkit.remote(Probe).remote().sleep.remote(60)]

@@ -27,20 +27,6 @@ def owe(path: Path) -> tuple[int, Any]:
 
 
 @trainkit.remote(num_cpus=0)
-class Given:
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def value(self) -> str:
-        return self._value
-
-
-@trainkit.remote(max_calls=1)
-def make(path: Path) -> tuple[int, Any]:
-    return os.getpid(), Given.remote(wait_for.remote(path))
-
-
-@trainkit.remote(num_cpus=0)
 class Keeper:
     def __init__(self, refs: Any = ()) -> None:
         self._refs = refs
@@ -75,23 +61,6 @@ class Owner:
 
     def leave(self) -> None:
         trainkit.exit_actor()
-
-
-class Late:
-    """Part of an error, which is rebuilt late in other processes than `pid`."""
-
-    def __init__(self, folder: Path, pid: int) -> None:
-        self._given = folder, pid
-
-    def __reduce__(self) -> Any:
-        return rebuilt, self._given
-
-
-def rebuilt(folder: Path, pid: int) -> Late:
-    if os.getpid() != pid:
-        (folder / "rebuilt").touch()
-        await_file(folder / "go")
-    return Late(folder, pid)
 
 
 def lives(pid: int) -> bool:
@@ -145,15 +114,6 @@ def test_who_hands_a_reference_on_may_be_killed(restarts: int, tmp_path: Path) -
     assert trainkit.wait(values, timeout=0.3)[0] == []
     (tmp_path / "go").touch()
     assert trainkit.get(values, timeout=60) == ["there"] * 2
-
-
-def test_an_actor_whose_argument_is_late_outlives_the_task_that_made_it(tmp_path: Path) -> None:
-    pid, actor = trainkit.get(make.remote(tmp_path / "go"))
-    value = actor.value.remote()
-    assert trainkit.wait([value], timeout=0.3)[0] == []
-    (tmp_path / "go").touch()
-    assert trainkit.get(value, timeout=60) == "there"
-    assert eventually(lambda: not lives(pid))
 
 
 def test_what_an_actor_held_is_free_while_its_process_stays(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import trainkit
 from tests.conftest import eventually, session_fixture
-from tests.runtime.local.restartable import Borrower, Doomed, Leaver, Restartable, born
-from tests.runtime.local.restarting import assert_born_again, kill, pid_of, restartable, stable_pid_after
+from tests.runtime.local.restartable import Borrower, Doomed, Leaver, born
+from tests.runtime.local.restarting import kill, pid_of, restartable
 from trainkit.errors import ActorDiedError
 from trainkit.runtime.local.system import process
 
@@ -30,21 +30,6 @@ def test_kill_ends_it_for_good_unless_told_otherwise() -> None:
         trainkit.get(waiting, timeout=60)
     with pytest.raises(ActorDiedError, match=r"killed by trainkit.kill\(\)$"):
         pid_of(actor)
-
-
-def test_kill_counts_as_a_restart() -> None:
-    actor = restartable(max_restarts=1)
-    pid_of(actor)
-    trainkit.kill(actor, no_restart=False)
-    pid_of(actor)
-    trainkit.kill(actor, no_restart=False)
-    with pytest.raises(ActorDiedError, match=r"killed by trainkit.kill\(\)$"):
-        pid_of(actor)
-    plain = trainkit.remote(Restartable).remote()
-    pid_of(plain)
-    trainkit.kill(plain, no_restart=False)
-    with pytest.raises(ActorDiedError, match=r"killed by trainkit.kill\(\)$"):
-        pid_of(plain)
 
 
 def test_kill_while_it_is_made_anew(tmp_path: Path) -> None:
@@ -99,39 +84,3 @@ def test_the_owners_death_ends_it_for_good(tmp_path: Path) -> None:
     assert eventually(lambda: not any(map(process.exists, born(log))))
     time.sleep(0.3)
     assert not any(map(process.exists, born(log)))
-
-
-def test_it_dies_with_its_placement_group() -> None:
-    group = trainkit.placement_group([{"CPU": 1}])
-    actor = restartable(num_cpus=1, placement_group=group)
-    assert_born_again(actor)
-    trainkit.remove_placement_group(group)
-    with pytest.raises(ActorDiedError, match="placement group was removed"):
-        pid_of(actor)
-
-
-def test_one_that_waits_for_resources_can_be_killed() -> None:
-    holder = trainkit.remote(num_cpus=4)(Restartable).remote()
-    pid_of(holder)
-    actor = restartable(num_cpus=1)
-    waiting = actor.pid.remote()
-    trainkit.kill(actor, no_restart=False)  # there is no process yet, so nothing to end
-    assert not trainkit.wait([waiting], timeout=0.2)[0]
-    trainkit.kill(actor)
-    with pytest.raises(ActorDiedError, match="killed before it was started"):
-        trainkit.get(waiting, timeout=60)
-
-
-def test_after_the_last_restart_it_stays_dead() -> None:
-    actor = restartable(max_restarts=2)
-    for left in (1, 0):
-        old = kill(actor)
-        assert stable_pid_after(actor, old) != old, left
-    last = pid_of(actor)
-    waiting = actor.sleep.remote(60)
-    kill(last)
-    for ref in (waiting, actor.pid.remote()):
-        with pytest.raises(ActorDiedError, match=rf"Restartable \(pid {last}\) was killed by SIGKILL$"):
-            trainkit.get(ref, timeout=60)
-    with pytest.raises(ActorDiedError, match="SIGKILL"):
-        pid_of(actor)

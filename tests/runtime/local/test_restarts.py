@@ -104,15 +104,6 @@ def test_a_constructor_that_raises_when_it_is_made_anew(tmp_path: Path) -> None:
     assert isinstance(caught.value, TaskError)
 
 
-def test_it_holds_its_resources_while_it_is_made_anew() -> None:
-    actor = restartable(num_cpus=3)
-    for _ in range(3):
-        assert_born_again(actor)
-        assert trainkit.available_resources()["CPU"] == 1
-    del actor
-    assert eventually(lambda: trainkit.available_resources().get("CPU") == 4)
-
-
 def test_what_it_lent_while_it_waited_is_held_again() -> None:
     slow = trainkit.remote(Restartable).remote()
     actor = trainkit.remote(max_restarts=1, num_cpus=1)(Borrower).remote(slow)

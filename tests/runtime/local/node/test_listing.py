@@ -81,17 +81,3 @@ def test_groups_are_listed_with_their_state() -> None:
         ("one", "CREATED"),
         ("two", "PENDING"),
     ]
-
-
-def test_the_driver_is_listed_until_it_has_ended() -> None:
-    node = NodeParts(CPU=1)
-    assert [row["worker_type"] for row in rows(node, "workers")] == ["DRIVER"]
-    node.session.driver_gone = True
-    assert rows(node, "workers") == []
-
-
-def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
-    node = NodeParts(CPU=1)
-    error = node.listing.rows("nothing")
-    assert isinstance(error, ConfigError)
-    assert "placement_groups" in str(error)
