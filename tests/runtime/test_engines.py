@@ -35,11 +35,6 @@ for engine in BUILT_IN:
             pytest.mark.process(globals()[name])
 
 
-def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(trainkit.errors.ConfigError, match="is not one of inline, local, ray"):
-        trainkit.init(engine="spark")
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

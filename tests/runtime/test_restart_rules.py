@@ -10,7 +10,6 @@ from trainkit.runtime.restart_policy import (
     ExitRecord,
     describe,
     restart_delay_s,
-    restarts_left,
     retries_after_restart,
     should_restart,
 )
@@ -37,24 +36,10 @@ def test_what_is_made_anew(exit_: ExitRecord, again: bool) -> None:
     assert not should_restart(exit_, 0)
 
 
-@given(st.integers(0, 50), st.integers(0, 100))
-def test_restarts_run_out(most: int, done: int) -> None:
-    assert restarts_left(most, done) == max(0, most - done)
-    assert restarts_left(-1, done) == -1
-
-
 @given(st.integers(0, 10_000))
 def test_a_delay_grows_up_to_a_limit(deaths: int) -> None:
     assert restart_delay_s(0) == 0
     assert 0 <= restart_delay_s(deaths) <= restart_delay_s(deaths + 1) <= 0.2
-
-
-@given(st.booleans(), st.integers(-1, 5))
-def test_an_unanswered_call_is_made_again_or_fails(sent: bool, retries: int) -> None:
-    left = retries_after_restart(sent, retries)
-    assert (left is None) == (sent and retries == 0)
-    if left is not None:
-        assert left == retries - (sent and retries > 0)
 
 
 @given(st.integers(0, 20))

@@ -52,26 +52,6 @@ def test_who_is_served_before() -> None:
     assert many.reasons[5:] == ["waits behind 2 more requests"]
 
 
-def test_a_group_that_is_not_reserved() -> None:
-    assert explain_wait(waiting(what="member", bundles=[{}]), []).reasons == [
-        "its placement group is not reserved yet"
-    ]
-
-
-def test_bundles_of_a_group_are_named() -> None:
-    rooms = []
-    for index in range(2):
-        full = machine((f"member-{index} (pid {index})", {"CPU": 1}), existing={"CPU": 1})
-        rooms.append(
-            Room(name=f"bundle {index}", existing=full.existing, ledger=full.ledger, holders=full.holders)
-        )
-    told = explain_wait(waiting(what="member-2", bundles=[{"CPU": 1}]), rooms)
-    assert told.reasons == [
-        "bundle 0: 1 CPU missing: 0 CPU of 1 CPU free; held by member-0 (pid 0): 1 CPU",
-        "bundle 1: 1 CPU missing: 0 CPU of 1 CPU free; held by member-1 (pid 1): 1 CPU",
-    ]
-
-
 def test_parts_of_two_gpus_do_not_make_one() -> None:
     room = machine(("a", {"GPU": 0.6}), ("b", {"GPU": 0.6}), existing={"GPU": 2})
     (told,) = explain_wait(waiting(what="c", bundles=[{"GPU": 0.5}]), [room]).reasons

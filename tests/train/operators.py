@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -117,19 +118,44 @@ def train_alone(operator: Any, num_steps: int | None = None) -> Any:
     )
 
 
-def plain_losses(config: dict[str, Any], steps: int) -> list[float]:
-    """Loss of each step of a plain PyTorch loop, which starts its data again as often as needed."""
-    model, optimizer, criterion, loader, _ = make_parts(config)
+def plain_loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    criterion: Callable[[Any, Any], torch.Tensor],
+    loader: Iterable[Any],
+    steps: int,
+    *,
+    every: int = 1,
+    max_norm: float | None = None,
+) -> list[float]:
+    """Return the losses of a plain loop, which updates after `every` batches, and restarts its data."""
     losses: list[float] = []
-    while True:
-        for features, target in loader:
-            if len(losses) == steps:
-                return losses
-            loss = criterion(model(features), target)
-            optimizer.zero_grad()
-            loss.backward()
+    while len(losses) < steps:
+        batches = [batch for _, batch in zip(range(steps - len(losses)), loader, strict=False)]
+        for start in range(0, len(batches), every):
+            group = batches[start : start + every]
+            count = sum(len(features) for features, _ in group)
+            for features, target in group:
+                loss = criterion(model(features), target)
+                (loss * len(features) / count).backward()
+                losses.append(loss.item())
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
-            losses.append(loss.item())
+            optimizer.zero_grad()
+    return losses
+
+
+def plain_losses(config: dict[str, Any], steps: int) -> list[float]:
+    """Return the loss of each step of a plain loop."""
+    return plain_loop(*make_parts(config)[:4], steps)
+
+
+def plain_weights(config: dict[str, Any], steps: int, **options: Any) -> dict[str, torch.Tensor]:
+    """Return the weights after the steps of a plain loop."""
+    model, *others, _ = make_parts(config)
+    plain_loop(model, *others, steps, **options)
+    return model.state_dict()
 
 
 def gang_losses(trainer: Any) -> list[float]:

@@ -3,14 +3,12 @@
 As such scripts are: hooks, a configuration with the global batch size, schedulers, `info`, `max_retries`.
 """
 
-import argparse
 import os
 
 import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-import trainkit as ray
 from trainkit.util.sgd.torch import TorchTrainer, TrainingOperator
 from trainkit.util.sgd.utils import BATCH_SIZE, override
 
@@ -77,23 +75,3 @@ def train_cifar(test_mode=False, num_workers=1, use_gpu=False, num_epochs=5, fp1
     trainer1.shutdown()
     print("success!")
     return stats, val_stats, rates
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--address", type=str)
-    parser.add_argument("--num-workers", "-n", type=int, default=1)
-    parser.add_argument("--num-epochs", type=int, default=5)
-    parser.add_argument("--use-gpu", action="store_true", default=False)
-    parser.add_argument("--fp16", action="store_true", default=False)
-    parser.add_argument("--smoke-test", action="store_true", default=False)
-    args, _ = parser.parse_known_args()
-
-    ray.init(address=args.address, num_cpus=4 if args.smoke_test else None, log_to_driver=True)
-    train_cifar(
-        test_mode=args.smoke_test,
-        num_workers=args.num_workers,
-        use_gpu=args.use_gpu,
-        num_epochs=args.num_epochs,
-        fp16=args.fp16,
-    )

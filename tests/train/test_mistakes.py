@@ -49,10 +49,6 @@ CPUS = ["cpu", "cpu"]
         ({"backend": "nccl", "use_gpu": 0}, "backend='nccl' needs GPUs"),
         ({"timeout_s": 0}, "timeout_s must be a positive number of seconds, not 0"),
         # Names of RaySGD's first trainer.
-        (
-            {"model_creator": print, "data_creator": print},
-            "no argument model_creator, data_creator: .*make an operator from the functions .*from_creators",
-        ),
         ({"num_replicas": 2}, "num_replicas: pass num_workers"),
         ({"batch_size": 2, "apex_args": {}}, "batch_size: set it in config.*; apex_args: Apex is not used"),
         ({"use_fp16": "apex"}, "use_fp16 must be True or False, not 'apex'; Apex is not used"),

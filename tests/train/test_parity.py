@@ -152,16 +152,10 @@ except TypeError:
             "no argument model_creator, data_creator, optimizer_creator, loss_creator: .*make an operator",
         ),
         (
-            (print, print, print, print),
-            {"num_workers": 2},
-            "must be a training function: .*make an operator from the functions",
-        ),
-        (
             (print,),
             {"data_creator": print},
             "must be a training function: .*make an operator from the functions",
         ),
-        ((print,), {"num_workers": 2}, r"no argument num_workers\. .* with scaling_config="),
         (
             (),
             {"training_operator_cls": Digits, "scaling_config": None},

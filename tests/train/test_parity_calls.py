@@ -87,27 +87,6 @@ def test_several_models_optimizers_and_schedulers(runtime: None) -> None:
         assert [type(model) for model in trainer.get_model()] == [nn.Linear, nn.Linear]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            {"apex_args": {"opt_level": "O1"}},
-            r"apex_args=.*: Apex is not supported; .*pass precision='fp16'",
-        ),
-        ({"ddp_args": [{}]}, r"ddp_args must be a dictionary, not \[\{\}\]"),
-    ],
-)
-def test_arguments_for_wrappers_that_cannot_be_taken(arguments: dict[str, Any], text: str) -> None:
-    class Registers(TrainingOperator):
-        def setup(self, config: dict[str, Any]) -> None:
-            model = nn.Linear(1, 1)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            self.register(models=model, optimizers=optimizer, schedulers=[], **arguments)
-
-    with pytest.raises(ConfigError, match=text):
-        Registers()
-
-
 # -- creators ----------------------------------------------------------------------------------
 
 

@@ -7,8 +7,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch
 
 import trainkit
 from tests.conftest import eventually
+from tests.runtime.local.programs import Programs
 from tests.runtime.local.victims import Victim
 from tests.train.operators import Digits
 from trainkit import tune
@@ -28,7 +27,6 @@ from trainkit.runtime.local.system import process
 from trainkit.train import BATCH_SIZE, TorchTrainer
 from trainkit.train.strategies.ddp import DDP
 
-ROOT = Path(__file__).parents[2]
 RANKS = 2
 
 
@@ -148,7 +146,7 @@ def test_1_3_descendants_end_with_their_worker(tmp_path: Path) -> None:
         assert eventually(lambda: not alive(pids))
 
 
-def test_1_3_descendants_end_with_the_driver(tmp_path: Path) -> None:
+def test_1_3_descendants_end_with_the_driver(programs: Programs, tmp_path: Path) -> None:
     source = f"""
 import time
 import trainkit
@@ -161,21 +159,12 @@ trainer.train()
 print("trained", flush=True)
 time.sleep(600)
 """
-    with program(source, tmp_path) as driver:
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "trained\n"
-        everyone = [child.pid for child in psutil.Process(driver.pid).children(recursive=True)]
-        driver.kill()
-        assert eventually(lambda: not alive([*family(tmp_path), *everyone]))
-
-
-def program(source: str, folder: Path) -> subprocess.Popen[str]:
-    script = folder / "program.py"
-    script.write_text(source)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRAINKIT_RESULTS_DIR": str(folder)}
-    return subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=folder, env=environment
-    )
+    driver = programs.begin(source)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "trained\n"
+    everyone = [child.pid for child in psutil.Process(driver.pid).children(recursive=True)]
+    driver.kill()
+    assert eventually(lambda: not alive([*family(tmp_path), *everyone]))
 
 
 class Together(Witness):
@@ -203,44 +192,6 @@ def test_1_18_trials_side_by_side_share_no_port_and_no_card(tmp_path: Path) -> N
     for trial in (0, 1):
         first, second = facts(tmp_path, trial)
         assert first["config"] == second["config"] == {"trial": trial, "lr": [0.3, 0.1][trial]}
-
-
-class Survivor(Witness):
-    """Trial 0 is stopped after its first epoch; in the second one of trial 1 its workers must be gone."""
-
-    def train_epoch(self, iterator: Any, info: Any, num_steps: int | None = None, epoch_idx: int = 0) -> Any:
-        result = super().train_epoch(iterator, info, num_steps, epoch_idx)
-        folder = Path(self.config["folder"])
-        if self.config["trial"] == 1 and epoch_idx == 0:
-            assert eventually(lambda: all((folder / f"0-{rank}.facts").exists() for rank in range(RANKS)))
-        if self.config["trial"] == 1 and epoch_idx == 1:
-            assert eventually(lambda: (folder / "stopped").exists())
-            pids = [worker["pid"] for worker in facts(folder, 0)]
-            assert eventually(lambda: not alive(pids)), "still alive"
-        return result
-
-
-def test_1_18_a_stop_ends_all_ranks(tmp_path: Path) -> None:
-    def stop(trial_id: str, result: dict[str, Any]) -> bool:
-        if result["config"]["trial"] == 0:
-            (tmp_path / "stopped").touch()
-            return True
-        return bool(result["epoch"] == 3)
-
-    trainable = TorchTrainer.as_trainable(**{**options(tmp_path), "training_operator_cls": Survivor})
-    experiment = tune.Tuner(
-        trainable,
-        param_space={"trial": tune.grid_search([0, 1]), "lr": 0.1},
-        run_config=tune.RunConfig(
-            name="stop",
-            storage_path=str(tmp_path),
-            verbose=0,
-            stop=stop,
-        ),
-    )
-    grid = experiment.fit()
-    assert grid.num_errors == 0, grid.errors
-    assert sorted(result.metrics["epoch"] for result in grid) == [1, 3]
 
 
 # Four trials of two processes each, two at a time, in a program that has used torch before: a good pair and a
@@ -282,19 +233,23 @@ if __name__ == "__main__":
 """
 
 
-def test_1_1_1_20_2_5_several_ranks_are_an_ordinary_trial_in_one_script(tmp_path: Path) -> None:
-    with program(SCRIPT, tmp_path) as script:
-        output, _ = script.communicate(timeout=400)
-        assert script.returncode == 0
+def test_1_1_1_18_1_20_2_5_several_ranks_are_an_ordinary_trial_in_one_script(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = programs.folder
+    monkeypatch.setenv("TRAINKIT_RESULTS_DIR", str(folder))
+    script = programs.begin(SCRIPT)
+    output, err = script.communicate(timeout=400)
+    assert script.returncode == 0, err
     best, actors, errors, terminated, *epochs = map(int, output.split())
     assert (errors, terminated, actors) == (0, 4, 0)
     assert best in (0, 1)
     assert max(epochs[:2]) == 2
     assert epochs[2:] == [1, 1], "the bad ones were pruned"
-    assert (tmp_path / "main").read_text() == f"{script.pid}\n", "the script's body ran once"
+    assert (folder / "main").read_text() == f"{script.pid}\n", "the script's body ran once"
     for trial in range(4):
-        first, second = facts(tmp_path, trial)
+        first, second = facts(folder, trial)
         assert first["config"] == second["config"]
         assert first["epochs"] == second["epochs"] == epochs[trial], "the ranks agree"
         for rank in range(RANKS):
-            assert (tmp_path / f"{trial}-{rank}.exit").exists(), "it ended as a program does"
+            assert (folder / f"{trial}-{rank}.exit").exists(), "it ended as a program does"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 
 import trainkit
 from tests.conftest import eventually
-from tests.train.operators import Digits, gang_losses, make_parts, plain_losses
+from tests.train.operators import Digits, gang_losses, make_parts, plain_loop, plain_losses
 from trainkit.errors import GangError
 from trainkit.runtime.local.system import process
 from trainkit.train import BATCH_SIZE, TorchTrainer
@@ -60,16 +59,11 @@ class Dies(Digits):
         return super().train_batch(batch, batch_info)
 
 
-def plain_model(steps: list[int]) -> nn.Module:
+def plain_model(epochs: list[int]) -> nn.Module:
     """Return the model that a plain loop makes of epochs of so many steps."""
-    model, optimizer, criterion, loader, _ = make_parts(CONFIG)
-    for left in steps:
-        while left:
-            for features, target in islice(loader, left):
-                optimizer.zero_grad()
-                criterion(model(features), target).backward()
-                optimizer.step()
-                left -= 1
+    model, *others, _ = make_parts(CONFIG)
+    for steps in epochs:
+        plain_loop(model, *others, steps)
     return model
 
 

@@ -250,26 +250,17 @@ def test_a_gpu_asked_for_by_a_number_is_reserved(monkeypatch: pytest.MonkeyPatch
 
 
 HELD = """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 import trainkit
+from tests.train.test_refusals import small
 from trainkit.errors import InfeasibleError
-from trainkit.train import TorchTrainer, TrainingOperator
-
-class Line(TrainingOperator):
-    def setup(self, config):
-        model = torch.nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self.register(models=model, optimizers=optimizer, criterion=torch.nn.MSELoss())
-        self.register_data(train_loader=DataLoader(TensorDataset(torch.ones(8, 1), torch.ones(8, 1)), 4))
 
 trainkit.init(num_cpus=2)
-earlier = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)
+earlier = small(2)
 trainkit.shutdown()
 trainkit.init(num_cpus=2)
-trainer = TorchTrainer(training_operator_cls=Line, num_workers=2, use_gpu=False)
+trainer = small(2)
 try:
-    trainer = TorchTrainer(training_operator_cls=Line, num_workers=5, use_gpu=False)
+    trainer = small(5)
 except InfeasibleError as error:
     print("REFUSED", "asked for 5 workers" in "".join(error.__notes__))
 print("GOES ON", trainer.train()["batch_count"])
@@ -279,10 +270,6 @@ trainer.shutdown()
 
 
 @pytest.mark.external
-def test_only_a_request_that_can_be_met_closes_a_trainer_and_one_of_an_ended_session_holds_nothing(
-    tmp_path: Path,
-) -> None:
-    script = tmp_path / "held.py"
-    script.write_text(HELD)
-    done = run_python(script)
+def test_only_a_request_that_can_be_met_closes_a_trainer_and_one_of_an_ended_session_holds_nothing() -> None:
+    done = run_python("-c", HELD, cwd=Path(__file__).parents[2])
     assert done.stdout.splitlines() == ["REFUSED True", "GOES ON 1"], done.stderr

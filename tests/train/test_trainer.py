@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -291,16 +290,6 @@ def test_without_ddp_the_models_are_the_users_own() -> None:
         gang.train()
         assert gang.apply_all_operators(lambda operator: type(operator.model).__name__) == ["Sequential"] * 2
         assert gang.apply_all_workers(dist.get_world_size) == [2, 2]
-
-
-def test_no_worker_listens_on_the_network(pair: TorchTrainer) -> None:
-    pair.train()
-    addresses = {
-        connection.laddr.ip
-        for pid in pair.apply_all_workers(os.getpid)
-        for connection in psutil.Process(pid).net_connections(kind="inet")
-    }
-    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 # -- mistakes ----------------------------------------------------------------------------------

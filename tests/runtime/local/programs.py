@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -129,8 +131,20 @@ class Programs:
                 found.append(int(entry))
         return found
 
+    def send_to_all(self, program: subprocess.Popen[str], number: int, drawn: random.Random) -> None:
+        """Send a signal to every process of the job, in a drawn order, as Slurm and systemd do."""
+        pids = sorted({program.pid, *self.processes()})
+        drawn.shuffle(pids)
+        for pid in pids:
+            process.kill(pid, number)
+
     def folders(self) -> list[Path]:
         return list(self.sessions.iterdir()) if self.sessions.exists() else []
+
+    @staticmethod
+    def is_pending(pid: int, number: signal.Signals) -> bool:
+        """Return whether a process has not yet received a signal that was sent to it."""
+        return bool(process.status_number(pid, b"ShdPnd") >> (number - 1) & 1)
 
     def nothing_is_left(self, seconds: float = 60.0) -> bool:
         """Whether soon no process runs and no folder is there."""

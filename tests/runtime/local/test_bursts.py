@@ -68,16 +68,6 @@ def test_others_go_by_themselves(large: Any) -> None:
     assert lasting((large,), {}) is None
 
 
-def test_what_is_sent_is_what_was_given() -> None:
-    actor = trainkit.remote(Victim).remote()
-    items: list[int] = []
-    refs = []
-    for index in range(300):
-        items[:] = [index]
-        refs.append(actor.same.remote(items))
-    assert trainkit.get(refs) == [[index] for index in range(300)]
-
-
 def test_small_and_large_calls_keep_their_order() -> None:
     class Log:
         def __init__(self) -> None:
@@ -158,18 +148,6 @@ def test_tasks_given_ahead_do_not_wait_behind_one_that_waits_for_them(tmp_path: 
     trainkit.get([task.remote(0, flag) for _ in range(500)])  # short, as far as is known now
     refs = [task.remote(kind, flag) for kind in [0] * 50 + [1] * 3 + [0] * 100 + [2] + [0] * 5]
     assert sum(trainkit.get(refs, timeout=60)) == 5
-
-
-def test_a_family_of_tasks_larger_than_the_machine() -> None:
-    @trainkit.remote
-    def leaf() -> int:
-        return 1
-
-    @trainkit.remote
-    def parent(count: int) -> int:
-        return sum(trainkit.get([leaf.remote() for _ in range(count)]))
-
-    assert trainkit.get([parent.remote(10) for _ in range(10)], timeout=120) == [10] * 10
 
 
 def test_one_that_ends_its_process_fails_alone() -> None:

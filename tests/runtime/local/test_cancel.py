@@ -20,17 +20,6 @@ from trainkit.errors import TaskCancelledError
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-@trainkit.remote
-def sleeps(begun: Path, ended: Path | None = None) -> str:
-    try:
-        begun.touch()
-        time.sleep(60)
-        return "slept"
-    finally:
-        if ended is not None:
-            ended.touch()
-
-
 def cancel_begun(ref: Any, folder: Path, **options: bool) -> None:
     """Cancel a task once it has made the file "begun"."""
     assert eventually((folder / "begun").exists)

@@ -123,17 +123,6 @@ def test_how_the_heap_is_set_up_is_not_handed_on(monkeypatch: pytest.MonkeyPatch
     assert trainkit.get(probe().look.remote(environment, "GLIBC_TUNABLES")) == "glibc.malloc.tcache_count=7"
 
 
-def test_blas_has_as_many_threads_as_asked() -> None:
-    def blas_threads() -> set[int]:
-        import threadpoolctl
-
-        np.ones((300, 300)) @ np.ones((300, 300))
-        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
-
-    assert trainkit.get(probe(num_cpus=2).look.remote(blas_threads)) == {2}
-    assert trainkit.get(probe(num_cpus=1).look.remote(blas_threads)) == {1}
-
-
 def test_siblings_draw_different_numbers() -> None:
     def draw() -> tuple[float, float]:
         return random.random(), float(np.random.random())

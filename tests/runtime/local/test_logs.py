@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
@@ -126,13 +125,6 @@ def test_a_worker_that_dies_while_printing_names_its_files(
     assert str(err) in str(raised.value)
     trainkit.shutdown()
     assert "half a li\n" in capfd.readouterr().out
-
-
-def test_print_reaches_a_replaced_stdout(session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", cell)
-    trainkit.get(talker().say.remote("into the notebook"))
-    assert eventually(lambda: "into the notebook\n" in cell.getvalue())
 
 
 def test_a_name_is_no_path(session: None, folder: Path) -> None:

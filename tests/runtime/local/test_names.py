@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import trainkit
 from tests.conftest import eventually
 from tests.runtime.local.victims import Victim
-from trainkit.errors import ActorDiedError, ConfigError, TrainkitError, did_you_mean
+from trainkit.errors import ConfigError, TrainkitError, did_you_mean
 from trainkit.runtime.local.client.engine import LocalEngine
 from trainkit.runtime.session import engine
 
@@ -116,33 +116,6 @@ def test_who_comes_before_the_constructor_has_run_waits_for_it() -> None:
         found = trainkit.get_actor(f"big{number}")
         assert trainkit.get([found.length.remote(), call_by_name.remote(f"big{number}")]) == [size, size]
         del kept, found
-
-
-@trainkit.remote
-class Maker:
-    def make(self, name: str) -> Any:
-        self.kept = trainkit.remote(Victim).options(name=name).remote()
-        return self.kept
-
-    def taken(self, name: str) -> str:
-        try:
-            trainkit.remote(Victim).options(name=name).remote()
-        except ConfigError as error:
-            return str(error)
-        return ""
-
-
-def test_names_given_in_a_worker() -> None:
-    maker = Maker.remote()
-    handle = trainkit.get(maker.make.remote("inner"))
-    found = trainkit.get_actor("inner")
-    assert trainkit.get(found.pid.remote()) == trainkit.get(handle.pid.remote())
-    assert "'inner' is taken" in trainkit.get(maker.taken.remote("inner"))
-    trainkit.kill(maker)  # its owner
-    with pytest.raises(ActorDiedError, match="owner"):
-        while True:  # a call or two may still be answered
-            trainkit.get(found.pid.remote())
-    assert not known("inner")
 
 
 class Called(enum.StrEnum):

@@ -116,26 +116,3 @@ def test_many_deaths_under_load() -> None:
             thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     assert not wrong, wrong[:3]
-
-
-def test_shutdown_while_others_wait() -> None:
-    actor = restartable(max_task_retries=-1)
-    old = pid_of(actor)
-    raised: list[BaseException] = []
-
-    def wait(ref: Any) -> None:
-        try:
-            trainkit.get(ref)
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=wait, args=(actor.sleep.remote(60),)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    kill(old)
-    trainkit.shutdown()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert len(raised) == 2
-    trainkit.init(num_cpus=4)

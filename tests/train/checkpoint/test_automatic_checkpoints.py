@@ -284,13 +284,6 @@ def final(programs: Programs) -> Any:
     return torch.load(programs.folder / "final")[0]
 
 
-def is_pending(pid: int, number: signal.Signals) -> bool:
-    """Return True if a process has not yet received a signal that was sent to it."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    pending = next(line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:"))
-    return bool(int(pending, 16) >> (number - 1) & 1)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
@@ -306,7 +299,7 @@ def test_the_same_command_continues_after_a_signal(
     first = programs.begin(PROGRAM, "2")
     assert eventually((programs.folder / "runs").exists, 300)
     first.send_signal(number)
-    assert eventually(lambda: not is_pending(first.pid, number), 60)
+    assert eventually(lambda: not programs.is_pending(first.pid, number), 60)
     (programs.folder / "signalled").touch()
     _, err = first.communicate(timeout=300)
     assert first.returncode == (143 if number == signal.SIGTERM else -number), err

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 
 import trainkit
 from tests.conftest import eventually, is_running, run_python
+from tests.runtime.local.programs import Programs
 from tests.train.checkpoint.held_operator import HeldOperator, writers
 from tests.train.operators import Digits
 from tests.train.strategies.test_fsdp import Stack
@@ -265,64 +264,47 @@ print("end", flush=True)
 """
 
 
-class Program:
-    """A program that has saved epoch 1 with `wait=False`, over a checkpoint of epoch 0; its writer waits."""
-
-    def __init__(self, folder: Path, how: str) -> None:
-        self.folder = folder
-        command = [sys.executable, "-c", PROGRAM, str(folder), how]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "saved\n"
-        assert eventually(lambda: bool(writers(folder)))
-
-    def rest_of_output(self) -> str:
-        # `communicate` would lose what `readline` has read beyond its line.
-        assert self.process.stdout is not None
-        return self.process.stdout.read()
-
-    def epoch(self) -> int:
-        return files.read(self.folder / "saved" / "c")[1].epoch
-
-
-@pytest.fixture
-def earlier(tmp_path: Path, path: Path) -> Path:
-    """The folder of programs, with a checkpoint of epoch 0."""
+def begin(programs: Programs, path: Path, how: str) -> Any:
+    """Start a program that saves epoch 1 over a checkpoint of epoch 0; its writer waits."""
     files.write(path, {"earlier": True}, files.CheckpointMetadata(0, 0, 1))
-    return tmp_path
+    program = programs.begin(PROGRAM, str(programs.folder), how)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "saved\n"
+    assert eventually(lambda: bool(writers(programs.folder)))
+    return program
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["with", "session", "falls off its end"])
-def test_a_program_ends_when_its_checkpoint_is_written(earlier: Path, how: str) -> None:
-    program = Program(earlier, how)
-    proceed(earlier)
-    assert program.rest_of_output() == "end\n"
-    assert program.process.wait(60) == 0
-    assert program.epoch() == 1
-    assert [entry.name for entry in (earlier / "saved").iterdir()] == ["c"]
+def test_a_program_ends_when_its_checkpoint_is_written(programs: Programs, path: Path, how: str) -> None:
+    program = begin(programs, path, how)
+    proceed(programs.folder)
+    assert program.stdout.read() == "end\n"
+    assert program.wait(60) == 0
+    assert files.read(path)[1].epoch == 1
+    assert [entry.name for entry in path.parent.iterdir()] == ["c"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
-def test_a_signal_ends_training_and_waits_for_the_write(earlier: Path, number: int) -> None:
-    program = Program(earlier, "trains")
-    program.process.send_signal(number)
-    threading.Timer(0.3, proceed, [earlier]).start()
-    program.process.communicate(timeout=60)
-    assert program.process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
-    assert program.epoch() == 1
+def test_a_signal_ends_training_and_waits_for_the_write(programs: Programs, path: Path, number: int) -> None:
+    program = begin(programs, path, "trains")
+    program.send_signal(number)
+    threading.Timer(0.3, proceed, [programs.folder]).start()
+    assert program.wait(60) == (143 if number == signal.SIGTERM else -signal.SIGINT)
+    assert files.read(path)[1].epoch == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=str)
-def test_a_program_that_ends_while_it_waits_leaves_the_earlier_checkpoint(earlier: Path, number: int) -> None:
-    program = Program(earlier, "with")
-    program.process.send_signal(number)
-    program.process.communicate(timeout=60)
-    assert program.process.returncode == -number
-    assert program.epoch() == 0
-    assert eventually(lambda: not any(map(is_running, writers(earlier))))
+def test_a_program_that_ends_while_it_waits_leaves_the_earlier_checkpoint(
+    programs: Programs, path: Path, number: int
+) -> None:
+    program = begin(programs, path, "with")
+    program.send_signal(number)
+    assert program.wait(60) == -number
+    assert files.read(path)[1].epoch == 0
+    assert eventually(lambda: not any(map(is_running, writers(programs.folder))))
 
 
 SMALL_STORE = """

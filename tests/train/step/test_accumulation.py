@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.train.operators import Digits, alone, digits, make_parts, plain_losses, train_alone
+from tests.train.operators import Digits, alone, digits, make_parts, plain_losses, plain_weights, train_alone
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.data.sharding import BatchSizes, BatchWeights, batch_weight
 
@@ -21,26 +20,9 @@ SAMPLES = 200
 """With batches of 24, three to a step: 72, 72 and 56 samples, the last of them as 24, 24 and 8."""
 
 
-def plain_weights(batch_size: int, steps: int, max_norm: float | None = None) -> list[torch.Tensor]:
-    """Parameters after `steps` of a plain loop, which starts its data again as often as needed."""
-    model, optimizer, criterion, loader, _ = make_parts({"samples": SAMPLES, "batch_size": batch_size})
-    done = 0
-    while done < steps:
-        for features, target in loader:
-            if done == steps:
-                break
-            optimizer.zero_grad()
-            criterion(model(features), target).backward()
-            if max_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            optimizer.step()
-            done += 1
-    return list(model.parameters())
-
-
-def assert_equal(ours: Any, plain: list[torch.Tensor]) -> None:
-    for one, other in zip(ours.parameters(), plain, strict=True):
-        assert torch.allclose(one, other, atol=1e-9, rtol=0)
+def assert_equal(ours: Any, plain: dict[str, torch.Tensor]) -> None:
+    for name, value in ours.state_dict().items():
+        assert torch.allclose(value, plain[name], atol=1e-9, rtol=0)
 
 
 class Scheduled(Digits):
@@ -75,7 +57,8 @@ def test_equal_to_a_larger_batch_whatever_the_data_leaves_over() -> None:
     ) as trainer:
         result = trainer.train()
         assert (result["batch_count"], result["num_samples"]) == (9, SAMPLES)
-        assert_equal(trainer.get_model(), plain_weights(72, 3, max_norm=0.5))
+        expected = plain_weights({"samples": SAMPLES, "batch_size": 72}, 3, max_norm=0.5)
+        assert_equal(trainer.get_model(), expected)
         # A scheduler's step is an optimizer's, not a batch's.
         counts = trainer.apply_all_operators(
             lambda op: (op.counted, op.scheduler.last_epoch, op.global_step)  # type: ignore[attr-defined]
@@ -94,14 +77,7 @@ def test_num_steps_counts_batches_and_its_last_completes_a_step() -> None:
         use_gpu=False,
     ) as trainer:
         assert trainer.train(num_steps=5)["batch_count"] == 5
-        model, optimizer, criterion, loader, _ = make_parts({**config, "batch_size": 20, BATCH_SIZE: 20})
-        batches = [batch for batch, _ in zip(loader, range(5), strict=False)]
-        for step in (batches[:3], batches[3:]):
-            optimizer.zero_grad()
-            features, target = (torch.cat(parts) for parts in zip(*step, strict=True))
-            criterion(model(features), target).backward()
-            optimizer.step()
-        assert_equal(trainer.get_model(), list(model.parameters()))
+        assert_equal(trainer.get_model(), plain_weights(config, 5, every=3))
 
 
 class Streamed(IterableDataset[Any]):
@@ -125,13 +101,8 @@ def test_a_stream_of_unknown_length_accumulates_too() -> None:
     """Three batches of 20, then the two that are left."""
     operator = alone(Streaming, {}, grad_accumulation_steps=3)
     train_alone(operator)
-    model, optimizer, criterion, _, _ = make_parts({})
-    features, target = digits(100, torch.float64).tensors
-    for part in (slice(0, 60), slice(60, 100)):
-        optimizer.zero_grad()
-        criterion(model(features[part]), target[part]).backward()
-        optimizer.step()
-    assert_equal(operator.model, list(model.parameters()))
+    plain = {"samples": 100, "batch_size": 20, "shuffle": False}
+    assert_equal(operator.model, plain_weights(plain, 5, every=3))
 
 
 def test_no_gradient_is_left_from_an_epoch_that_failed() -> None:
@@ -154,12 +125,7 @@ def test_no_gradient_is_left_from_an_epoch_that_failed() -> None:
     losses = [loss for loss, _ in operator.steps]
     plain = plain_losses({**config, "batch_size": 72}, 1)
     assert sum(losses[:3]) / 3 == pytest.approx(plain[0], abs=1e-9)
-    model, optimizer, criterion, loader, _ = make_parts({**config, "batch_size": 72})
-    for features, target in loader:
-        optimizer.zero_grad()
-        criterion(model(features), target).backward()
-        optimizer.step()
-    assert_equal(operator.model, list(model.parameters()))
+    assert_equal(operator.model, plain_weights({**config, "batch_size": 72}, 3))
 
 
 @pytest.mark.parametrize(

@@ -25,30 +25,49 @@ def epoch(steps: list[dict[str, object]]) -> EpochMetrics:
     return meters.result()
 
 
-def test_means_are_weighted_by_samples_and_the_last_value_is_kept() -> None:
-    result = epoch([{"loss": 1.0, "num_samples": 30}, {"loss": torch.tensor(4.0), "num_samples": 10}])
-    assert result == {"batch_count": 2, "num_samples": 40, "loss": 1.75, "last_loss": 4.0}
+TENSORS = [{"loss": torch.tensor(float(i)), "num_samples": 1} for i in range(2000)]
+"""More steps than are kept unpacked."""
 
 
-def test_a_step_without_num_samples_counts_as_one() -> None:
-    assert epoch([{"loss": 1.0}, {"loss": 2.0}])["loss"] == 1.5
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (
+            [{"loss": 1.0, "num_samples": 30}, {"loss": torch.tensor(4.0), "num_samples": 10}],
+            {"batch_count": 2, "num_samples": 40, "loss": 1.75, "last_loss": 4.0},
+        ),
+        ([{"loss": 1.0}, {"loss": 2.0}], {"loss": 1.5}),
+        ([{"loss": 1}, {"loss": torch.tensor([2.0])}, {"loss": True}], {"loss": pytest.approx(4 / 3)}),
+        ([{"loss": 1.0}, {"loss": math.nan}], {"loss": pytest.approx(math.nan, nan_ok=True)}),
+        (TENSORS, {"loss": 999.5, "last_loss": 1999.0}),
+        ([], {"batch_count": 0, "num_samples": 0}),
+    ],
+    ids=["samples", "no count of samples", "kinds of numbers", "nan", "many", "none"],
+)
+def test_means_of_an_epoch(steps: list[dict[str, object]], expected: dict[str, Any]) -> None:
+    result = epoch(steps)
+    assert {name: result[name] for name in expected} == expected
+    assert len(result) == (4 if steps else 2)
+    assert reduce_metrics([epoch([]), epoch([])]) == {"batch_count": 0, "num_samples": 0}
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        ({"loss": torch.ones(3)}, r"metric 'loss' is a Tensor of shape \(3,\)"),
+        ({"loss": "low"}, "metric 'loss' is a str: 'low'"),
+        (None, "a step returned None: train_batch and validate_batch must return a dictionary"),
+    ],
+)
+def test_what_is_no_number_is_named(step: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        epoch([step])
 
 
 def test_a_mean_over_no_samples_does_not_count() -> None:
     steps = [{"loss": math.nan, "num_samples": 0}, {"loss": 2.0, "num_samples": 3}]
     assert epoch(steps)["loss"] == 2.0
     assert math.isnan(epoch(steps[:1])["loss"])
-
-
-def test_no_steps_give_counts_alone() -> None:
-    assert epoch([]) == {"batch_count": 0, "num_samples": 0}
-    assert reduce_metrics([epoch([]), epoch([])]) == {"batch_count": 0, "num_samples": 0}
-
-
-def test_long_epochs_are_packed_without_loss() -> None:
-    result = epoch([{"loss": torch.tensor(float(i)), "num_samples": 1} for i in range(2000)])
-    assert result["loss"] == 999.5
-    assert result["last_loss"] == 1999.0
 
 
 class Activations:
@@ -70,30 +89,6 @@ def test_a_kept_loss_lets_its_graph_go() -> None:
     del activations
     assert alive() is None
     assert meters.result()["loss"] == 3.0
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(torch.ones(3), r"metric 'loss' is a Tensor of shape \(3,\)"), ("low", "metric 'loss' is a str: 'low'")],
-)
-def test_what_is_no_number_is_named(value: object, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        epoch([{"loss": value}])
-
-
-def test_a_step_that_returns_nothing_is_told_what_to_return() -> None:
-    with pytest.raises(
-        ConfigError, match="a step returned None: train_batch and validate_batch must return a dictionary"
-    ):
-        epoch([None])  # type: ignore[list-item]
-
-
-def test_nan_is_reported_as_it_is() -> None:
-    assert math.isnan(epoch([{"loss": 1.0}, {"loss": math.nan}])["loss"])
-
-
-def test_mixed_kinds_of_numbers() -> None:
-    assert epoch([{"loss": 1}, {"loss": torch.tensor([2.0])}, {"loss": True}])["loss"] == pytest.approx(4 / 3)
 
 
 @given(st.lists(st.tuples(LOSSES, st.integers(1, 50)), min_size=1, max_size=40), st.integers(1, 5))

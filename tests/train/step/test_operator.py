@@ -66,57 +66,39 @@ def test_a_model_that_is_a_sequence_is_one_model() -> None:
     assert operator.models == [model]
 
 
+def plateau(optimizer: Any) -> dict[str, Any]:
+    return {"schedulers": ReduceLROnPlateau(optimizer)}
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ({"models": "net"}, "models must be one Module or a list of them, not 'net'"),
         ({"optimizers": []}, "optimizers must be one Optimizer or a list"),
         ({"schedulers": object()}, "has no step"),
+        (plateau, r"ReduceLROnPlateau.*update_scheduler"),
+        ({"apex_args": {"opt_level": "O1"}}, r"apex_args=.*: Apex is not supported; .*precision='fp16'"),
+        ({"ddp_args": [{}]}, r"ddp_args must be a dictionary, not \[\{\}\]"),
     ],
 )
-def test_register_names_what_is_wrong(arguments: dict[str, Any], text: str) -> None:
-    model = net()
-    with pytest.raises(ConfigError, match=text):
-        Bare().register(**{"models": model, "optimizers": sgd(model), **arguments})
-
-
-def test_schedulers_need_a_frequency_that_can_drive_them() -> None:
-    model = net()
+def test_register_names_what_is_wrong(arguments: Any, text: str) -> None:
+    model, operator = net(), Bare({}, WorkerContext(scheduler_step_freq="epoch"))
     optimizer = sgd(model)
+    given = arguments(optimizer) if callable(arguments) else arguments
+    with pytest.raises(ConfigError, match=text):
+        operator.register(**{"models": model, "optimizers": optimizer, **given})
+    with pytest.raises(TypeError, match="horovod_args"):
+        operator.register(models=model, optimizers=optimizer, horovod_args={})  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="scheduler_step_freq='batch', 'epoch' or 'manual'"):
         Bare().register(models=model, optimizers=optimizer, schedulers=StepLR(optimizer, 1))
-    plateau = Bare({}, WorkerContext(scheduler_step_freq="epoch"))
-    with pytest.raises(ConfigError, match=r"ReduceLROnPlateau.*update_scheduler"):
-        plateau.register(models=model, optimizers=optimizer, schedulers=ReduceLROnPlateau(optimizer))
-
-
-def test_registering_twice_is_refused() -> None:
-    operator, model = Bare(), net()
-    operator.register(models=model, optimizers=sgd(model))
+    operator.register(models=model, optimizers=optimizer)
     with pytest.raises(ConfigError, match="called twice"):
-        operator.register(models=model, optimizers=sgd(model))
+        operator.register(models=model, optimizers=optimizer)
 
 
 def test_setup_must_be_defined() -> None:
     with pytest.raises(NotImplementedError, match="TrainingOperator must define setup"):
         TrainingOperator()
-
-
-def test_unknown_arguments_are_refused() -> None:
-    model = net()
-    with pytest.raises(TypeError, match="horovod_args"):
-        Bare().register(models=model, optimizers=sgd(model), horovod_args={})  # type: ignore[call-arg]
-
-
-def test_it_knows_where_it_runs() -> None:
-    operator = Bare({"a": 1})
-    assert operator.config == {"a": 1}
-    assert (operator.world_rank, operator.local_rank, operator.world_size) == (0, 0, 1)
-    assert operator.device == torch.device("cpu")
-    assert operator.devices == [operator.device]
-    assert not operator.use_gpu
-    assert not operator.use_tqdm
-    assert operator.scheduler_step_freq is None
 
 
 @pytest.mark.parametrize("samples", [1, 50, 100])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.operators import Digits, alone, make_parts, train_alone
+from tests.train.operators import Digits, alone, make_parts, plain_loop, train_alone
 from trainkit.errors import ConfigError, NonFiniteLossError
 from trainkit.train import TrainingOperator
 
@@ -54,11 +54,7 @@ def test_clipping_is_torchs_own_over_all_optimizers() -> None:
     train_alone(operator)
     model, _, criterion, loader, _ = make_parts(CONFIG)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for features, target in loader:
-        optimizer.zero_grad()
-        criterion(model(features), target).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-        optimizer.step()
+    plain_loop(model, optimizer, criterion, loader, 4, max_norm=0.01)
     for one, other in zip(operator.model.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, other)
 

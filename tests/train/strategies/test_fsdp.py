@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.operators import Digits, OwnSeeds, digits, gang_losses
+from tests.train.operators import Digits, OwnSeeds, digits, gang_losses, plain_loop
 from trainkit.errors import ConfigError
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.strategies.blocks import chosen_blocks
@@ -71,18 +71,8 @@ class Stack(Digits):
 def plain(config: dict[str, Any], steps: int, max_norm: float | None = None) -> tuple[list[float], float]:
     """Losses of a plain loop, and the validation loss after it."""
     model, optimizer, loader, validation = parts(config)
-    losses: list[float] = []
-    while len(losses) < steps:
-        for features, target in loader:
-            if len(losses) == steps:
-                break
-            loss = nn.functional.cross_entropy(model(features), target)
-            optimizer.zero_grad()
-            loss.backward()
-            if max_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            optimizer.step()
-            losses.append(loss.item())
+    criterion = nn.functional.cross_entropy
+    losses = plain_loop(model, optimizer, criterion, loader, steps, max_norm=max_norm)
     with torch.no_grad():
         total = sum(float(nn.functional.cross_entropy(model(x), y)) * len(y) for x, y in validation)
     return losses, total / len(validation.dataset)  # type: ignore[arg-type]

@@ -249,23 +249,6 @@ def test_a_model_placed_by_hand_follows_the_plain_loop() -> None:
         assert type(gang.get_model()).__name__ == "TwoHalves"
 
 
-@pytest.mark.usefixtures("runtime")
-def test_with_accumulation_and_clipping_it_is_as_without_placement() -> None:
-    def losses(**options: Any) -> list[float]:
-        with TorchTrainer(
-            training_operator_cls=Digits,
-            config=CONFIG,
-            use_gpu=False,
-            grad_accumulation_steps=2,
-            max_grad_norm=0.1,
-            **options,
-        ) as gang:
-            gang.train(num_steps=6)
-            return gang_losses(gang)
-
-    assert losses(strategy=Layers(devices=["cpu", "cpu"])) == pytest.approx(losses(), abs=1e-9)
-
-
 # -- mistakes ----------------------------------------------------------------------------------
 
 

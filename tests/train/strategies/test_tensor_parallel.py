@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.train.operators import Digits, gang_losses
-from tests.train.strategies.transformers import PLAN, Decoder, loss_of, losses_alone
+from tests.train.operators import Digits, gang_losses, plain_loop
+from tests.train.strategies.transformers import PLAN, Decoder, loss_of
 from trainkit.errors import ConfigError
 from trainkit.train import TorchTrainer, TrainingOperator
 from trainkit.train.strategies.gradients import GradientAverage, SharedScaler, clip
@@ -63,9 +63,10 @@ class Translator(TrainingOperator):
         return {"val_loss": loss_of(self.model(tokens), target), "num_samples": len(target)}
 
 
-def plain(steps: int, *, every: int = 1, max_norm: float | None = None) -> list[float]:
+def plain(steps: int, **options: Any) -> list[float]:
     """Losses of a plain loop."""
-    return losses_alone(*make_parts(), steps, every, max_norm)
+    model, optimizer, loader = make_parts()
+    return plain_loop(model, optimizer, loss_of, loader, steps, **options)
 
 
 def translator(workers: int, strategy: Any, copies: int, **options: Any) -> TorchTrainer:

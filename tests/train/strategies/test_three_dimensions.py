@@ -17,8 +17,9 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.plugins.pipeline.test_pipeline import Toy
+from tests.train.operators import plain_loop
 from tests.train.strategies.test_cutting import Skips
-from tests.train.strategies.transformers import PLAN, Decoder, loss_of, losses_alone
+from tests.train.strategies.transformers import PLAN, Decoder, loss_of
 from tests.train.workers.test_recovery import identical
 from trainkit.errors import ConfigError
 from trainkit.plugins.pipeline.pipeline import Pipeline
@@ -73,10 +74,10 @@ def translator(workers: int, strategy: Any, **options: Any) -> TorchTrainer:
     )
 
 
-def plain(steps: int, *, every: int, max_norm: float) -> tuple[list[float], nn.Module]:
+def plain(steps: int, **options: Any) -> tuple[list[float], nn.Module]:
     """Losses of a plain loop, and its model."""
     model, optimizer, loader = make_parts(BATCH)
-    return losses_alone(model, optimizer, loader, steps, every, max_norm), model
+    return plain_loop(model, optimizer, loss_of, loader, steps, **options), model
 
 
 def losses_of(trainer: TorchTrainer) -> list[float]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,32 +10,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
-
-
-def losses_alone(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: Iterable[Any],
-    steps: int,
-    every: int = 1,
-    max_norm: float | None = None,
-) -> list[float]:
-    """Return the losses of a plain loop, which updates after `every` batches."""
-    losses: list[float] = []
-    while len(losses) < steps:
-        batches = [batch for _, batch in zip(range(steps - len(losses)), loader, strict=False)]
-        for start in range(0, len(batches), every):
-            group = batches[start : start + every]
-            count = sum(len(tokens) for tokens, _ in group)
-            for tokens, target in group:
-                loss = loss_of(model(tokens), target)
-                (loss * len(tokens) / count).backward()
-                losses.append(loss.item())
-            if max_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-    return losses
 
 
 class Attention(nn.Module):

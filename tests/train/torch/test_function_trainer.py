@@ -176,8 +176,12 @@ def test_one_class_takes_a_function_or_an_operator(tmp_path: Path) -> None:
             of_operator.fit()
     for each in (of_function, of_operator):
         assert isinstance(each, TorchTrainer) and repr(each).startswith("Noted(")
-    with pytest.raises(ConfigError, match=r"runs a training function: call fit\(\)"):
-        of_function.validate()
+    for method in (of_function.validate, of_function.scale_batch_size):
+        with pytest.raises(ConfigError, match=r"runs a training function: call fit\(\)"):
+            method()
+    assert not hasattr(of_function, "has_validation")
+    with pytest.raises(ZeroDivisionError), of_function:
+        raise ZeroDivisionError
     with pytest.raises(AttributeError, match="'fitt'"):
         of_function.fitt()  # type: ignore[attr-defined]
 
@@ -321,12 +325,3 @@ def test_workers_that_hold_all_cpus_lend_them_to_what_they_start(tmp_path: Path)
         assert result.metrics["sums"] == [3, 3, 5, 7]
     finally:
         trainkit.shutdown()
-
-
-def test_each_form_of_the_trainer_tells_what_the_other_has() -> None:
-    function = TorchTrainer(lambda: None)
-    with pytest.raises(ConfigError, match=r"runs a training function: call fit\(\)"):
-        function.scale_batch_size()
-    assert not hasattr(function, "has_validation")
-    with pytest.raises(ZeroDivisionError), function:
-        raise ZeroDivisionError

@@ -7,8 +7,6 @@ import logging
 import os
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch.distributed as dist
 import trainkit
 from tests.conftest import eventually, is_running
 from tests.train.operators import Digits, lose_patience
-from trainkit.errors import ActorDiedError, CheckpointError, GangError, SerializationError
+from trainkit.errors import CheckpointError, GangError, SerializationError
 from trainkit.train import TorchTrainer, TrainingOperator
 from trainkit.train.workers import gather
 
@@ -72,18 +70,6 @@ def gang(fault: Any, rank: int, *, operator: type[TrainingOperator] = Faulty, **
 
 def gone(pids: list[int]) -> bool:
     return not any(map(is_running, pids))
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_named_and_the_others_end() -> None:
-    with gang(die, 0) as trainer:
-        pids = trainer.apply_all_workers(os.getpid)
-        with pytest.raises(GangError, match="worker 0 of 2 died") as caught:
-            trainer.train(max_retries=0)
-        assert isinstance(caught.value.__cause__, ActorDiedError)
-        assert eventually(lambda: gone(pids))
-        with pytest.raises(GangError, match=r"have ended \(worker \d failed\): make a new TorchTrainer"):
-            trainer.train()
 
 
 @pytest.mark.parametrize(("use_local", "rank"), [(False, 1), (True, 0), (True, 1)])
@@ -193,55 +179,6 @@ def test_a_loader_that_fails_on_one_worker() -> None:
         trainer.train()
 
 
-DRIVER = """
-import time
-from pathlib import Path
-from tests.train.operators import Digits
-import trainkit
-from trainkit.train import TorchTrainer
-
-class Slow(Digits):
-    def state_dict(self):
-        if Path("slow").exists():
-            Path("saving").touch()
-            time.sleep(600)
-        return {}
-
-if __name__ == "__main__":
-    trainkit.init(num_cpus=2)
-    config = {"samples": 100}
-    trainer = TorchTrainer(training_operator_cls=Slow, config=config, num_workers=2, use_gpu=False)
-    trainer.train()
-    trainer.save("c")
-    pids = trainer.apply_all_workers(__import__("os").getpid)
-    print(trainer.validate()["val_loss"], *pids, flush=True)
-    trainer.train(max_retries=0)
-    Path("slow").touch()
-    trainer.save("c")
-"""
-
-
-@pytest.mark.external
-def test_a_killed_driver_in_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "driver.py").write_text(DRIVER)
-    with subprocess.Popen(
-        [sys.executable, "driver.py"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    ) as driver:
-        assert driver.stdout is not None
-        loss, *pids = driver.stdout.readline().split()
-        assert eventually((tmp_path / "saving").exists)
-        driver.kill()
-    assert eventually(lambda: gone([int(pid) for pid in pids]))
-    with gang(die, -1, num_workers=1, config={"samples": 100}) as trainer:
-        trainer.load(tmp_path / "c")
-        assert trainer.validate()["val_loss"] == pytest.approx(float(loss), abs=1e-12)
-        assert trainer.train()["epoch"] == 2
-
-
 def limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
@@ -264,20 +201,6 @@ def test_a_disk_that_is_full_in_save(tmp_path: Path) -> None:
         trainer.load(where)
         assert trainer.validate()["val_loss"] == pytest.approx(before, abs=1e-12)
         assert trainer.train()["epoch"] == 2
-
-
-def test_a_state_that_cannot_be_saved(tmp_path: Path) -> None:
-    class Unplain(Digits):
-        def state_dict(self) -> dict[str, Any]:
-            return {"tool": os.getpid}
-
-    with gang(die, -1, operator=Unplain) as trainer:
-        with pytest.raises(
-            CheckpointError, match=r"state\['operator'\]\['tool'\] is a builtins.builtin_function"
-        ):
-            trainer.save(tmp_path / "c")
-        assert not (tmp_path / "c").exists()
-        assert trainer.train()["epoch"] == 1
 
 
 def test_a_trainer_that_is_dropped_gives_its_cpus_back() -> None:

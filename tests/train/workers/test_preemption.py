@@ -10,7 +10,6 @@ import pytest
 
 from tests.conftest import eventually
 from tests.runtime.local.programs import Programs
-from trainkit.runtime.local.system import process
 
 OPERATOR = """
     import json, sys, time, torch, trainkit
@@ -178,14 +177,6 @@ TUNER = """
 """
 
 
-def send_to_all(programs: Programs, pid: int, number: int, seed: int = 0) -> None:
-    """Send a signal to every process of the job, in a drawn order, as Slurm and systemd do."""
-    pids = sorted({pid, *programs.processes()})
-    random.Random(seed).shuffle(pids)
-    for each in pids:
-        process.kill(each, number)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "number"), [("fork", signal.SIGTERM), ("fork", signal.SIGUSR2), ("spawn", signal.SIGUSR1)]
@@ -196,7 +187,7 @@ def test_loader_processes_do_not_answer_a_signal_to_all(
     monkeypatch.setenv("TRAINKIT_PREEMPT_SIGNALS", "USR1,USR2")
     program = programs.begin(OPERATOR, how)
     assert eventually(lambda: min(len(seen(programs.folder, rank)) for rank in (0, 1)) > 4, 300)
-    send_to_all(programs, program.pid, number)
+    programs.send_to_all(program, number, random.Random(0))
     out, err = program.communicate(timeout=300)
     assert (program.returncode, out) == (128 + number, ""), err
     assert programs.nothing_is_left(120)
@@ -237,7 +228,7 @@ def test_all_ranks_learn_of_a_signal_at_the_same_step(
     number = signal.SIGTERM if everyone else signal.SIGUSR1
     assert eventually(lambda: min(len(seen(programs.folder, rank)) for rank in (0, 1)) > 4, 300)
     if everyone:
-        send_to_all(programs, program.pid, number)
+        programs.send_to_all(program, number, random.Random(0))
     else:
         program.send_signal(number)
     _, err = program.communicate(timeout=300)
@@ -257,7 +248,7 @@ def test_eight_trials_keep_each_report_at_a_signal_to_all(
     monkeypatch.setenv("TRAINKIT_STOP_GRACE_S", "60")
     program = programs.begin(TUNER)
     assert eventually(lambda: len(seen(programs.folder, 0)) > 3, 300)
-    send_to_all(programs, program.pid, number)
+    programs.send_to_all(program, number, random.Random(0))
     out, err = program.communicate(timeout=300)
     assert (program.returncode, out) == (128 + number, ""), err
     assert programs.nothing_is_left(120)

@@ -6,23 +6,20 @@ import gc
 import logging
 import os
 import signal
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 import trainkit
 from tests.conftest import eventually
-from tests.train.operators import Digits, lose_patience, make_parts
+from tests.runtime.local.programs import Programs
+from tests.train.operators import Digits, lose_patience, plain_weights
 from tests.train.workers.killed_operator import KilledOperator, pid_of
 from trainkit.errors import ActorDiedError, GangError, InfeasibleError
-from trainkit.runtime.local.system import process
 from trainkit.runtime.scheduling import PlacementGroup
 from trainkit.train import BATCH_SIZE, TorchTrainer, TrainingOperator
 from trainkit.train.strategies.fsdp import FSDP
@@ -335,7 +332,7 @@ def test_fewer_workers_go_on_and_more_come_back(
         model = gang.get_model()
     assert numbers == [3, 2, 3]
     assert len(hooks.read_text()) == sum(numbers)
-    expected = plain_model(config, 15)
+    expected = plain_weights(config, 15)
     for name, value in model.state_dict().items():
         assert torch.allclose(value, expected[name], atol=1e-9, rtol=0)
     assert "2 of num_workers=3 workers train now, fewer than before (3)" in caplog.text
@@ -354,19 +351,6 @@ def test_a_first_gang_may_be_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(gang.validate(reduce_results=False)) == 4, "the machine never has room for 9"
     with pytest.raises(InfeasibleError, match="not enough CPU"):
         trainer(Digits, config={"samples": 20}, num_workers=9, min_workers=5)
-
-
-def plain_model(config: dict[str, Any], steps: int) -> dict[str, torch.Tensor]:
-    """The weights after `steps` steps of a plain loop on the data that the trainer shuffles."""
-    model, optimizer, criterion, loader, _ = make_parts(config)
-    done = 0
-    while done < steps:
-        for features, target in loader:
-            optimizer.zero_grad()
-            criterion(model(features), target).backward()
-            optimizer.step()
-            done += 1
-    return model.state_dict()
 
 
 INTERRUPTED = """
@@ -406,21 +390,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.external
-def test_ctrl_c_while_workers_are_formed_again(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(INTERRUPTED)
-    with subprocess.Popen(
-        [sys.executable, "program.py"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    ) as program:
-        try:
-            assert eventually((tmp_path / "setting_up").exists, 300)
-            started = [child.pid for child in psutil.Process(program.pid).children(recursive=True)]
-            program.send_signal(signal.SIGINT)
-            output, _ = program.communicate(timeout=300)
-        finally:
-            program.kill()
-    assert output == "interrupted\n2.0\n2\n"
-    assert eventually(lambda: not [pid for pid in started if process.exists(pid)])
+def test_ctrl_c_while_workers_are_formed_again(programs: Programs) -> None:
+    program = programs.begin(INTERRUPTED)
+    assert eventually((programs.folder / "setting_up").exists, 300)
+    program.send_signal(signal.SIGINT)
+    output, err = program.communicate(timeout=300)
+    assert output == "interrupted\n2.0\n2\n", err
+    assert programs.nothing_is_left(120)

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import trainkit
-from tests.conftest import SESSION_CPUS
 from tests.train.operators import Digits
 from tests.train.workers.killed_operator import KilledOperator, pid_of
 from trainkit.errors import GangError
@@ -85,15 +83,6 @@ def test_workers_that_could_not_take_over_the_state_are_not_trained_from_nothing
         (tmp_path / "restore").unlink()
         with pytest.raises(GangError, match=r"could not load the state\): make a new TorchTrainer"):
             gang.train()
-
-
-def test_places_are_free_at_once_where_no_snapshot_could_be_taken(tmp_path: Path) -> None:
-    with trainer(KilledOperator, tmp_path) as gang:
-        gang.train(max_retries=0)
-        kill(tmp_path)
-        with pytest.raises(GangError, match="worker 0 of 1 died"):
-            gang.validate()
-        assert trainkit.available_resources()["CPU"] == SESSION_CPUS
 
 
 class StepsInValidation(KilledOperator):

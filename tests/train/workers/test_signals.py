@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -84,18 +83,6 @@ DIES_MEANWHILE = (
 """
 )
 
-
-SAVES = (
-    OPERATOR
-    + """
-    trainer = TorchTrainer(training_operator_cls=Slow, num_workers=2, use_gpu=False)
-    try:
-        trainer.train(num_steps=100_000)
-        print("trained", flush=True)
-    finally:
-        trainer.save("saved")
-"""
-)
 
 RANK = """
     import signal, sys, time
@@ -208,14 +195,6 @@ GOES_ON = """
 """
 
 
-def send_to_all(programs: Programs, program: subprocess.Popen[str], drawn: random.Random) -> None:
-    """Send SIGTERM to every process of the job, in a drawn order, as Slurm and systemd do."""
-    pids = sorted({program.pid, *programs.processes()})
-    drawn.shuffle(pids)
-    for pid in pids:
-        process.kill(pid, signal.SIGTERM)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_heeded_though_the_node_dies_meanwhile(
     programs: Programs, number: signal.Signals
@@ -234,23 +213,10 @@ def test_ranks_that_have_sigterm_with_all_processes_of_the_job_save(
     run = (*("-m", "trainkit", "run", "--workers", "2"), *flags)
     program = programs.begin(RANK, flags=run)
     assert eventually(lambda: len([*programs.folder.glob("runs*")]) == 2, 300)
-    send_to_all(programs, program, random.Random(1))
+    programs.send_to_all(program, signal.SIGTERM, random.Random(1))
     out, err = program.communicate(timeout=300)
     assert program.returncode == 143, err
     assert sorted(out.splitlines()) == ["saved by 0 told 1", "saved by 1 told 1"], err
-    assert programs.nothing_is_left(120)
-
-
-def test_a_trainer_can_save_though_all_processes_of_the_job_have_sigterm(programs: Programs) -> None:
-    program = programs.begin(SAVES)
-    assert eventually((programs.folder / "runs").exists, 300)
-    send_to_all(programs, program, random.Random(1))
-    out, err = program.communicate(timeout=300)
-    assert program.returncode == 143, err
-    assert (out, sorted(path.name for path in programs.folder.glob("saved/*.json"))) == (
-        "",
-        ["checkpoint.json"],
-    )
     assert programs.nothing_is_left(120)
 
 
@@ -260,19 +226,15 @@ def test_a_sigterm_to_all_that_the_program_survives_saves_no_worker_from_a_later
     program = programs.begin(GOES_ON)
     assert program.stdout is not None
     node, worker = map(int, program.stdout.readline().split())
-    send_to_all(programs, program, random.Random(0))
-    assert eventually(lambda: is_pending(node), 60)
-    assert eventually(lambda: not is_pending(node), 300)
+    programs.send_to_all(program, signal.SIGTERM, random.Random(0))
+    assert eventually(lambda: programs.is_pending(node, signal.SIGTERM), 60)
+    assert eventually(lambda: not programs.is_pending(node, signal.SIGTERM), 300)
     assert process.exists(worker)
     process.kill(worker, signal.SIGTERM)
     assert eventually(lambda: not process.exists(worker), 300)
     program.communicate("\n", timeout=300)
     assert program.returncode == 0
     assert programs.nothing_is_left(120)
-
-
-def is_pending(pid: int) -> bool:
-    return bool(process.status_number(pid, b"ShdPnd"))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +254,7 @@ def test_what_does_not_come_to_a_report_cleans_up_before_it_is_killed(
     folder = programs.folder
     assert eventually(lambda: len([*folder.glob("runs*")]) == 2, 300)
     if everyone:
-        send_to_all(programs, program, random.Random(0))
+        programs.send_to_all(program, signal.SIGTERM, random.Random(0))
     else:
         program.send_signal(signal.SIGTERM)
     out, err = program.communicate(timeout=300)
@@ -315,7 +277,7 @@ def test_an_interrupt_at_a_drawn_moment_wins_over_what_is_killed_then(programs: 
     time.sleep(drawn.uniform(0, 1))
     to_all = number == signal.SIGTERM and drawn.random() < 0.5
     steps = [
-        lambda: send_to_all(programs, program, drawn) if to_all else program.send_signal(number),
+        lambda: programs.send_to_all(program, number, drawn) if to_all else program.send_signal(number),
         lambda: kill_one(programs, victim),
         lambda: time.sleep(drawn.uniform(0, 0.1)),
     ]

@@ -9,14 +9,6 @@ from trainkit.runtime.local.wire.channel import NOTICE, Connection, Frame
 from trainkit.runtime.serialize import Packed
 
 
-def test_timers_run_in_the_loop_until_it_is_stopped() -> None:
-    loop, ran = Loop(), []
-    loop.after(0.0, lambda: ran.append("now"))
-    loop.after(0.01, lambda: (ran.append("later"), loop.stop()))  # type: ignore[func-returns-value]
-    loop.run(lambda: None)
-    assert ran == ["now", "later"]
-
-
 def test_what_waits_for_its_time_is_not_set_twice() -> None:
     loop, ran = Loop(), list[str]()
 
@@ -30,25 +22,6 @@ def test_what_waits_for_its_time_is_not_set_twice() -> None:
     assert loop.after(0.05, loop.stop)
     loop.run(lambda: None)
     assert ran == ["again"] * 3
-
-
-def test_a_connection_hands_on_frames_and_its_end() -> None:
-    loop, seen = Loop(), []
-    ours, theirs = socket.socketpair()
-
-    def on_frame(frame: Frame) -> None:
-        seen.append(frame.body.payload)
-
-    def on_close() -> None:
-        seen.append(b"closed")
-        loop.stop()
-
-    loop.connection(ours, on_frame, on_close)
-    other = Connection(theirs)
-    other.send(NOTICE, 0, Packed(b"hello"))
-    other.close()
-    loop.run(lambda: None)
-    assert seen == [b"hello", b"closed"]
 
 
 def test_what_the_kernel_does_not_take_is_sent_later() -> None:

@@ -7,18 +7,9 @@ from typing import Any
 import pytest
 
 from tests.runtime.local.node.parts import NodeParts
-from trainkit.errors import ConfigError, WorkerDiedError
+from trainkit.errors import WorkerDiedError
 from trainkit.runtime.local.wire.messages import Reclaim, Waits
 from trainkit.runtime.placement import Ledger
-
-
-def test_requests_are_granted_in_turn_as_resources_become_free() -> None:
-    node = NodeParts(CPU=2)
-    for worker_id in (11, 12, 13):
-        node.ask_actor(worker_id)
-    assert node.living() == [11, 12]
-    node.exits(11)
-    assert node.living() == [12, 13]
 
 
 def test_an_actor_whose_arguments_are_to_come_lets_others_go_first() -> None:
@@ -186,15 +177,6 @@ def test_a_worker_that_can_t_be_started_gives_back_what_it_was_given() -> None:
     assert node.living() == [11]
 
 
-def test_bundles_are_reserved_together_or_not_at_all() -> None:
-    node = NodeParts(11, CPU=2)
-    answers = node.ask_group(31, [{"CPU": 1}, {"CPU": 1}])
-    assert answers == []
-    node.exits(11)
-    assert answers == [None]
-    assert node.machine.amounts() == {"CPU": 0.0}
-
-
 def test_a_removed_group_ends_its_workers_before_its_bundles_are_free() -> None:
     node = NodeParts(CPU=1)
     node.ask_group(31, [{"CPU": 1}])
@@ -206,16 +188,6 @@ def test_a_removed_group_ends_its_workers_before_its_bundles_are_free() -> None:
     assert node.table.exits[12].reason == "its placement group was removed"
     node.exits(11)
     assert (removed, node.machine.amounts()) == ([None], {"CPU": 1.0})
-
-
-def test_a_group_s_name_is_taken_once() -> None:
-    node = NodeParts(CPU=1)
-    node.ask_group(31, [{"CPU": 1}], name="pair")
-    answers: list[Any] = []
-    node.groups.find("pair", answers.append)
-    assert answers == [(31, [{"CPU": 1}])]
-    node.groups.find("none", answers.append)
-    assert isinstance(answers[1], ConfigError)
 
 
 def test_what_a_process_asked_for_is_given_up_with_it() -> None:

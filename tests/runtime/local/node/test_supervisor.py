@@ -6,8 +6,6 @@ import os
 import socket
 from typing import Any
 
-import pytest
-
 from tests.runtime.local.node.parts import NodeParts, actor, first
 from trainkit.errors import ConfigError, ObjectLostError
 from trainkit.runtime.local.wire import messages
@@ -39,12 +37,6 @@ def test_a_worker_killed_before_its_turn_is_never_started() -> None:
     assert [answer.reason for answer in answers] == ["it was killed before it was started"]
     node.exits(11)
     assert node.living() == []
-
-
-def test_an_unknown_worker_belongs_to_a_session_that_has_ended() -> None:
-    node = NodeParts(CPU=1)
-    (answer,) = exit_of(node, 99)
-    assert "a session that has ended" in answer.reason
 
 
 def test_a_cancellation_finds_its_worker_started_or_not() -> None:
@@ -118,15 +110,6 @@ def test_an_actor_that_dies_early_again_and_again_is_restarted_later() -> None:
         node.exits(11)
     assert node.processes.delays == sorted(node.processes.delays)
     assert node.processes.delays[-1] > 0
-
-
-@pytest.mark.parametrize(("restart", "lives"), [(True, True), (False, False)])
-def test_a_killed_actor_is_restarted_only_if_it_may_be(restart: bool, lives: bool) -> None:
-    node = NodeParts(CPU=1)
-    node.ask_actor(11, max_restarts=1)
-    node.supervisor.kill(11, "it was killed", lambda _: None, restart)
-    node.exits(11)
-    assert bool(node.living()) is lives
 
 
 def test_a_restart_waits_for_descriptors() -> None:
