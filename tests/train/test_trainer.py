@@ -126,7 +126,6 @@ class OwnSplit(Digits):
         super().setup({**config, "seed": torch.initial_seed()})
         train, _ = random_split(range(100), [60, 40])  # type: ignore[arg-type, var-annotated]
         self.split = list(train.indices)
-        self.noise: Any = None
 
 
 def draw(operator: Any) -> tuple[float, float, float]:

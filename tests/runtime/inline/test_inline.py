@@ -84,7 +84,7 @@ def test_a_breakpoint_takes_its_commands_from_the_terminal(program: str) -> None
     assert "result 42" in output
 
 
-def test_local_mode_is_the_same(tmp_path: Path) -> None:
+def test_local_mode_is_the_same() -> None:
     trainkit.init(local_mode=True)
     assert trainkit.get(trainkit.remote(os.getpid).remote()) == os.getpid()
     trainkit.shutdown()

@@ -21,7 +21,6 @@ def block(mib: float, fill: int = 1) -> np.ndarray[Any, Any]:
 class MemoryHolder:
     def __init__(self, *kept: Any) -> None:
         self.kept: list[Any] = [*kept]
-        self.spare: list[int] = []
 
     def pid(self) -> int:
         return os.getpid()

@@ -144,7 +144,9 @@ class Programs:
     @staticmethod
     def is_pending(pid: int, number: signal.Signals) -> bool:
         """Return whether a process has not yet received a signal that was sent to it."""
-        return bool(process.status_number(pid, b"ShdPnd") >> (number - 1) & 1)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd:"))
+        return bool(int(pending, 16) >> (number - 1) & 1)
 
     def nothing_is_left(self, seconds: float = 60.0) -> bool:
         """Whether soon no process runs and no folder is there."""

@@ -214,7 +214,7 @@ def test_a_signal_that_nobody_asked_for_has_no_effect(tmp_path: Path) -> None:
     assert trainkit.get(ref, timeout=60) == "slept"
 
 
-def test_many_cancelled_in_a_row_leave_the_pool_working(tmp_path: Path) -> None:
+def test_many_cancelled_in_a_row_leave_the_pool_working() -> None:
     work = trainkit.remote(lambda seconds: time.sleep(seconds))
     for round_ in range(5):
         refs = [work.remote(30) for _ in range(12)]

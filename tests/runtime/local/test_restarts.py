@@ -86,7 +86,7 @@ def test_a_borrower_keeps_it_when_its_owner_lets_go(tmp_path: Path) -> None:
     assert eventually(lambda: not process.exists(born(tmp_path / "log")[1]))
 
 
-def test_a_handle_sent_while_it_is_made_anew_works(tmp_path: Path) -> None:
+def test_a_handle_sent_while_it_is_made_anew_works() -> None:
     actor = restartable(max_task_retries=-1)
     old = pid_of(actor)
     borrower = trainkit.remote(Borrower).remote()

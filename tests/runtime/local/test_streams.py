@@ -131,7 +131,7 @@ def test_a_call_without_a_retry_left_fails_behind_what_had_come(
         trainkit.get(last)
 
 
-def test_a_stream_that_nobody_reads_any_more_is_not_made_again(tmp_path: Path) -> None:
+def test_a_stream_that_nobody_reads_any_more_is_not_made_again() -> None:
     actor = trainkit.remote(max_restarts=1, max_task_retries=-1)(Stepper).remote()
     pid = trainkit.get(actor.pid.remote())
     stream = actor.endless.remote("dropped")

@@ -215,20 +215,6 @@ def test_without_an_exchange_of_folders_a_kill_leaves_one_that_is_found(
     assert names(tmp_path) == {"c"}
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.write(tmp_path / "c", {"number": 1}, HEADER)
-    full = OSError(28, "No space left on device")
-
-    def no_space(*args: Any) -> None:
-        raise full
-
-    monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(CheckpointError, match=r"was not written.*No space left"):
-        files.write(tmp_path / "c", {"number": 2}, HEADER)
-    assert files.read(tmp_path / "c")[0] == {"number": 1}
-    assert names(tmp_path) == {"c"}
-
-
 @pytest.mark.external
 @pytest.mark.parametrize(("where", "sharded"), [("models", True), ("operator", False)])
 def test_a_full_disk_is_told_with_what_is_free(where: str, sharded: bool, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hooks of torch's loaders, samplers and data sets, in operators, in functions and in scripts."""
+"""Hooks of torch's loaders, samplers and data sets, in operators and in functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from tests.runtime.local.programs import Programs
 from tests.train.data.hooked import DEALT, WHOLE, plain, taken, tell
 from tests.train.torch.launched import trainer as function_trainer
 from trainkit import train
@@ -160,43 +159,3 @@ def test_a_functions_loaders_have_all_hooks(tmp_path: Path) -> None:
         assert found["shares"] == [[3000 + index for index in step] for step in own]
         assert found["marked shares"] == [[503_000 + index for index in step] for step in own]
         assert found["class"] == ["OwnLoader", "OwnBatchSampler", *own]
-
-
-SCRIPT = """
-import json
-import sys
-from pathlib import Path
-
-from accelerate import Accelerator
-from tests.train.data.hooked import DEALT, WHOLE, taken
-
-accelerator = Accelerator()
-found = {}
-for kind, make in {**DEALT, **WHOLE}.items():
-    # Accelerate hides a batch sampler's set_epoch, and shuffles and deals out by samplers of its own.
-    if kind not in ("batch sampler without __len__", "generator", "DistributedSampler", "loader"):
-        loader = accelerator.prepare(make(4))
-        found[kind] = [taken(loader) for _ in range(3)]
-Path(sys.argv[1], f"{accelerator.process_index}.json").write_text(json.dumps(found))
-"""
-
-
-@pytest.mark.external
-def test_a_scripts_loaders_are_accelerates(tmp_path: Path) -> None:
-    """The batches of both ranks, in turn, are a plain loop's."""
-    programs = Programs(tmp_path)
-    flags = ("-m", "trainkit", "run", "--cpu", "--workers", "2")
-    program = programs.begin(SCRIPT, str(tmp_path), flags=flags)
-    try:
-        _, err = program.communicate(timeout=600)
-        assert program.returncode == 0, err[-4000:]
-    finally:
-        programs.end()
-    one, other = of_ranks(tmp_path)
-    for kind in one:
-        expected = plain({**DEALT, **WHOLE}[kind], 4, *range(3))
-        steps = [
-            [batch for pair in zip(*epochs, strict=True) for batch in pair]
-            for epochs in zip(one[kind], other[kind], strict=True)
-        ]
-        assert steps == expected, kind

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
 
+from tests.train.torch.test_resumed_loader import KeptStream, Numbered, Stream
 from trainkit.train.checkpoint.state import generator_states, load_generator_states
 from trainkit.train.data.feed import Feed, make_feed
 from trainkit.train.data.sharding import BatchWeight
@@ -22,21 +23,6 @@ from trainkit.train.distributed.process_group import ProcessGroup
 def seed(value: int) -> None:
     torch.default_generator.manual_seed(value)
     random.seed(value)
-
-
-class Numbered(Dataset[int]):
-    """Samples that are their own index, and note that they were loaded."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-        self.loaded: list[int] = []
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> int:
-        self.loaded.append(index)
-        return index
 
 
 class Seat(ProcessGroup):
@@ -116,32 +102,6 @@ class Workers:
             feed.load_state(states[rank] if rank < len(states) else position)
             if rank < len(states):
                 self.random[rank] = states[rank]["random"]
-
-
-class Stream(IterableDataset[int]):
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.samples))
-
-
-class KeptStream(Stream):
-    """Stream with a state of its own."""
-
-    at = start = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.at, self.start = self.start, 0
-        while self.at < self.samples:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.start = state["at"]
 
 
 def _loader(data: Numbered, batch_size: int, kind: str, drop_last: bool) -> DataLoader[int]:
@@ -243,7 +203,7 @@ def test_nothing_is_loaded_to_be_thrown_away() -> None:
     after = Workers(1000, 10, 1, "shuffle", drop_last=False)
     after.load(before.states())
     assert len(after.train(None)) == 10
-    assert len(after.feeds[0].loader.dataset.loaded) == 100  # type: ignore[attr-defined]
+    assert after.feeds[0].loader.dataset.loaded == 100  # type: ignore[attr-defined]
 
 
 class Augmented(Numbered):

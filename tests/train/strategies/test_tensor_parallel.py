@@ -86,7 +86,7 @@ def translator(workers: int, strategy: Any, copies: int, **options: Any) -> Torc
 
 
 @pytest.mark.slow
-def test_a_transformer_over_a_mesh_clips_and_accumulates(tmp_path: Path) -> None:
+def test_a_transformer_over_a_mesh_clips_and_accumulates() -> None:
     # Attention by heads, tied embeddings, optimizers that update many tensors at once, uneven last batches.
     expected = plain(12, every=2, max_norm=0.5)
     with translator(
@@ -256,17 +256,9 @@ def test_workers_of_one_model_draw_alike_and_share_it() -> None:
 # -- plans -------------------------------------------------------------------------------------
 
 
-class Planned(Digits):
-    """Blocks with names, and a model that its plan ties or breaks."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        super().setup(config)
-        self.config_of_model = config
-
-
 def planned(plan: Any, workers: int = 2) -> TorchTrainer:
     return TorchTrainer(
-        training_operator_cls=Planned,
+        training_operator_cls=Digits,
         config={"samples": 100},
         num_workers=workers,
         strategy=TensorParallel(plan=plan),
