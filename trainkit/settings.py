@@ -11,7 +11,7 @@ Each variable is read at the time of the call, so that a test or a notebook can 
 | TRAINKIT_TIMELINE | 1: sessions record when their calls run, for `trainkit.timeline` | 0 |
 | TRAINKIT_IGNORE_UNHANDLED_ERRORS | 1: hide failures of calls whose results are not read | show each once |
 | TRAINKIT_RESULTS_DIR | folder for experiments | ~/trainkit_results |
-| TRAINKIT_STOP_GRACE_S | seconds a trial has to end after Ctrl-C, SIGTERM or the time budget | 5 |
+| TRAINKIT_STOP_GRACE_S | seconds to end after Ctrl-C, SIGTERM or the time budget | training 20, trials 5 |
 | TRAINKIT_PREEMPT_SIGNALS | signals that end the program like SIGTERM, such as USR1,USR2 | SIGTERM only |
 | TRAINKIT_STOP_BEFORE_S | seconds before the end of the job at which the program ends like by SIGTERM | off |
 | TRAINKIT_JOB_END_TIME | Unix time at which the job ends | $SLURM_JOB_END_TIME |
@@ -135,9 +135,15 @@ def full_traceback() -> bool:
     return os.environ.get("TRAINKIT_FULL_TRACEBACK", "0") != "0"
 
 
-def stop_grace_s() -> float:
-    """Return the seconds that a trial has to end before it is killed, once its experiment must end."""
-    return float(os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S") or 5)
+def stop_grace_s(*, training: bool = False) -> float:
+    """Return the seconds that a trial or a training has to end before it is killed.
+
+    Args:
+        training: True for the workers of a trainer. Their default leaves room before SIGKILL, which Slurm and
+            Kubernetes send after 30 s.
+    """
+    text = os.environ.get("TRAINKIT_STOP_GRACE_S") or os.environ.get("TUNE_FORCE_TRIAL_CLEANUP_S")
+    return float(text or (20 if training else 5))
 
 
 def preempt_signals() -> list[str]:

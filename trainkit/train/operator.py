@@ -99,6 +99,8 @@ class TrainingOperator:
     _criterion: Any = None
     _train_feed: Feed | None = None
     _validation_feed: Feed | None = None
+    epoch: int = 0
+    """Number of finished training epochs."""
     global_step: int = 0
     """Number of training steps that have run."""
     timers: TimerCollection
@@ -245,8 +247,9 @@ class TrainingOperator:
 
         Args:
             iterator: iterator over this worker's batches; it ends after `num_steps` batches.
-            info: dictionary with the `info` that was passed to `TorchTrainer.train`, with `epoch_idx`, and
-                with the values of `num_steps` and `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
+            info: dictionary with the `info` that was passed to `TorchTrainer.train`, with `epoch_idx`, with
+                `first_batch_idx`, the number of batches of this epoch that an interrupted call has trained,
+                and with the values of `num_steps` and `use_fp16` under the keys `NUM_STEPS` and `USE_FP16`.
             num_steps: requested number of steps; None means one pass over the data.
             epoch_idx: number of epochs finished before this epoch.
 

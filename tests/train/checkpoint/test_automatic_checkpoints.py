@@ -312,7 +312,7 @@ def test_the_same_command_continues_after_a_signal(
     (programs.folder / "again").touch()
     workers = "2" if number == signal.SIGTERM else "3"
     _, err = programs.begin(PROGRAM, workers).communicate(timeout=300)
-    assert f"epoch 1, step {last}" in err
+    assert f"(finished epochs: 1, steps: {last})" in err
     found = final(programs)
     if workers == "2":
         assert all(torch.equal(found[name], value) for name, value in undisturbed_weights.items())

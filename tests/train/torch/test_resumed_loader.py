@@ -107,7 +107,10 @@ def loader_of(samples: int, workers: int, kind: str) -> Any:
         return prepare_data_loader(DataLoader(data, size, shuffle=True, generator=own))
     if kind == "own share" and workers > 1:
         return prepare_data_loader(DataLoader(data, size, sampler=DistributedSampler(data)))
-    return prepare_data_loader(DataLoader(data, size, shuffle=kind != "in order"))
+    loader: Any = prepare_data_loader(DataLoader(data, size, shuffle=kind != "in order"))
+    if kind.startswith("epoch"):
+        loader.set_epoch(int(kind.removeprefix("epoch")))
+    return loader
 
 
 def saved(state: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def taken_by(
     return [sorted(i for part in parts for i in part[step]) for step in range(steps)], states
 
 
-KINDS = st.sampled_from(["in order", "shuffle", "generator", "own share", "stream", "kept stream"])
+KINDS = st.sampled_from(["in order", "shuffle", "generator", "own share", "epoch7", "stream", "kept stream"])
 WORKERS = st.sampled_from([1, 2, 3, 4])
 
 
@@ -183,6 +186,12 @@ def test_a_pass_on_the_same_workers_continues_exactly(
     if len(first) == taken < len(whole):
         state = states[origin % workers]
         assert first + taken_by(samples, workers, kind, state, None, 50)[0] == whole
+
+
+def test_the_epoch_decides_the_order_on_any_number_of_workers() -> None:
+    orders = [taken_by(48, workers, "epoch1", None, None, workers)[0] for workers in (1, 2, 3, 4)]
+    assert orders == [orders[0]] * 4
+    assert taken_by(48, 1, "epoch2", None, None, 1)[0] != orders[0]
 
 
 def test_nothing_is_loaded_to_be_thrown_away() -> None:

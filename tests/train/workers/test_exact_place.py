@@ -57,14 +57,43 @@ class Noted(TrainingOperator):
         return metrics
 
 
-def train(folder: Path, workers: int, **config: Any) -> tuple[Any, list[Any], dict[Any, list[int]]]:
+class OwnLoop(Noted):
+    """Has a loop of its own."""
+
+    def train_epoch(self, iterator: Any, info: Any, *_: Any, **more: Any) -> Any:
+        self.model.train()
+        for number, batch in enumerate(self.read(iterator), info["first_batch_idx"]):
+            place = {"batch_idx": number, "global_step": self.global_step}
+            iterator.add(self.train_batch(batch, {**info, **place}))
+            self.scheduler.step()
+            self.global_step += 1
+        return {**iterator.result(), "finished": self.epoch}
+
+    def read(self, iterator: Any) -> Any:
+        return iterator
+
+
+class ReadingAhead(OwnLoop):
+    """Takes each batch before it trains with the previous batch."""
+
+    def read(self, iterator: Any) -> Any:
+        held = next(iterator)
+        for following in iterator:
+            yield held
+            held = following
+        yield held
+
+
+def train(
+    folder: Path, workers: int, operator: Any = Noted, **config: Any
+) -> tuple[Any, list[Any], dict[Any, list[int]]]:
     """Train two epochs; return the weights, the results, and the samples of each global batch."""
     folder.mkdir()
     torch.manual_seed(3)
     options: dict[str, Any] = {"grad_accumulation_steps": config.pop("accumulate", 1)}
     config = {"*batch_size": BATCH_SIZE, "folder": str(folder), **config}
     with TorchTrainer(
-        training_operator_cls=Noted,
+        training_operator_cls=operator,
         config=config,
         num_workers=workers,
         num_cpus_per_worker=0.2,
@@ -85,17 +114,21 @@ def noted(folder: Path) -> dict[Any, list[int]]:
     return {place: sorted(samples) for place, samples in found.items()}
 
 
-@pytest.mark.parametrize(("workers", "accumulate"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("workers", "accumulate", "operator"), [(1, 1, Noted), (2, 2, Noted), (2, 1, OwnLoop)]
+)
 def test_a_killed_worker_costs_no_sample_and_no_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, accumulate: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, accumulate: int, operator: Any
 ) -> None:
-    whole = train(tmp_path / "whole", workers, accumulate=accumulate)
+    whole = train(tmp_path / "whole", workers, operator, accumulate=accumulate)
     # Snapshots are taken after every step, or every second step of several workers.
     monkeypatch.setattr(elastic_worker_group, "interval_s", lambda cost_s: 0.0)
     monkeypatch.setattr(elastic_worker_group, "LEAST_S", 0.0)
     for step in (5, 14):
         folder = tmp_path / str(step)
-        weights, results, samples = train(folder, workers, accumulate=accumulate, kill=(workers - 1, step))
+        weights, results, samples = train(
+            folder, workers, operator, accumulate=accumulate, kill=(workers - 1, step)
+        )
         assert (folder / "killed").exists()
         assert (results, samples) == whole[1:]
         assert all(torch.equal(weights[name], whole[0][name]) for name in weights)
@@ -103,13 +136,24 @@ def test_a_killed_worker_costs_no_sample_and_no_bit(
         assert len(lines) - len({*lines}) <= 2 * accumulate * workers  # trained again: at most two steps
 
 
+def test_a_loop_that_reads_ahead_repeats_its_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic_worker_group, "interval_s", lambda cost_s: 0.0)
+    monkeypatch.setattr(elastic_worker_group, "LEAST_S", 0.0)
+    weights, results, _ = train(tmp_path / "whole", 1, ReadingAhead)
+    again = train(tmp_path / "killed", 1, ReadingAhead, kill=(0, 14))
+    assert again[1] == results
+    assert all(torch.equal(weights[name], again[0][name]) for name in weights)
+    lines = (tmp_path / "killed" / "samples").read_text().splitlines()
+    assert len(lines) - len({*lines}) == 14 - 9  # all batches of the second epoch before the kill
+
+
 PROGRAM = """
     import sys, time, torch
     from pathlib import Path
-    from tests.train.workers.test_exact_place import Noted, noted
+    from tests.train.workers.test_exact_place import Noted, OwnLoop, noted
     from trainkit.train import TorchTrainer
 
-    class Slow(Noted):
+    class Slow(Noted if sys.argv[3] == "default" else OwnLoop):
         def train_batch(self, batch, batch_info):
             if batch_info["batch_idx"] == 2:
                 Path("runs").touch()
@@ -135,11 +179,12 @@ PROGRAM = """
 """
 
 
+@pytest.mark.parametrize("loop", ["default", "own"])
 def test_sigterm_saves_the_step_and_any_number_of_workers_continues(
-    programs: Programs, tmp_path: Path
+    programs: Programs, tmp_path: Path, loop: str
 ) -> None:
     expected = train(tmp_path / "whole", 1)[2]
-    first = programs.begin(PROGRAM, "2", "new")
+    first = programs.begin(PROGRAM, "2", "new", loop)
     assert eventually((programs.folder / "runs").exists, 300)
     first.send_signal(signal.SIGTERM)
     time.sleep(1)  # the program has received the signal, and waits for the step
@@ -148,7 +193,7 @@ def test_sigterm_saves_the_step_and_any_number_of_workers_continues(
     assert first.returncode == 143, err
     begun = noted(programs.folder)
     assert 0 < len(begun) < 9
-    second = programs.begin(PROGRAM, "3", "load")
+    second = programs.begin(PROGRAM, "3", "load", loop)
     out, err = second.communicate(timeout=300)
     assert out == f"{SAMPLES} 9 1\n", err
     samples = noted(programs.folder)

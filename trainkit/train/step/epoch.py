@@ -74,7 +74,9 @@ class EpochBatches(Iterator[Any]):
         bar: progress bar that counts the batches.
         first: number of batches of the epoch that were finished before, in an interrupted run.
         meters: metrics of these batches, to which the loop adds the metrics of the others.
-        pause: function of the number of finished batches of the epoch, called after each optimizer step.
+        pause: function of the number of finished batches of the epoch, called after each step of the
+            default loop, and when another loop requests a further batch.
+        total: number of batches of the whole epoch; None if unknown.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class EpochBatches(Iterator[Any]):
         first: int = 0,
         meters: Meters | None = None,
         pause: Callable[[int], None] | None = None,
+        total: int | None = None,
     ) -> None:
         self.bar = bar
         self.first = first
@@ -92,11 +95,29 @@ class EpochBatches(Iterator[Any]):
         self.pause = pause
         self._batches = batches
         self._begun = False
+        self._given = first
+        self._total = total
+        self._counted = True
 
     def __next__(self) -> Any:
+        # After the last batch, the loop's result is near, and a later call would have no batch for a result.
+        if self.pause is not None and self._begun and self._given != self._total:
+            self.pause(self._given)
         if (batch := self._take()) is None:
             raise StopIteration
+        self._given += 1
+        self._counted = batch.weight.averaged > 0
         return batch.data
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Add the metrics of the current batch to the result."""
+        self.meters.add(metrics, counted=self._counted)
+        if self.bar is not None:
+            self.bar.show(metrics)
+
+    def result(self) -> EpochMetrics:
+        """Return the metrics of all batches of the epoch, with those before an interruption."""
+        return self.meters.result()
 
     def weighted(self) -> Iterator[Batch]:
         """Return an iterator over the batches with their weights."""

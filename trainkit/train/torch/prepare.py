@@ -16,10 +16,18 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from trainkit.errors import ConfigError
 from trainkit.train.checkpoint.state import seed_generators
+from trainkit.train.data.feed import set_epoch
 from trainkit.train.data.placed_loader import PlacedLoader
 from trainkit.train.data.position import check_stateful
 from trainkit.train.data.prefetch import DevicePrefetcher
@@ -111,10 +119,10 @@ def prepare_data_loader(
 ) -> DataLoader[Any]:
     """Return a loader of this worker's share of the samples, with batches on its device.
 
-    torch's `DistributedSampler` splits the samples, and shuffles them if the loader shuffles. With several
-    workers, call `loader.sampler.set_epoch(epoch)` before each epoch. The samples of an iterable data set are
-    dealt out to the workers and their loader processes by their position; a worker without a sample of the
-    last batch gets a copy of that batch's first sample.
+    torch's `DistributedSampler` splits the samples, and shuffles them if the loader shuffles. Call
+    `loader.set_epoch(epoch)` before each epoch: its order is then the same on any number of workers. The
+    samples of an iterable data set are dealt out to the workers and their loader processes by their position;
+    a worker without a sample of the last batch gets a copy of that batch's first sample.
 
     Args:
         data_loader: a loader of all samples, equal on all workers.
@@ -126,7 +134,7 @@ def prepare_data_loader(
         auto_transfer: True copies the next batch to a GPU while the current batch is used.
         sample_seed: seed of the random numbers that each sample of a map-style data set draws: they depend
             only on (`sample_seed`, epoch, index), not on the number of workers and loader processes. The
-            epoch is set by `loader.dataset.set_epoch(epoch)`. Default: samples draw from the generators of
+            epoch is set by `loader.set_epoch(epoch)`. Default: samples draw from the generators of
             their process.
         use_stateful_dataset: True saves the `state_dict` of an iterable data set as the position, so that the
             data set is not read again up to it. The state must include all that the data set has read ahead:
@@ -341,7 +349,8 @@ def _shared(loader: DataLoader[Any]) -> DataLoader[Any]:
             f"a DistributedSampler would replace your own {type(sampler).__name__}: use a DistributedSampler "
             "in the loader, or pass prepare_data_loader(add_dist_sampler=False)"
         )
-    own: Any = DistributedSampler(loader.dataset, shuffle=shuffles)
+    rank, world_size = dist.get_rank() if _world_size() > 1 else 0, _world_size()
+    own: Any = DistributedSampler(loader.dataset, world_size, rank, shuffle=shuffles)
     batches: Any = type(loader.batch_sampler)
     kind = batches if issubclass(batches, BatchSampler) else BatchSampler
     return with_batches(loader, kind(own, loader.batch_size, loader.drop_last))
@@ -367,6 +376,14 @@ class _PreparedLoader(PlacedLoader):
         super().__init__(loader, rank=rank, world_size=size, sampler=sampler, use_stateful_dataset=stateful)
         self._prefetcher = None if device is None else DevicePrefetcher(device, channels_last=False)
         self._ahead = ahead
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass: its number decides the order, for any number of workers."""
+        draws = self._order().get("sampler") == RandomSampler.__name__
+        if draws and self._world_size == 1 and self.generator is None and self.batch_size is not None:
+            self._loader = _shared(self._loader)
+            self.__dict__ = vars(self._loader)
+        set_epoch(self._loader, epoch)
 
     @property
     def reads_ahead(self) -> bool:

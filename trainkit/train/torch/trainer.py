@@ -46,7 +46,7 @@ from trainkit.tune.tuner import Tuner
 log = logging.getLogger(__name__)
 
 _ARGUMENTS = "train_loop_per_worker, train_loop_config=..., scaling_config=..."
-_RESUME = f"resume with TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
+_RESTORE = f"resume with TorchTrainer.restore({{path!r}}, {_ARGUMENTS}).fit()"
 
 
 class _FinishedError(Exception):
@@ -135,11 +135,13 @@ class DataParallelTrainer:
                 object in it that can't.
             KeyboardInterrupt: Ctrl-C ended the run, which can be resumed.
         """
-        with named_as(SettingNames(resume=_RESUME, doing="Training", raises=True)):
+        resumes = self._restored_from is not None or self.run_config.name is not None
+        resume = "run the same command again, which resumes {path!r}" if resumes else _RESTORE
+        with named_as(SettingNames(resume=resume, doing="Training", raises=True, trains=True)):
             grid = self._tuner().fit()
         result = grid[0]
         if not grid.num_terminated and not grid.num_errors:
-            raise KeyboardInterrupt(f"interrupted: {_RESUME.format(path=os.path.dirname(result.path))}")
+            raise KeyboardInterrupt(f"interrupted: {resume.format(path=os.path.dirname(result.path))}")
         if result.error is not None:
             raise failure(result, result.error, self.run_config.name)
         made = {each.name: getattr(result, each.name) for each in fields(Result)}

@@ -286,16 +286,19 @@ class AutomaticCheckpoints:
         with self._saves.logged():
             last = self._last
             if snapshot.repeated:
-                log.warning("update_scheduler() after epoch %d, step %d is not saved", *progress)
+                log.warning("update_scheduler() is not saved (finished epochs: %d, steps: %d)", *progress)
             if progress < last.progress or not snapshot.is_whole:
-                log.warning("no later state than epoch %d, step %d is saved", *last.progress)
+                log.warning(
+                    "no later state than the last checkpoint is saved (finished epochs: %d, steps: %d)",
+                    *last.progress,
+                )
                 return
             if progress == last.progress and last.path is not None and last.path.exists():
                 return
             path, before = self._begin(progress, None)
             write_states(path, snapshot.states or [], sharded=sharded)
             self._complete(path, before)
-            log.warning("epoch %d, step %d is saved as %s", *progress, path)
+            log.warning("the state is saved as %s (finished epochs: %d, steps: %d)", path, *progress)
 
     def _begin(self, progress: Progress, metrics: Mapping[str, Any] | None) -> tuple[Path, Path | None]:
         """Return the folder for a checkpoint, and the checkpoint that it replaces."""
@@ -391,7 +394,9 @@ class AutomaticCheckpoints:
                 log.warning(
                     "%s; %s is loaded instead, and %s is kept as %s", reason, path, bad, set_aside(bad)
                 )
-            log.warning("TorchTrainer resumes from %s: epoch %d, step %d", path, *self._last.progress)
+            log.warning(
+                "TorchTrainer resumes from %s (finished epochs: %d, steps: %d)", path, *self._last.progress
+            )
             return
         if damaged:
             reasons = "; ".join(map(str, damaged.values()))

@@ -29,9 +29,6 @@ from trainkit.settings import PAUSES
 
 R = TypeVar("R")
 
-GRACE_S = 20.0
-"""Seconds that workers have to finish their step after SIGTERM; Slurm kills a job after 30 s by default."""
-
 LEAST_S = 1.0
 """Smallest number of seconds between two snapshots in an epoch."""
 
@@ -250,6 +247,10 @@ class PausableCall(Generic[R]):
         self._greenlet.parent = greenlet.getcurrent()
         result = self._greenlet.switch()
         return None if result is _PAUSED else cast(R, result)
+
+    def is_current(self) -> bool:
+        """Return True if the function runs this code, and not another thread, which can't suspend it."""
+        return greenlet.getcurrent() is self._greenlet
 
     def pause(self) -> None:
         """Suspend the function, which calls this method, until `advance` is called."""

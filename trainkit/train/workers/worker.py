@@ -63,7 +63,7 @@ class Worker(GroupMember):
         super().__init__()
         self._strategy: Strategy = SingleStrategy(Place(devices=(torch.device("cpu"),)))
         self._rank = 0
-        self._epoch = 0
+        self._epoch = self._uncounted_steps = 0
         self._spreads = False
         self._in_driver = False
         self._accumulation = 1
@@ -193,7 +193,10 @@ class Worker(GroupMember):
     def _pause(self, done: int) -> None:
         """Pause the epoch if a pause is due after `done` batches."""
         operator, feed = self._operator, self._operator._train_feed
-        if self._running is None or self._rule is None or feed is None:
+        if self._running is None or self._rule is None or feed is None or not self._running.is_current():
+            return
+        # An own loop that reads ahead has not trained with all batches that it has taken.
+        if operator.global_step - self._uncounted_steps != done:
             return
         # Each worker counts the same steps: those after which the state and the position are complete.
         complete = operator._stepper.is_complete() and feed.is_exact(done)
@@ -210,6 +213,8 @@ class Worker(GroupMember):
     def _train(self, num_steps: int | None, info: Mapping[str, Any], profile: bool) -> EpochMetrics:
         operator = self._operator
         details = {**info, "epoch_idx": self._epoch, NUM_STEPS: num_steps, USE_FP16: operator.use_fp16}
+        details["first_batch_idx"] = begun = 0 if operator._train_feed is None else operator._train_feed.begun
+        self._uncounted_steps = operator.global_step - begun
         named = {"num_steps": num_steps, "epoch_idx": self._epoch}
         own = getattr(operator.train_epoch, "__func__", None) is not TrainingOperator.train_epoch
         with self._epoch_batches(operator._train_feed, "train", num_steps, info, profile) as batches:
@@ -219,7 +224,7 @@ class Worker(GroupMember):
             operator._stepper.check()
         if operator.scheduler_step_freq == "epoch":
             self.step_schedulers()
-        self._epoch += 1
+        operator.epoch = self._epoch = self._epoch + 1
         return self._reported(result, "train_epoch", {EPOCH: self._epoch})
 
     def validate(
@@ -394,18 +399,19 @@ class Worker(GroupMember):
         timers.switch(profile)
         if feed is None:
             raise ConfigError(f"there is no {what} data: call register_data({what}_loader=...) in setup")
-        bar = None
+        bar, total = None, num_steps or feed.steps()
         if self._operator.use_tqdm and self._rank == 0:
             epoch = self._epoch + 1 if what == "train" else self._epoch
             text = describe(what, epoch, info)
-            bar = ProgressBar(total=num_steps or feed.steps(), description=text, initial=feed.begun)
+            bar = ProgressBar(total=total, description=text, initial=feed.begun)
         try:
             with timers.record("train_epoch" if what == "train" else what):
                 timed = None if self._meter is None else self._meter.timed
                 first, batches = feed.begun, feed.batches(self._epoch, num_steps, timed)
                 if what == "train":
                     self._meters, self._earlier = Meters.of(self._earlier), []
-                    yield EpochBatches(batches, bar, first=first, meters=self._meters, pause=self._pause)
+                    more: dict[str, Any] = {"first": first, "meters": self._meters, "pause": self._pause}
+                    yield EpochBatches(batches, bar, total=total, **more)
                 else:
                     yield EpochBatches(batches, bar)
             group.end_sending()
@@ -499,7 +505,7 @@ class Worker(GroupMember):
             self._load_registered(before)
             raise
         operator.global_step = state["global_step"]
-        self._epoch = state["epoch"]
+        operator.epoch = self._epoch = state["epoch"]
         self._take_over_own(state.get("workers") or [])
 
     def _take_over_own(self, workers: Sequence[Mapping[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from trainkit import settings
 from trainkit.errors import GangError
 from trainkit.runtime import api as runtime
 from trainkit.runtime.refs import ObjectRef
@@ -31,7 +32,7 @@ from trainkit.train.distributed.rendezvous import (
 )
 from trainkit.train.workers.gather import GRACE_PERIOD_S, GatheredResults
 from trainkit.train.workers.member import GroupMember, GroupOptions, WorkerSpec
-from trainkit.train.workers.pausing import GRACE_S, PausePage
+from trainkit.train.workers.pausing import PausePage
 from trainkit.train.workers.placement import WorkerPlacement
 
 _label: ContextVar[str] = ContextVar("label of a trainer's workers", default="train-worker")
@@ -270,7 +271,7 @@ class WorkerGroup(Generic[M]):
             return False
         try:
             self._page.asked = True
-            outcome.collect(GRACE_S)
+            outcome.collect(settings.stop_grace_s(training=True))
         except BaseException:  # a second signal
             self._end(f"{self.asked}() was interrupted twice")
             raise

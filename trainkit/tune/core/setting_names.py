@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SettingNames:
-    """Names by which messages call the settings, for an interface such as the scikit-learn searches.
+    """Names of the settings in messages, and defaults, for an interface such as the scikit-learn searches.
 
     Attributes:
         names: name of the interface's argument for each setting of the tuner.
@@ -19,6 +19,7 @@ class SettingNames:
         resume: instruction for resuming an experiment that ended early; "{path!r}" stands for its folder.
         doing: name of the activity in messages, such as "Tuning".
         raises: True if the interface raises a trial's error, so that messages need not print the error too.
+        trains: True if the only trial is a training; see `settings.stop_grace_s`.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -26,6 +27,7 @@ class SettingNames:
     resume: str = "resume by Tuner.restore({path!r}, trainable).fit()"
     doing: str = "Tuning"
     raises: bool = False
+    trains: bool = False
 
 
 _CURRENT: ContextVar[SettingNames | None] = ContextVar("names of settings", default=None)
@@ -62,6 +64,11 @@ def doing() -> str:
 def raises() -> bool:
     """Return True if the error of a trial is raised to the user."""
     return (_CURRENT.get() or SettingNames()).raises
+
+
+def is_training() -> bool:
+    """Return True if the only trial is a training."""
+    return (_CURRENT.get() or SettingNames()).trains
 
 
 def how_to_resume(path: object) -> str:

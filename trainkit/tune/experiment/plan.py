@@ -9,6 +9,7 @@ from trainkit import settings
 from trainkit.tune.config import RunConfig, TuneConfig
 from trainkit.tune.controller.rules import Plan, StopRules
 from trainkit.tune.core.objectives import Objective
+from trainkit.tune.core.setting_names import is_training
 from trainkit.tune.schedulers import TrialScheduler
 
 
@@ -36,7 +37,7 @@ def make_plan(
         max_iteration=longest_way(tune, run),
         failure=run.failure_config,
         checkpoints=run.checkpoint_config,
-        grace_s=settings.stop_grace_s(),
+        grace_s=settings.stop_grace_s(training=is_training()),
         saves=saves,
     )
 
